@@ -1,16 +1,19 @@
-# make demo   sets everything up and runs the demo      make test   sets everything up and runs every check
+# make demo   sets everything up and runs the demo      make test   sets everything up and runs every check of the library
+# make examples   runs what the pages and examples/ show
 # Both need nothing but Python >= 3.11, pip and make, and work offline the second time; the kernels and their tests are
 # left out where there is no C compiler. All paths are relative, so that a folder with a space in its name works.
 PYTHON ?= python3
 VENV := .venv
 # a worker a core, four at most: each imports torch and takes up to a gigabyte
 WORKERS := -n auto --maxprocesses 4 --dist worksteal
+# laws of the library; pages, examples/ and benchmarks have a target of their own
+LAWS := -m "not examples"
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONPATH :=
 # what is compiled once is there for every process that tests start, and for the next run
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo docs tutorial test lint types doctests unit tested shuffled portable sanitize wheel tried wild wild-quick clean
+.PHONY: demo docs tutorial test examples lint types doctests unit tested shuffled portable sanitize wheel tried wild wild-quick clean
 demo: $(VENV)/.demo
 	$(VENV)/bin/python -m secateur demo --out demo-report
 
@@ -59,15 +62,19 @@ doctests: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -p no:xdist --doctest-modules src/secateur
 
 unit: $(VENV)/.test
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest $(WORKERS) tests
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest $(WORKERS) $(LAWS) tests
+
+# commands and code of the pages, examples/ and benchmarks, on small stand-ins; all models of the zoo
+examples: $(VENV)/.test
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest $(WORKERS) --durations=10 -m examples tests
 
 # the tests and the doctests, as one run: the cores are busy to its end, and torch is imported once
 tested: $(VENV)/.test
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest $(WORKERS) --durations=25 --doctest-modules tests src/secateur
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest $(WORKERS) $(LAWS) --durations=25 --doctest-modules tests src/secateur
 
 # the tests in another order each time, or in that of make shuffled ORDER=7; the seeds are those of tests/support/alone.py
 shuffled: $(VENV)/.test
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest $(WORKERS) tests \
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest $(WORKERS) $(LAWS) tests \
 	  -p randomly --randomly-dont-reset-seed $(if $(ORDER),--randomly-seed=$(ORDER))
 
 # the tests as other processors would run them, the oldest first: what a BLAS computes differs in its last bits
@@ -79,7 +86,7 @@ PROCESSORS := \
   "OMP_NUM_THREADS=2 MKL_CBWR=COMPATIBLE SECATEUR_KERNELS=baseline"
 portable: $(VENV)/.test
 	@failed=; for settings in $(PROCESSORS); do echo "--- $$settings"; \
-	  env $$settings $(VENV)/bin/python -m pytest $(WORKERS) tests || failed="$$failed\n$$settings"; \
+	  env $$settings $(VENV)/bin/python -m pytest $(WORKERS) $(LAWS) tests || failed="$$failed\n$$settings"; \
 	done; test -z "$$failed" || { printf "failed with:$$failed\n"; exit 1; }
 
 # the tests of the kernels and of decoding with AddressSanitizer and UBSan watching the C code; needs gcc or clang

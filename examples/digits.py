@@ -55,7 +55,7 @@ for name, choices in methods.items():
     before = accuracy(model)
     train(model, epochs=4, masks=masks)
     runs.append(Run(name, sparsity_of(model), before, accuracy(model)))
-    networks.append(describe(f"{name}, 90 % removed", weights, masks, method=name))
+    networks.append(describe(f"{name}, 90 % removed", weights, masks))
 
 results = Results("Digits, pruned", runs, networks, command="python examples/digits.py")
 print_summary(results)

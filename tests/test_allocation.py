@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from secateur import NM, Block, Channels, Rows, Unstructured, criteria, make_masks
-from secateur.allocation import Tables, above, by_name, dealt_out, erk, everywhere, owl, uniform
+from secateur import Block, Channels, Rows, Unstructured, criteria, make_masks
+from secateur.allocation import above, by_name, dealt_out, erk, everywhere, owl, uniform
 
 PATTERNS = [Unstructured(), Rows(), Block(2, 3), Block(16, 1), Channels(0), Channels(1)]
 EXACT = {
@@ -100,15 +100,6 @@ def test_within_masks_that_emptied_some_rows(pattern, allocate):
     assert all(not bool((mask & ~earlier[name]).any()) for name, mask in masks.items())
 
 
-def test_nm_tables_are_dealt_out_too():
-    """Of n:m the pattern says the count, so that make_masks never asks; asked directly, the total is exact."""
-    counts = erk({"a": torch.rand(8, 16), "b": torch.rand(4, 8)}, 0.7, NM(2, 4))
-    assert (
-        sum(int(torch.as_tensor(kept).expand(groups).sum()) for kept, groups in [(counts["a"], 32), (counts["b"], 8)])
-        == 48
-    )
-
-
 @settings(max_examples=100)
 @given(left=st.lists(st.integers(0, 9), min_size=2, max_size=12), share=st.floats(0, 1))
 def test_dealt_out(left, share):
@@ -167,16 +158,6 @@ def test_erk_by_hand():
     assert int(rows["large"].sum()) == 875
 
 
-def test_erk_of_vectors_and_scalars():
-    scores = {
-        "matrix": torch.rand(30, 30),
-        "vector": torch.rand(6),
-        "scalar": torch.tensor(1.0),
-        "none": torch.rand(0, 3),
-    }
-    assert erk(scores, 0.9, Unstructured()) == {"matrix": 84, "vector": 6, "scalar": 1, "none": 0}
-
-
 # ---- OWL -----------------------------------------------------------------------------------------------------------
 
 
@@ -223,23 +204,6 @@ def test_owl_by_hand():
     }
 
 
-def test_owl_without_differences_is_uniform():
-    scores = {"h.0.w": torch.rand(10, 10) + 1, "h.1.w": torch.rand(20, 10) + 1}
-    assert owl(scores, 0.7, Unstructured()) == {"h.0.w": 30, "h.1.w": 60}
-    assert owl(scores, 0.7, Rows(), spread=0.0) == {"h.0.w": 3, "h.1.w": 3}
-
-
-def test_owl_stays_between_nothing_and_everything():
-    weights = network()
-    for sparsity in (0.0, 0.02, 0.98, 1.0):
-        counts = owl(
-            {name: weight.abs() for name, weight in weights.items()}, sparsity, Unstructured(), outlier=2.0, spread=0.9
-        )
-        size = units(weights, Unstructured())
-        assert sum(counts.values()) == size - round(sparsity * size)
-        assert all(0 <= counts[name] <= weights[name].numel() for name in weights)
-
-
 def test_owl_with_wanda_and_rows_as_published():
     torch.manual_seed(0)
     weights = {f"layers.{block}.{part}": torch.randn(12, 40) for block in range(4) for part in "ab"}
@@ -282,13 +246,6 @@ def test_by_name_with_allocations_and_with_otherwise():
     assert int(masks["head.weight"].sum()) == 40
 
 
-def test_by_name_where_every_tensor_is_named():
-    scores = {"a": torch.rand(7), "b": torch.rand(7), "c": torch.rand(7)}
-    # halves of 7 round to 4 each: more than rounding of the whole, and no contradiction
-    assert by_name({"*": 0.5})(scores, 0.5, Unstructured()) == {"a": 3, "b": 3, "c": 3}
-    assert by_name({"a": 0.0, "*": erk})(scores, 0.33, Unstructured()) == {"a": 7, "b": 5, "c": 4}
-
-
 def test_by_name_through_the_pipeline_and_within_masks():
     weights = network()
     size = units(weights, Rows())
@@ -315,15 +272,6 @@ def test_above():
     assert above(5)(scores, 0.5, Rows()) == {"a": 2, "b": 1}
     assert above(-math.inf)(scores, 1.0, Unstructured()) == {"a": 8, "b": 2}
     assert above(0.2)(scores, 1.0, Channels(1)) == {"a": 2, "b": 1}  # of channels the means: .45, .15, .275, .15
-
-
-def test_above_within_earlier_masks():
-    weight = torch.tensor([[5.0, 4.0, 3.0, 2.0], [1.0, 1.0, 1.0, 1.0]])
-    earlier = {"w": torch.tensor([[False, True, False, True], [True, False, False, False]])}
-    mask = make_masks({"w": weight}, 1.0, allocate=above(2.5), within=earlier)["w"]
-    assert mask.tolist() == [[False, True, False, False], [False] * 4]
-    mask = make_masks({"w": weight}, 0.5, pattern=Rows(), allocate=above(9), within=earlier)["w"]
-    assert torch.equal(mask, earlier["w"]), "no more than there is"
 
 
 # ---- messages ------------------------------------------------------------------------------------------------------
@@ -362,25 +310,6 @@ SCORES = {"layers.0.weight": torch.rand(8), "layers.1.weight": torch.rand(8), "h
 def test_messages(call, message):
     with pytest.raises(ValueError, match=message):
         call()
-
-
-def test_a_share_is_a_number_or_a_function():
-    with pytest.raises(TypeError, match="'head': a share is a sparsity or an allocation, not '50%'"):
-        by_name({"head": "50%"})
-
-
-def test_tables_know_what_is_left():
-    mask = torch.tensor([[True, False, True], [False, False, False]])
-    weights = {"w": torch.ones(2, 3), "v": torch.ones(2, 2)}
-    from secateur.selection import LazyScores
-
-    tables = Tables(LazyScores(weights, torch.abs, among={"w": mask}), Rows())
-    assert tables.left_in_groups("w").tolist() == [2, 0]
-    assert tables.left("w") == 2
-    assert tables.left_in_groups("v") is None
-    assert tables.left("v") == 4
-    assert tables.dealt_out("w", 2).tolist() == [2, 0]
-    assert tables.dealt_out("v", 3).tolist() == [2, 1]
 
 
 def test_an_allocation_that_is_made_is_a_value():

@@ -1,4 +1,7 @@
-"""Every Python block of the README and of docs/ runs, top to bottom, each file in a namespace of its own."""
+"""Every Python block of the README and of docs/ runs, top to bottom, each file in a namespace of its own.
+
+The README here runs with all tests, the other pages with `make examples`.
+"""
 
 import re
 from pathlib import Path
@@ -12,7 +15,15 @@ MEASURED = sorted((ROOT / "benchmarks").rglob("*.md"))
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(
+            page, id=page.relative_to(ROOT).as_posix(), marks=[] if page.parent == ROOT else pytest.mark.examples
+        )
+        for page in PAGES
+    ],
+)
 def test_code_blocks_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = page.read_text(encoding="utf-8")

@@ -1,8 +1,11 @@
 """README, first pages and guides are short to read: sentences of few words, lines that fit, figures that were measured.
 
+Docstrings are held to the same list of odd phrases.
+
 Law: a figure that the README shows stands in benchmarks/RESULTS.md.
 """
 
+import ast
 import re
 from pathlib import Path
 
@@ -12,7 +15,11 @@ ROOT = Path(__file__).parent.parent
 FIRST = [ROOT / "README.md", *sorted((ROOT / "docs/start").glob("*.md")), *sorted((ROOT / "docs/migrate").glob("*.md"))]
 GUIDES = sorted((ROOT / "docs/guides").glob("*.md"))
 NOTES = sorted((ROOT / "docs/notes").glob("*.md"))
-ODD = re.compile(r"\b(?:anew|how-manieth|of one's own|in the mean|wished for|to be had)\b")
+ODD = re.compile(
+    r"\b(?:anew|how-manieth|of one's own|in the mean|wished for|to be had|made up for|as many as there are"
+    r"|(?:is|are|was) told|lack(?:s|ed|ing)?|what (?:it|they|that) comes? to|meetings?|gone on with)\b"
+)
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def sentences(markdown: str) -> list[str]:
@@ -23,6 +30,20 @@ def sentences(markdown: str) -> list[str]:
     blocks = re.split(r"\n\s*\n|\n\s*(?=[-*] |\d+\. )", prose)
     found = [sentence for block in blocks for sentence in re.split(r"(?<=[.?!])\s+", " ".join(block.split()))]
     return [sentence for sentence in found if len(re.findall(r"\w+", sentence)) > 2]
+
+
+def prose_of(docstring: str) -> str:
+    """A docstring without examples, ``code``, `names`, and the names that its sections explain."""
+    text = re.sub(r"^ *(?:>>>|\.\.\.).*$", "", docstring, flags=re.MULTILINE)
+    text = re.sub(r"``.*?``|`[^`]*`", "code", text, flags=re.DOTALL)
+    return " ".join(re.sub(r"^ {4,}\w+(?:, \w+)*:(?= )", "name:", text, flags=re.MULTILINE).split())
+
+
+def odd_in(module: Path) -> list[str]:
+    """The odd phrases in a module's docstrings, each with the line at which its docstring begins."""
+    nodes = [node for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))) if isinstance(node, DOCUMENTED)]
+    texts = [(node.body[0].lineno, ast.get_docstring(node, clean=False)) for node in nodes if node.body]
+    return [f"{module.name}:{line}: {odd}" for line, text in texts if text for odd in ODD.findall(prose_of(text))]
 
 
 def words(sentence: str) -> int:
@@ -69,6 +90,18 @@ def plain(text):
     assert mean < 18, f"{mean:.1f} words a sentence"
     assert max(counts) <= 45, max(sentences(text), key=words)
     assert not ODD.findall(text)
+
+
+def test_the_prose_of_a_docstring_has_neither_code_nor_names(tmp_path):
+    module = tmp_path / "module.py"
+    module.write_text(
+        'def f(lack):\n    """It lacks ``lack``.\n\n    >>> lack = 1\n\n    Args:\n        lack: is told.\n    """\n'
+    )
+    assert odd_in(module) == ["module.py:2: lacks", "module.py:2: is told"]
+
+
+def test_docstrings_are_plain():
+    assert not [odd for module in sorted((ROOT / "src/secateur").rglob("*.py")) for odd in odd_in(module)]
 
 
 @pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.name)

@@ -49,6 +49,7 @@ def test_every_example_is_tested_and_in_the_index():
     assert len(NOTEBOOKS) == 2
 
 
+@pytest.mark.examples
 @pytest.mark.parametrize(("name", "zeros", "lost"), [("lightning_loop.py", 90.0, 5.0), ("trainer_loop.py", 80.0, 8.0)])
 @pytest.mark.filterwarnings("ignore")  # the frameworks' own
 def test_loops_of_frameworks_prune_while_they_train(table, name, zeros, lost):
@@ -58,6 +59,7 @@ def test_loops_of_frameworks_prune_while_they_train(table, name, zeros, lost):
     assert pruned[1] > longer[1] - lost
 
 
+@pytest.mark.examples
 def test_a_recurrent_network_is_pruned_three_ways(table):
     dense, (_, plain), (_, repaired), (_, emptier), (_, repaired_more), (_, recovered), (_, trained) = table(
         "recurrent.py"
@@ -72,6 +74,7 @@ def test_a_recurrent_network_is_pruned_three_ways(table):
     assert trained[1] > dense[1][1] - 4
 
 
+@pytest.mark.examples
 def test_int8_comes_on_top_of_shrink(table):
     rows = dict(table("quantized.py"))
     for name, (right, *_) in rows.items():
@@ -82,6 +85,7 @@ def test_int8_comes_on_top_of_shrink(table):
     assert rows["shrunken, int8"][1] < 0.6 * small
 
 
+@pytest.mark.examples
 def test_a_detector_with_three_heads_is_shrunken_and_trained_on(table):
     dense, small, trained, longer = (numbers for _, numbers in table("detector.py"))
     assert small[0] == trained[0] < 0.8 * dense[0] == 0.8 * longer[0]
@@ -90,6 +94,7 @@ def test_a_detector_with_three_heads_is_shrunken_and_trained_on(table):
     assert trained[1] > dense[1] - 8  # trained on it is about what it was
 
 
+@pytest.mark.examples
 @pytest.mark.filterwarnings("ignore")  # the exporter's own
 def test_a_sentence_encoder_goes_to_onnx_runtime(table):
     (_, dense), (_, small) = table("sentence_encoder.py")
@@ -99,6 +104,7 @@ def test_a_sentence_encoder_goes_to_onnx_runtime(table):
     assert small[2] < dense[2]
 
 
+@pytest.mark.examples
 def test_language_models_go_through_three_verbs(table):
     mixture, fewer, dense, small, sparse = (numbers for _, numbers in table("language_model.py"))
     assert fewer[0] < 0.85 * mixture[0]
@@ -127,6 +133,7 @@ def test_notebooks_are_stored_without_what_they_printed(notebook):
             assert cell["execution_count"] is None
 
 
+@pytest.mark.examples
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.name)
 def test_notebooks_run_from_top_to_bottom(notebook, monkeypatch, tmp_path):
     """As a notebook runs them: where a cell ends in an expression, its table is what the notebook would show."""

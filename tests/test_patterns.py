@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from secateur import NM, Block, Channels, Rows, Unstructured, criteria, make_masks
+from secateur import NM, Block, Channels, Rows, make_masks
 from secateur.allocation import uniform
 from secateur.patterns import GroupedColumns, parse, word_of
 from support import laws
@@ -73,21 +73,6 @@ def test_channels():
     assert maxima.pool(W.abs()).tolist() == [[5.0, 4.0, 6.0, 2.0]]
 
 
-def test_channels_rank_by_ln_norm_as_torch_does():
-    for n in (1, 2, 3):
-        norms = torch.linalg.vector_norm(W, n, dim=1)
-        pooled = Channels().pool(criteria.ln_norm(W, n=n))[0]
-        assert torch.equal(norms.argsort(), pooled.argsort())
-        assert torch.allclose((pooled * 4) ** (1 / n), norms)
-
-
-def test_halves_are_pooled_in_float32():
-    weight = torch.full((4, 1024), 300.0, dtype=torch.float16)
-    weight[2] = 301.0
-    assert Channels().pool(criteria.ln_norm(weight)).argmax() == 2
-    assert Block(2, 1024).pool(weight.abs() * 200).isfinite().all()
-
-
 @pytest.mark.parametrize("pattern", [Channels(0), Channels(1), Block(64, 64), Block(16, 1)], ids=str)
 def test_sums_are_taken_in_one_order_whatever_the_layout(pattern):
     for weight in (torch.randn(64, 48, 3, 3), torch.randn(300, 200)):
@@ -96,17 +81,6 @@ def test_sums_are_taken_in_one_order_whatever_the_layout(pattern):
         last = weight.movedim(1, -1).contiguous().movedim(-1, 1)
         for layout in (transposed, last, torch.stack([weight, weight], -1)[..., 0]):
             assert torch.equal(pattern.pool(layout.abs()), expected)
-
-
-def test_parse_is_the_inverse_of_words():
-    assert parse("2:4") == NM(2, 4)
-    assert parse(" Unstructured ") == Unstructured()
-    assert parse("rows") == Rows()
-    assert parse("16x1") == Block(16, 1)
-    assert parse("4×4") == Block(4, 4)
-    assert parse("columns:64") == GroupedColumns(64)
-    assert parse("channels") == Channels()
-    assert parse("channels:-1") == Channels(-1)
 
 
 def test_patterns_of_ones_own_need_no_base_class():

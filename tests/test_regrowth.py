@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from secateur import NM, Pruner, Rows, criteria, regrowth, schedules
-from secateur.allocation import uniform
+from secateur import NM, Pruner, criteria, regrowth, schedules
 
 
 def layer(values):
@@ -66,41 +65,6 @@ def test_set_grows_at_random_and_the_seed_says_which():
     assert first[20:].all(), "the largest three quarters of the kept stay"
     assert torch.equal(first, masks(0))
     assert any(not torch.equal(first, masks(seed)) for seed in range(1, 4))
-
-
-def test_drop_and_grow_within_rows():
-    made = nn.Linear(8, 4)
-    optimizer = torch.optim.SGD(made.parameters(), lr=0.1)
-    pruner = Pruner(
-        made,
-        optimizer,
-        schedules.constant(0.5),
-        pattern=Rows(),
-        allocate=uniform,
-        regrow=regrowth.rigl(fraction=0.5),
-        every=1,
-        total_steps=10,
-        verbose=False,
-    )
-    for _ in range(5):
-        before = pruner.masks["weight"]
-        step_with(made, optimizer, torch.randn(4, 8).tolist())
-        assert (pruner.masks["weight"].sum(1) == 4).all()
-    assert not torch.equal(before, pruner.masks["weight"])
-
-
-def test_gradual_pruning_with_regrowth_ends_at_the_target():
-    made = nn.Linear(20, 20)
-    optimizer = torch.optim.SGD(made.parameters(), lr=0.1)
-    rule = regrowth.rigl(until=1.0)
-    pruner = Pruner(made, optimizer, schedules.cubic(0.8, end=0.5), regrow=rule, total_steps=20, verbose=False)
-    returned = 0
-    for _ in range(20):
-        before = pruner.masks["weight"]
-        step_with(made, optimizer, torch.randn(20, 20).tolist())
-        returned += int((pruner.masks["weight"] & ~before).sum())
-    assert returned > 0
-    assert int((made.weight == 0).sum()) == 320
 
 
 def test_sr_ste_is_zhous_update():

@@ -252,51 +252,23 @@ def test_every_private_part_has_a_test():
     assert not untested, f"tests/support/test_private.py does not have {untested}"
 
 
-# Modules without a test file of their own, and where their laws are tested
-TESTED_WITH = {
-    "checkpoints/tables.py": "cli/printing/test_checkpoints.py",  # what print shows is what the command shows
-    "cli/options.py": "cli/test_commands.py",  # an option of one name is declared once
-    # a directory of fewer experts: found, ranked, written and seen again
-    "shrinking/expert_verification.py": "shrinking/test_expert_directory.py",
-    "shrinking/mixtures.py": "shrinking/test_expert_directory.py",
-    "shrinking/origins.py": "shrinking/test_expert_directory.py",
-    "shrinking/depth_verification.py": "shrinking/test_depth_directory.py",  # blocks that left: written and seen again
-    "shrinking/profiles.py": "shrinking/test_expert_directory.py",
-    # a page has what the command prints, and every row
-    "blockwise/sheets.py": "cli/printing/test_blocks.py",
-    "checkpoints/sheets.py": "cli/printing/test_checkpoints.py",
-    "inference/sheets.py": "cli/printing/test_measured.py",
-    "recovery/sheets.py": "cli/printing/test_recovered.py",
-    "search/sheets.py": "cli/printing/test_sensitivity.py",
-    "shrinking/sheets.py": "cli/printing/test_shrunken.py",
-    "storage/sheets.py": "cli/test_page.py",
-    "vocabulary/sheets.py": "cli/printing/test_vocabulary.py",
-    "cli/printing/experts.py": "cli/test_experts.py",  # what print shows is what the command shows
-    # each form of a layer keeps the same laws
-    **{
-        f"inference/{form}.py": "inference/test_layers.py"
-        for form in (
-            "block_linear",
-            "grouped_linear",
-            "kernel_layer",
-            "kinds",
-            "pointwise",
-            "sparse_linear",
-            "window_linear",
-        )
-    },
-}
 TESTS = Path(__file__).parent
 
 
-def test_every_module_has_tests_of_its_own():
-    """``secateur/room/topic.py`` has ``tests/room/test_topic.py``; what runs or names the package has no laws."""
-    modules = [path.relative_to(HOUSE) for path in FILES if not path.stem.startswith("__") and path.stem != "version"]
-    without = [
-        str(path)
-        for path in modules
-        if not (TESTS / TESTED_WITH.get(str(path), path.with_name(f"test_{path.name}"))).exists()
-    ]
-    assert without == []
-    assert len(modules) > 150
-    assert set(TESTED_WITH) <= set(map(str, modules))
+def test_every_package_has_tests_and_every_folder_of_tests_a_package():
+    """A folder of tests is about the package of its name, which a file of it imports."""
+    folders = {path.relative_to(TESTS).parts[0] for path in TESTS.rglob("*/test_*.py")}
+    assert folders - {"benchmarks"} == set(PACKAGES)
+    for package in PACKAGES:
+        files = sorted((TESTS / package).rglob("test_*.py"))
+        imported = re.compile(
+            rf"^ *(?:from|import) secateur\.{package}\b|^ *from secateur import .*\b{package}\b", re.MULTILINE
+        )
+        assert any(imported.search(path.read_text(encoding="utf-8")) for path in files), f"no test imports {package}"
+
+
+def test_every_file_of_tests_tests_something():
+    """A file that holds no test, or whose tests pytest does not collect by name, is forgotten."""
+    for path in TESTS.rglob("test_*.py"):
+        named = [node.name for node in nodes(path) if isinstance(node, ast.FunctionDef)]
+        assert any(name.startswith("test_") for name in named), path

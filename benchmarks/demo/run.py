@@ -1,6 +1,6 @@
 """The demo's figures: accuracy against sparsity of a small network on handwritten digits, method by method.
 
-    python benchmarks/demo/run.py table [--methods NAME,…] [--train] [--results FILE] [--json FILE] [--smoke]
+    python benchmarks/demo/run.py table [--methods NAME,…] [--results FILE] [--json FILE] [--smoke]
     python benchmarks/demo/run.py plot --results FILE [--out FILE]
 
 `table` runs `secateur demo` (three seeds, 10 epochs of fine-tuning) and prints RESULTS.md's tables: accuracy in percent
@@ -33,12 +33,12 @@ from secateur.report import Results, Row, load_results, save_results, summarize
 SMOKE: dict[str, Any] = {"seeds": (0,), "sparsities": (0.9,), "epochs": 1, "tuning_epochs": 1}
 
 
-def run(methods: Sequence[str] | None, *, training: bool, smoke: bool) -> Results:
+def run(methods: Sequence[str] | None, *, smoke: bool) -> Results:
     """A run of the demo; its page is thrown away."""
     from secateur.demo import run_demo
 
     with tempfile.TemporaryDirectory() as folder:
-        run_demo(Path(folder), methods=methods, training=training, **(SMOKE if smoke else {}))
+        run_demo(Path(folder), methods=methods, **(SMOKE if smoke else {}))
         return load_results(Path(folder, "results.json"))
 
 
@@ -100,7 +100,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("table", "plot"))
     parser.add_argument("--methods", help="names with commas, as of secateur demo --method list")
-    parser.add_argument("--train", action="store_true", help="what prunes while it trains, too")
     parser.add_argument("--results", type=Path, help="an earlier run's results.json, in place of a new run")
     parser.add_argument("--json", type=Path, help="keep the results here")
     parser.add_argument("--out", type=Path, default=Path("docs/accuracy.svg"), help="of plot: the file to write")
@@ -116,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     methods = None if options.methods is None else [options.methods]
     if options.results is None:
         print(f"{platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}")
-        results = run(methods, training=options.train, smoke=options.smoke)
+        results = run(methods, smoke=options.smoke)
     else:
         results = load_results(options.results)
     print("\n".join(lines(results)))

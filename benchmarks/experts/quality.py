@@ -27,13 +27,8 @@ OURS, THEIRS = "reap, repaired", "llm-compressor's REAP"
 TRIED = ("by its outputs", "enumerated")
 METHODS = (
     OURS,
-    "reap, merged",
-    "reap, merged and repaired",
-    "total, repaired",
     "reap",
-    "total",
     "frequency",
-    "activation",
     "magnitude",
     "random",
 )
@@ -75,7 +70,6 @@ def smaller(model: Any, method: str, share: float, texts: Data) -> Any:
         how = {}
     else:
         how = {"batches": batches, "rank_experts": method.split(",")[0], "repair": "repaired" in method}
-        how["how_experts"] = "merge" if "merged" in method else "remove"
     shrink(small, batches[0], experts=share, uniform=True, verify=False, **how)
     return small.eval()
 

@@ -106,10 +106,10 @@ def plan_for(path: Path, layers: int, experts: int) -> None:
     import numpy as np
 
     draw = np.random.default_rng(0)
-    sums = {key: draw.uniform(1, 2, experts).tolist() for key in ("tokens", "weighted", "norms")}
+    sums = {key: draw.uniform(1, 2, experts).tolist() for key in ("tokens", "weighted")}
     names = [f"model.layers.{layer}.mlp.gate.weight" for layer in range(layers)]
     text = {"data": "none", "sha256": "", "tokens": 1, "held_out": 0}
-    head = {"format": "secateur experts profile", "version": 1, "rank": "reap", "texts": [text]}
+    head = {"format": "secateur experts profile", "version": 1, "rank": "reap", "text": text}
     path.write_text(json.dumps({**head, "mixtures": dict.fromkeys(names, sums)}))
 
 

@@ -6,6 +6,7 @@
     python benchmarks/inference/run.py models [--threads 1,2] [--only mlp,llama] [--minilm DIR] [--cache DIR]
     python benchmarks/inference/run.py convolutions [--threads 1] [--parts layers,sums,whole,digits] [--outputs 1,4]
                                                    [--models resnet,mobilenet,detector] [--images 1,16]
+                                                   [--channels-last]
     python benchmarks/inference/run.py trained [--scene-size 128] [--scene-steps 400,600] [--rounds 9] [--cache DIR]
     python benchmarks/inference/run.py onnx [--threads 1,2] [--batches 1,16,256] [--rounds 9] [--clock wall|cpu]
     python benchmarks/inference/run.py verbs --minilm DIR [--rounds 9] [--clock wall|cpu] [--cache DIR]
@@ -51,6 +52,7 @@ def main() -> None:
     parser.add_argument(
         "--models", type=lambda text: text.split(","), default=["resnet"], help="whole: resnet, mobilenet, detector"
     )
+    parser.add_argument("--channels-last", action="store_true", help="whole: also pack what came in channels_last")
     parser.add_argument("--depths", type=numbers, default=[18, 50], help="of ResNets")
     parser.add_argument("--gpt-steps", type=int, default=500)
     parser.add_argument("--scene-steps", type=numbers, default=[400, 600], help="trained: of training, of fine-tuning")

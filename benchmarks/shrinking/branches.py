@@ -112,7 +112,6 @@ def measured(told: Mapping[str, Any]) -> dict[str, Any]:
             _example(batches[0], told["model"]),
             branches=told["share"],
             include=told["names"],
-            rank_branches="influence",
             modes=[False],
             batches=batches if told["way"] == "patched" else None,
         )

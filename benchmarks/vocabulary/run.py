@@ -33,9 +33,9 @@ if not __package__:  # run as a script
 from benchmarks.support import corpora
 from benchmarks.support.tables import head, row
 from benchmarks.vocabulary.combinations import combinations
-from secateur import shrink_vocabulary_checkpoint
+from secateur import shrink_vocabulary_checkpoint, verify_checkpoint
 from secateur.support import track
-from secateur.vocabulary import ShrunkVocabulary, verify_vocabulary_checkpoint
+from secateur.vocabulary import ShrunkVocabulary
 
 NEIGHBOURS = 10
 SEEN = 500  # of the strings that are read as before, on which that is checked
@@ -59,7 +59,7 @@ def shrunken(source: Path, scratch: Path, texts: list[str], keep: int | None, **
     if out.exists():
         shutil.rmtree(out)
     done = shrink_vocabulary_checkpoint(source, out, ["\n".join(texts)], keep=keep, **how)
-    found = verify_vocabulary_checkpoint(out, source)
+    found = verify_checkpoint(out, source)
     if not found.ok:
         raise SystemExit(f"{out}: {found.problems[0]}")
     return done

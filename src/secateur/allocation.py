@@ -1,6 +1,6 @@
 """How many units each tensor keeps: functions ``(scores, sparsity, pattern) -> {name: units kept in each group}``.
 
-Law: `everywhere`, `erk`, `owl`, `progression` and (unless it is told otherwise) `by_name` remove exactly
+Law: `everywhere`, `erk`, `owl`, `progression` and (by default) `by_name` remove exactly
 ``round(sparsity · units)`` units over all tensors, `uniform` in each group, `above` at most that many. But for
 `uniform`, none asks to keep more of a group than earlier masks left of it. Only `everywhere` holds some of each tensor
 back.

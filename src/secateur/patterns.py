@@ -1,7 +1,7 @@
 """Who competes with whom: scores become a table whose rows are competitions and whose columns are units.
 
 Law: ``spread`` is the inverse of ``pool`` on masks. What a table keeps, the mask keeps, as whole units; a table of
-True spreads to a mask of True. A pattern of one's own is a class with ``pool``, ``spread`` and ``density``; there is
+True spreads to a mask of True. A custom pattern is a class with ``pool``, ``spread`` and ``density``; there is
 nothing to register.
 """
 
@@ -22,7 +22,7 @@ __all__ = ["Block", "Channels", "GroupedColumns", "NM", "Pattern", "Rows", "Unst
 
 
 class Pattern(Protocol):
-    """What a pattern of one's own provides.
+    """The interface of a pattern, also of a custom one.
 
     >>> scores = torch.tensor([[1.0, 4.0, 2.0, 3.0]])
     >>> pattern = NM(2, 4)

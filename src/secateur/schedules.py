@@ -39,7 +39,7 @@ _UNRESOLVED = "{} is not in steps yet: the length of the run resolves it; see se
 class Ramp:
     """``initial + (final - initial) · shape(t)``, with t going from 0 at ``begin`` to 1 at ``end``.
 
-    Made by `linear`, `cubic`, `cosine`, `exponential` and `constant`; a shape of one's own maps 0 to 0 and 1 to 1.
+    Made by `linear`, `cubic`, `cosine`, `exponential` and `constant`; a custom shape maps 0 to 0 and 1 to 1.
 
     >>> ramp = Ramp("square", lambda t: t * t, 0.8, 0.0, 0, 10)
     >>> [round(ramp(step), 3) for step in (0, 5, 10, 20)]

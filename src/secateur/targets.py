@@ -373,7 +373,7 @@ def find_targets(
 
     By default every floating-point parameter of two or more dimensions, of any module, but for what `kinds_within`
     leaves alone (embeddings, output heads, normalizations, routers, adapters, what is not called a weight): the weights
-    of linear, convolution, recurrent and attention layers, and those of modules of one's own. A tensor that is shared,
+    of linear, convolution, recurrent and attention layers, and those of custom modules. A tensor that is shared,
     as one Parameter or as two over the same memory, has the first of its names and is found once; if an embedding
     shares it, it is left alone.
 

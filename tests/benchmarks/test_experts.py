@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from benchmarks.experts import choosing, coverage, quality, routers, sparse, training
+from benchmarks.experts import choosing, coverage, quality, routers, training
 from benchmarks.support.models import zoo
 
 NAME = "mixture_granite"
@@ -14,13 +14,6 @@ NAME = "mixture_granite"
 def test_a_mixture_is_right():
     assert coverage.judged_experts(NAME) == {"experts": "right", "why": ""}
     assert coverage.widths_of(NAME) == {"leave": "model attention inner experts"}
-
-
-def test_what_stays_says_why():
-    row = coverage.judged_experts("mixture_switch")
-    assert row["experts"] == "refused"
-    assert "nothing that may is known to be chosen between" in row["why"]
-    assert "mlp.router" in row["why"]
 
 
 @pytest.mark.parametrize("wrong", ["router", "experts"])
@@ -96,31 +89,6 @@ def test_training_runs_experts_as_their_class_does(mixture):
         assert torch.allclose(one, other, atol=1e-6)
 
 
-def test_no_file_is_in_two_parts():
-    files = [f"{number} " * 50 for number in range(50)]
-    train, choose, judge = training._parts(files)
-    assert len({*train, *choose, *judge}) == len(train) + len(choose) + len(judge) == 50
-
-
-def test_rows_that_the_file_has_are_not_measured_again(mixture, monkeypatch, tmp_path):
-    model, ids = mixture
-    each = dict.fromkeys(training.KINDS, ids)
-    monkeypatch.setattr(quality, "data", lambda scratch: (training.Data({}, each, each), scratch))
-    monkeypatch.setattr(quality, "trained", lambda *told: model)
-    options = quality.Options(tmp_path, "tiny", 1, (0,), ("reap", quality.OURS), tmp_path / "rows", None)
-    first = list(quality.rows(options))
-    monkeypatch.setattr(quality, "judged", None)
-    assert list(quality.rows(options)) == first
-    assert [row["method"] for row in first] == ["dense", "reap", quality.OURS, "reap", quality.OURS]
-    assert first[1]["parameters"] < first[0]["parameters"]
-    assert "| 25% | reap |" in quality.table(first)
-
-
-def test_memory_that_the_benchmark_itself_hides_is_not_told():
-    with pytest.raises(RuntimeError, match="took less memory than the benchmark itself"):
-        sparse.measured(["-c", ""])
-
-
 def test_a_router_that_is_told_a_bias_runs_as_its_class_does(mixture):
     gate = choosing.mixtures_of(mixture[0])[0].gate
     torch.nn.init.normal_(gate.weight)
@@ -161,15 +129,3 @@ def test_routers_are_compared_on_one_choice_of_experts(mixture, monkeypatch, tmp
     monkeypatch.setattr(routers, "losses", None)
     assert list(routers.rows(tries)) == found
     assert "| 25% | repair |" in routers.table(found)
-
-
-def test_a_file_that_was_measured_becomes_holes(tmp_path):
-    from safetensors.torch import load_file, save_file
-
-    path = tmp_path / "one.safetensors"
-    save_file({"weight": torch.ones(1 << 20)}, path)
-    size = path.stat().st_size
-    sparse.make_holes(path)
-    assert path.stat().st_size == size
-    assert path.stat().st_blocks * 512 < size // 4
-    assert not load_file(path)["weight"].any()

@@ -3,16 +3,7 @@
 Law: no sentence is both calibrated on and measured on, an error is over all tokens, and a verdict follows from figures.
 """
 
-import contextlib
-import dataclasses
-import importlib.util
-import io
 import itertools
-import json
-import mmap
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,11 +11,9 @@ from torch import nn
 
 from benchmarks.oneshot import layers, peers, quality, speed, stages
 from benchmarks.support import corpora
-from benchmarks.support.language_models import GPT, MiniLM
-from benchmarks.support.memory import from_its_peak
-from secateur import NM, Rows
-from secateur.evidence import needs
-from secateur.solvers import from_criterion, output_error, sparsegpt
+from benchmarks.support.language_models import MiniLM
+from secateur import NM
+from secateur.solvers import output_error, sparsegpt
 
 
 @pytest.fixture(autouse=True)
@@ -106,20 +95,6 @@ def test_a_layers_error_is_over_all_tokens_also_for_methods_that_need_no_gram_ma
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))  # a copy was pruned
 
 
-def test_a_timed_solver_asks_for_what_it_needs_and_passes_on_no_more():
-    def own(weight, *, input_norm):
-        return weight.abs() * input_norm
-
-    seconds = []
-    solver = quality.timed(from_criterion(own), seconds)
-    assert needs(solver) == ("input_norm", "gram")
-    evidence = {"input_norm": torch.tensor([[1.0, 5.0]]), "gram": torch.diag(torch.tensor([1.0, 25.0]))}
-    new, mask = solver(torch.tensor([[3.0, -2.0]]), 0.5, Rows(), **evidence)
-    assert mask.tolist() == [[False, True]]
-    assert new.tolist() == [[0.0, -2.0]]
-    assert len(seconds) == 1
-
-
 @pytest.mark.parametrize("setting", ["50%", "70%", "2:4", "4:8"])
 def test_plain_sparsegpt_is_the_librarys(setting):
     sparsity, pattern = quality.SETTINGS[setting]
@@ -152,45 +127,6 @@ def test_quality_prints_a_line_a_run_and_tables_that_agree_with_them(capsys):
     assert by_method["admm"] < by_method["sparsegpt"] < by_method["magnitude"]
 
 
-def runs_of(**outcomes):
-    """One run a seed of each method; an outcome is (measure, error, solver seconds, whole seconds)."""
-    return [
-        quality.Run("50%", method, seed, error, (measure,), solver, whole)
-        for method, found in outcomes.items()
-        for seed, (measure, error, solver, whole) in enumerate(found)
-    ]
-
-
-def verdicts(runs, **asked):
-    line = next(line for line in quality.goals(runs, **asked).splitlines() if line.startswith("| 50%"))
-    return line.strip("| ").split(" | ")[1:]
-
-
-def test_goals_are_ratios_of_runs_with_the_same_batches():
-    runs = runs_of(
-        magnitude=[(0.6, 0.05, 1, 15), (0.6, 0.05, 1, 15)],
-        wanda=[(0.8, 0.03, 1, 15), (0.8, 0.03, 1, 15)],
-        sparsegpt=[(0.9, 0.02, 2, 20), (0.9, 0.02, 2, 10)],
-        alps=[(0.95, 0.01, 30, 50), (0.95, 0.02, 90, 50)],
-        admm=[(0.96, 0.01, 15, 25), (0.96, 0.01, 18, 20)],
-    )
-    assert verdicts(runs, higher_is_better=True) == [
-        "leads", "0.750, met", "0.350, missed", "1.625, missed", "appears",
-    ]  # fmt: skip
-    assert verdicts(runs, higher_is_better=False)[0] == "behind magnitude, wanda, sparsegpt, alps"
-    assert verdicts(runs, higher_is_better=False)[-1] == "does not appear"
-
-
-def test_ours_ties_where_the_seeds_do_not_agree():
-    few = {"admm": [(0.95, 0.01, 1, 1), (0.95, 0.01, 1, 1)]}
-    tie = runs_of(alps=[(0.99, 0.01, 1, 1), (0.94, 0.01, 1, 1)], **few)
-    assert verdicts(tie, higher_is_better=True)[0] == "ties with alps"
-    behind = runs_of(alps=[(0.99, 0.01, 1, 1), (0.96, 0.01, 1, 1)], **few)
-    assert verdicts(behind, higher_is_better=True)[0] == "behind alps"
-    leads = runs_of(alps=[(0.99, 0.01, 1, 1), (0.90, 0.01, 1, 1)], **few)
-    assert verdicts(leads, higher_is_better=True)[0] == "leads"
-
-
 def test_no_sentence_is_both_calibrated_on_and_measured_on(minilm):
     assert len(set(corpora.sentences())) == len(corpora.sentences()) == len(SYLLABLES) ** 3
     seen = [
@@ -205,39 +141,6 @@ def test_no_sentence_is_both_calibrated_on_and_measured_on(minilm):
     assert not set(seen) & set(measured)
 
 
-def test_a_minilm_is_its_own_nearest_and_tokens_are_counted_without_padding(minilm, capsys):
-    assert minilm.measure(minilm.model) == pytest.approx((1.0, 1.0))
-    rows = quality.tokens(minilm, 2, (4, 64))
-    for row in rows:
-        words = [sum(int(batch["attention_mask"].sum()) for batch in minilm.batches(s, row["samples"])) for s in (0, 1)]
-        assert row["tokens"] == words
-        assert [run["method"] for run in row["runs"]] == ["admm", "admm"]
-    assert rows[1]["runs"][0]["measures"][0] > rows[0]["runs"][0]["measures"][0]
-    assert "| sentences | tokens | cosine | 10-NN overlap | whole s |" in capsys.readouterr().out
-
-
-def test_the_gpt_never_saw_the_text_that_measures_it(some_docstrings):
-    train, held_out = corpora.of_packages()
-    assert len(held_out) == len(some_docstrings) // 20
-    assert sorted(train + held_out) == sorted(some_docstrings)  # each once, though it stands in several files
-
-
-def test_the_gpt_is_trained_once_and_kept(some_docstrings, tmp_path, capsys):
-    gpt = GPT(tmp_path, 2)
-    assert "training 2,557,632 parameters" in capsys.readouterr().out
-    again = GPT(tmp_path, 2)
-    assert capsys.readouterr().out == ""
-    assert gpt.measure(gpt.model) == again.measure(again.model)
-    assert 500 < gpt.measure(gpt.model)[0] < 5000  # two steps taught it next to nothing
-    held_out = {tuple(row) for row in gpt.held_out.tolist()}
-    first, second = (
-        {tuple(row) for batch in gpt.batches(seed) for row in batch["input_ids"].tolist()} for seed in (0, 1)
-    )
-    assert len(first) == 64
-    assert first != second
-    assert not (first | second) & held_out
-
-
 # ---- beside other tools --------------------------------------------------------------------------------------------
 
 
@@ -246,52 +149,6 @@ def llama(some_docstrings, tmp_path, monkeypatch):
     monkeypatch.setattr(peers, "LENGTH", 64)
     peers.prepare(tmp_path, hidden=32, layers=2, steps=2)
     return tmp_path
-
-
-@pytest.fixture
-def alone(monkeypatch):
-    """Neither of the other tools is installed."""
-    found = importlib.util.find_spec
-    absent = {package for package, _ in peers.PACKAGES.values()}
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in absent else found(name))
-
-
-@pytest.fixture
-def in_this_process(monkeypatch):
-    """What would run in a process of its own, which takes seconds to start, is run here with the same arguments."""
-
-    def run(command, **settings):
-        assert command[:2] == [sys.executable, peers.__file__]
-        output = io.StringIO()
-        with contextlib.redirect_stdout(output):
-            peers.main(command[2:])
-        return subprocess.CompletedProcess(command, 0, output.getvalue(), "")
-
-    monkeypatch.setattr(subprocess, "run", run)
-
-
-def test_it_says_which_tool_is_missing_and_compares_the_rest(alone, llama, in_this_process, capsys):
-    file = llama / "results.json"
-    peers.main([str(llama), "--rounds", "1", "--cases", "magnitude", "--json", str(file)])
-    printed = capsys.readouterr().out
-    assert (
-        "llm-compressor is left out: llmcompressor is not installed (pip install 'llmcompressor==0.14.*')." in printed
-    )
-    assert "ModelOpt is left out: modelopt is not installed (pip install 'nvidia-modelopt==0.47.*')." in printed
-    (row,) = json.loads(file.read_text())["rows"]
-    assert (row["tool"], row["method"], row["setting"]) == ("Secateur", "magnitude", "2:4")
-    assert row["runs"][0]["sparsity"] == 0.5
-    assert "| 2:4 | magnitude | Secateur |" in printed
-
-
-def test_an_unknown_word_is_refused_with_the_known_ones(alone, tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        peers.main([str(tmp_path / "new"), "--cases", "sparsegpt,3:4"])
-    assert "no case has 3:4; there is 2:4, 50%" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        peers.main([str(tmp_path / "new"), "--cases", "ModelOpt"])
-    assert "no case is left that has ModelOpt" in capsys.readouterr().err
-    assert not (tmp_path / "new").exists()
 
 
 def test_what_a_tool_left_is_measured_in_the_model(llama):
@@ -312,61 +169,11 @@ def test_what_a_tool_left_is_measured_in_the_model(llama):
     assert peers.run(peers.Case("Secateur", "wanda", "50%"), llama, measure=False).keys() == {"cpu", "wall", "peak"}
 
 
-def test_a_peak_is_what_was_held_at_once():
-    with from_its_peak() as memory:
-        for _ in range(3):
-            with mmap.mmap(-1, 64_000_000) as fresh:  # given back before the next
-                fresh[::4096] = b"1" * len(range(0, 64_000_000, 4096))
-    assert 60e6 < memory["peak"] < 120e6
-
-
 def test_the_sequences_that_measure_are_no_others(llama):
     _, texts = peers.load(llama)
     calibration, held_out = ({tuple(row) for row in texts[key].tolist()} for key in ("calibration", "held_out"))
     assert (len(calibration), len(held_out)) == (peers.CALIBRATION, peers.HELD_OUT)
     assert not calibration & held_out
-
-
-def test_a_tool_that_fails_is_left_out_with_its_words(monkeypatch, capsys):
-    def failing(case, scratch, *, measure):
-        if case.tool == "ModelOpt":
-            raise RuntimeError("ModelOpt, sparsegpt at 2:4, failed:\nno such thing")
-        return {"cpu": 1.0, "wall": 2.0, "peak": 0.0}
-
-    monkeypatch.setattr(peers, "apart", failing)
-    cases = [peers.Case("ModelOpt", "sparsegpt", "2:4"), peers.Case("Secateur", "sparsegpt", "2:4")]
-    found = peers.compare(cases, Path(), 2)
-    assert capsys.readouterr().out.count("no such thing") == 1
-    assert {case.tool: len(runs) for case, runs in found.items()} == {"Secateur": 2}
-
-
-def test_a_process_that_fails_says_why(monkeypatch, tmp_path):
-    failed = subprocess.CompletedProcess([], 1, "", "…\nModuleNotFoundError: No module named 'modelopt'")
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)
-    with pytest.raises(RuntimeError, match=r"(?s)ModelOpt, sparsegpt at 2:4, failed:.*No module named 'modelopt'"):
-        peers.apart(peers.Case("ModelOpt", "sparsegpt", "2:4"), tmp_path, measure=False)
-
-
-def test_ratios_are_those_of_rounds():
-    outcome = {"peak": 1e6, "sparsity": 0.5, "head": 0.0, "error": 0.1, "perplexity": 9.0}
-    ours, theirs = peers.Case("Secateur", "wanda", "50%"), peers.Case("llm-compressor", "wanda", "50%")
-    found = {
-        ours: [{"cpu": cpu, "wall": cpu, **outcome} for cpu in (1.0, 4.0, 3.0)],
-        theirs: [{"cpu": cpu, "wall": cpu, **outcome} for cpu in (2.0, 4.0, 4.0)],
-        peers.Case("llm-compressor", "wanda", "2:4"): [{"cpu": 9.0, "wall": 9.0, **outcome}],
-    }
-    lines = peers.table(found, {"perplexity": 8.0}).splitlines()
-    assert "| 0.75 (0.50 … 1.00) of llm-compressor |" in lines[3]
-    assert lines[3].startswith("| 50% | wanda | Secateur | 3.0 | 3.0 |")
-    assert all("of llm-compressor" not in line for line in lines[4:])
-
-
-def test_every_case_is_one_that_its_tool_has():
-    assert len(set(peers.CASES)) == len(peers.CASES)
-    assert {case.tool for case in peers.CASES} == set(peers.TOOLS)
-    for case in peers.CASES:
-        twin = dataclasses.replace(case, tool=peers.OURS)
-        assert twin in peers.CASES  # nobody is compared with nothing
 
 
 def test_stages_are_measured_beside_all_at_once(capsys):

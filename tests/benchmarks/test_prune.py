@@ -23,20 +23,6 @@ def test_both_copies_of_each_case_are_pruned_alike_and_compute_the_same(title):
     torch.testing.assert_close(*outputs)
 
 
-def test_a_line_by_hand():
-    taken = {
-        "dense": [1e-6, 2e-6, 4e-6], "dense again": [1e-6, 2e-6, 8e-6], "original": [2e-6, 4e-6, 8e-6],
-        "ours": [1e-6, 4e-6, 16e-6],
-    }  # fmt: skip
-    other = {variant: [each[0]] for variant, each in taken.items()}
-    row = prune_forward.summary([taken, other])
-    assert row["ours/original"] == 0.75  # of 0.5, 1, 2 and 0.5
-    assert (row["least"], row["most"]) == (0.5, 1.0)
-    assert prune_forward.line("six", "training", row) == (
-        "| six | training | 2 | 1.00 | 2.00 | 1.50 | **0.750** (0.500 … 1.000) |"
-    )
-
-
 @pytest.mark.parametrize("mode", prune_forward.MODES)
 def test_a_child_times_every_variant_in_every_round(mode, monkeypatch):
     monkeypatch.setattr(prune_forward, "SLICE", 1e-6)

@@ -5,16 +5,14 @@ the papers promise holds to rounding.
 """
 
 import copy
-import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
-from benchmarks.shrinking import accuracy, branches, graphs, packages, real, rivals, run, times
-from benchmarks.shrinking.real import DENSE, HALF, UNITS, Case, Options
+from benchmarks.shrinking import branches, graphs, packages, real, rivals, run
+from benchmarks.shrinking.real import DENSE, HALF, UNITS, Case
 from benchmarks.shrinking.rivals import Keep, all_groups
 from benchmarks.shrinking.sizes import count_of, multiply_adds
 from benchmarks.shrinking.tuned import tuned
@@ -129,14 +127,6 @@ def test_the_bias_makes_up_for_the_mean(llama, batches):
     assert llama.config.mlp_bias
 
 
-def test_fluctuation_by_hand():
-    consumer = nn.Linear(2, 3, bias=False)
-    consumer.weight.data = torch.tensor([[1.0, 0.0], [2.0, 1.0], [2.0, 0.0]])
-    group = rivals.Group("units", (), consumer, 2)
-    inputs = torch.tensor([[5.0, -1.0], [7.0, 1.0]])
-    assert rivals.fluctuation(group, inputs).tolist() == [2 * 9, 2 * 1]  # means do not count
-
-
 def test_adaptive_layers_differ_and_the_count_is_met(llama, batches):
     llama.model.layers[0].mlp.down_proj.weight.data[:, :20] *= 10
     before = count_of(llama)
@@ -178,31 +168,6 @@ def test_a_stream_of_few_directions_is_sliced_without_loss(llama, batches):
     before = logits(llama, batches)
     rivals.slicegpt(llama, batches, 6)
     torch.testing.assert_close(logits(llama, batches), before, rtol=1e-3, atol=1e-3)
-
-
-def test_other_models_are_refused():
-    with pytest.raises(TypeError, match=r"Linear has neither model\.layers"):
-        rivals.stack_of(nn.Linear(2, 2))
-
-
-@pytest.mark.parametrize("level", ["0.1", "0.2", "0.3"])
-def test_units_are_the_nearest_to_the_share(level, llama):
-    goal = real.goal_of(llama, level)
-    unit = sum(group.weights for group in all_groups(llama) if group.kind == "units")
-    gone = (40 - goal.keep.units) * unit
-    assert abs(gone - float(level) * count_of(llama)) <= unit / 2
-    assert (goal.keep.heads, goal.target, goal.uniform) == (3, "params", True)
-
-
-def test_shares_that_the_mlps_do_not_have_are_refused(llama):
-    with pytest.raises(ValueError, match=r"0\.9 of all parameters is not to be had from MLPs of 40 units"):
-        real.goal_of(llama, "0.9")
-
-
-def test_half_of_an_encoder(bert):
-    assert real.goal_of(bert, UNITS).keep == Keep(20, 6)
-    assert real.goal_of(bert, HALF).keep == Keep(20, 3)
-    assert real.goal_of(bert, HALF).target == "macs"
 
 
 @pytest.mark.parametrize("level", [UNITS, HALF])
@@ -280,173 +245,7 @@ def test_calibration_differs_with_the_seed_and_is_not_judged(directory, short):
     assert [rows.shape for rows in subject.held_out] == [(3, 32), (1, 32)]
 
 
-def test_another_text_to_calibrate_on_is_not_judged_either(directory, short, monkeypatch):
-    monkeypatch.setattr(corpora, "language_reference", lambda: " ".join(str(number) for number in range(400)))
-    subject = SmolLM2(directory, 90, "manual")
-    assert len(subject.train) > 10
-    judged = {tuple(row) for row in subject.held_out[1].tolist()}
-    assert judged.isdisjoint(tuple(row) for row in subject.train.tolist())
-
-
-def test_no_docstring_is_in_both_texts():
-    first, second = corpora.of_modules()
-    assert min(len(first), len(second)) > 100_000
-    both = set(first.split("\n\n")) & set(second.split("\n\n"))
-    assert all(len(paragraph) < 400 for paragraph in both)  # a line that many docstrings have is nobody's
-
-
-# ---- rows in a file, and the table ----------------------------------------------------------------------------------
-
-
-def options(directory, tmp_path, **changed):
-    given = Options(
-        directories={"smollm2": directory}, rows=("shrink", "wanda"), levels=("0.1", "0.2"), seeds=2, samples=24,
-        judged=24, cache=tmp_path / "rows.jsonl", keep=None,
-    )  # fmt: skip
-    return dataclasses.replace(given, **changed)
-
-
-def a_row(case):
-    asked = 0.0 if case.rival == DENSE else float(case.level)
-    return {
-        "parameters": round(1e8 * (1 - asked)), "multiply-adds": round(1e9 * (1 - asked)), "wall": 3.0, "cpu": 2.0,
-        "perplexity": 10 + 100 * asked + case.seed, "of the manual": 2000.0, "peak": 5e6, "loads": True, "why": "",
-    }  # fmt: skip
-
-
-def test_a_run_goes_on_where_it_was_interrupted(monkeypatch, tmp_path, capsys):
-    called = []
-
-    def one(case, directory, keep_in, threads):
-        called.append(case)
-        if len(called) == 4:
-            raise KeyboardInterrupt
-        return a_row(case)
-
-    monkeypatch.setattr(real, "apart", one)
-    given = options(tmp_path, tmp_path)
-    with pytest.raises(KeyboardInterrupt):
-        real.compare(given)
-    with given.cache.open("a") as file:
-        file.write('{"case": {"mod')  # as a kill leaves it
-    before = len(called)
-    found = real.compare(given)
-    assert len(found) == 1 + 2 + 2 * 2  # dense; shrink, of which a seed says all; two seeds of Wanda
-    assert len(called) == before + len(found) - 3
-    assert real.compare(given) == found
-    assert len(called) == before + len(found) - 3
-    capsys.readouterr()
-
-
-def test_a_rival_that_fails_is_said_and_left_out(monkeypatch, tmp_path, capsys):
-    def one(case, directory, keep_in, threads):
-        if case.rival == "wanda":
-            raise RuntimeError("wanda at 0.1 failed:\nno such thing")
-        return a_row(case)
-
-    monkeypatch.setattr(real, "apart", one)
-    real.real(options(tmp_path, tmp_path, seeds=1, cache=None))
-    out = capsys.readouterr().out
-    assert "no such thing" in out
-    assert "Wanda" not in out.split("SmolLM2")[1]
-
-
-def test_the_table_has_medians_and_ranges():
-    rows = {
-        case: a_row(case)
-        for case in (
-            Case("smollm2", DENSE, "0", 0, 24, 24),
-            *(Case("smollm2", "wanda", "0.1", seed, 24, 24) for seed in range(3)),
-        )
-    }
-    lines = real.table("smollm2", rows).splitlines()
-    assert lines[2] == "| dense |  | 100.00 M (1.000) | 1.000 | 10.00 | 2 000 |  |  |  | yes |"
-    wanda = "| Wanda by columns | −10% | 90.00 M (0.900) | 0.900 | 21.00 (20.00 … 22.00) |"
-    assert lines[3].startswith(wanda)
-    assert lines[3].endswith("| 3 | 2 | 5 | yes |")
-
-
-def test_rows_and_models_that_are_not_there_are_said(tmp_path):
-    with pytest.raises(SystemExit, match=r"there is no flop; there are ours, shrink"):
-        real.real(options(tmp_path, tmp_path, rows=("flop",)))
-    with pytest.raises(SystemExit, match="--smollm2 DIR or --minilm DIR"):
-        real.real(options(tmp_path, tmp_path, directories={}))
-
-
-def test_a_package_that_is_missing_is_said(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(packages.importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(real, "apart", lambda case, directory, keep_in, threads: a_row(case))
-    real.real(options(tmp_path, tmp_path, rows=("optipfair", "wanda"), seeds=1, cache=None))
-    out = capsys.readouterr().out
-    assert "pip install --no-deps optipfair==0.4.2" in out
-    assert "| optipfair" not in out
-
-
-def test_a_row_is_what_the_command_of_its_process_prints(directory, short, monkeypatch, capsys):
-    def here(told, file, *arguments, environment):
-        assert Path(file) == Path(run.__file__)
-        run.main(arguments)
-        return json.loads(capsys.readouterr().out.splitlines()[-1])
-
-    monkeypatch.setattr(real, "in_a_process", here)
-    found = real.apart(Case("smollm2", "wanda", "0.2", 0, 2, 1), directory, None)
-    assert found["loads"]
-    assert found["peak"] >= 0
-
-
-def test_the_command_prints_the_table(monkeypatch, directory, tmp_path, capsys):
-    monkeypatch.setattr(real, "apart", lambda case, directory, keep_in, threads: a_row(case))
-    cache = tmp_path / "rows.jsonl"
-    run.main(["real", "--smollm2", str(directory), "--rows", "wanda", "--seeds", "1", "--cache", str(cache)])
-    assert "| Wanda by columns | −30% |" in capsys.readouterr().out
-    assert len([json.loads(line) for line in cache.read_text().splitlines()]) == 4
-
-
-def test_expanding_wants_one_file(tmp_path):
-    with pytest.raises(SystemExit, match="holds 0 GGUF files"):
-        run.main(["expand", str(tmp_path), str(tmp_path / "out")])
-
-
 # ---- times, and the digits' networks --------------------------------------------------------------------------------
-
-
-def test_times_of_directories(directory, tmp_path, monkeypatch, capsys):
-    """ONNX Runtime is stood in for: what exporting does is the inference benchmark's to test."""
-    exported = {}
-
-    def onnx_file(path, module, example, quantized):
-        exported[path] = module
-        path.touch()
-        return path
-
-    monkeypatch.setattr(times, "onnx_file", onnx_file)
-    monkeypatch.setattr(times, "session", lambda path, threads: lambda tokens: exported[path](tokens).numpy())
-    monkeypatch.setattr(times, "BATCHES", (2,))
-    monkeypatch.setattr(times, "PROMPT", 5)
-    smaller = SmolLM2.load(directory)
-    rivals.magnitude(smaller, [], Keep(20, 3))
-    smaller.save_pretrained(tmp_path / "smaller")
-    found = times.times([directory, tmp_path / "smaller"], rounds=1)
-    assert set(found) == {("first token", 2), ("next token", 2)}
-    assert all(len(seconds) == 1 for rows in found.values() for seconds in rows.values())
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
-    assert [line.split(" | ")[0] for line in lines[2:]] == ["| tiny", "| smaller"]
-
-
-def test_accuracy_is_told_before_and_after(capsys, monkeypatch):
-    monkeypatch.setattr(accuracy, "SHARES", (0.5,))
-    row = {"network": "ViT", "seed": 0, "share": 0.5, "left": 0.5}
-    rows = [
-        {**row, "method": "dense", "accuracy": 0.9, "share": 0.0},
-        {**row, "method": "shrink", "at once": 0.25, "accuracy": 0.75},
-        {**row, "method": "within", "at once": None, "accuracy": 0.5},
-    ]
-    accuracy.print_accuracy(rows)
-    before, after = capsys.readouterr().out.split("after it")
-    assert "25.00" in before
-    assert "within" not in before
-    assert "75.00" in after
-    assert "within" in after
 
 
 def test_depth_of_a_real_model(monkeypatch, capsys, tmp_path, llama):
@@ -484,13 +283,6 @@ def test_depth_of_a_real_model(monkeypatch, capsys, tmp_path, llama):
     branches.branches({"smollm2": tmp_path}, 8, cache)
     table = said[said.index("| leaves") : said.index("chosen in")]
     assert table in capsys.readouterr().out
-
-
-def test_what_leaves_can_be_told():
-    assert branches.counts_of("minilm", None) == branches.COUNTS["minilm"]
-    assert branches.counts_of("smollm2", "4 branches,2 blocks,6 branches") == {"branches": (4, 6), "blocks": (2,)}
-    with pytest.raises(SystemExit, match="--leave: '4 heads' is not so many branches or blocks"):
-        branches.counts_of("smollm2", "4 heads")
 
 
 # ---- packages -------------------------------------------------------------------------------------------------------

@@ -54,26 +54,6 @@ def test_a_language_model_is_judged_on_text_of_its_own_by_the_dense_one():
     assert subject.measure(make("llama", seed=1))["gap"] > 0
 
 
-def test_the_peer_is_there_where_it_is_installed_and_for_one_network(monkeypatch):
-    monkeypatch.setattr(search.importlib.util, "find_spec", lambda _: None)
-    assert [*search.methods("-20%", "kl", "resnet")] == ["shrink", "uniform", "fit"]
-    monkeypatch.setattr(search.importlib.util, "find_spec", lambda _: "there")
-    assert [*search.methods("-20%", "kl", "resnet")] == ["shrink", "uniform", "fastnas", "fit"]
-    assert "fastnas" not in search.methods("-20%", "kl", "cnn")
-    assert "fastnas" not in search.methods("60%", "kl", "resnet")
-
-
-def test_who_is_right_and_who_is_not():
-    def row(method, gap, seed=0):
-        return {"subject": "s", "setting": "60%", "seed": seed, "method": method, "gap": gap}
-
-    rows = [row("uniform", 1.0), row("erk", 0.5), row("fit", 0.4)]
-    assert "fit / the best fixed: 0.80. At most 0.8 in each seed: met." in search.table(rows)
-    rows += [row("uniform", 1.0, 1), row("fit", 0.9, 1)]
-    assert "fit / the best fixed: 0.80, 0.90. At most 0.8 in each seed: missed." in search.table(rows)
-    assert "| erk | 0.5 |  | 0.5 |" in search.table(rows)
-
-
 def test_the_digits_are_judged_on_images_that_nobody_saw():
     made = object.__new__(search.Digits)
     made.data = search.demo.load_digits()

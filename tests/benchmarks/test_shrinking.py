@@ -3,75 +3,13 @@
 Law: a model that lost one entry too many, or in another place, is told from the right one.
 """
 
-import copy
-import math
-
 import pytest
 import torch
-from torch import nn
 
 from benchmarks.shrinking import accuracy, correctness, effect, peers
-from benchmarks.shrinking.comparison import agreement, distinct, gap, kept_by_value, with_zeros
 from benchmarks.shrinking.networks import ViT
 from benchmarks.shrinking.sizes import multiply_adds
 from secateur import shrink
-
-
-def network():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.ReLU(), nn.Linear(6, 3)).double()
-
-
-def without(model, kept):
-    smaller = copy.deepcopy(model)
-    first, norm, _, last = smaller
-    for module in (first, norm):
-        module.weight.data, module.bias.data = module.weight[kept].detach(), module.bias[kept].detach()
-    norm.normalized_shape = (len(kept),)
-    last.weight.data = last.weight[:, kept].detach()
-    return smaller
-
-
-def test_statistics_are_compared_as_sums():
-    model, kept, x = network(), torch.tensor([0, 2, 5]), torch.randn(2, 4)
-    gone = {"0.weight": [kept, torch.arange(4)], "0.bias": [kept], "1.weight": [kept], "1.bias": [kept]}
-    masked = with_zeros(model, {**gone, "3.weight": [torch.arange(3), kept]})
-    form, exact = agreement(masked, without(model, kept), x)
-    assert form == "sums"
-    assert exact > 1e-3
-
-
-@pytest.mark.parametrize("wrong", [[0, 2, 4], [2, 0, 5], [0, 2, 3, 5]])
-def test_other_channels_are_told_apart(wrong):
-    model, kept, x = network(), torch.tensor([0, 2, 5]), torch.randn(2, 4)
-    gone = {"0.weight": [kept, torch.arange(4)], "0.bias": [kept], "1.weight": [kept], "1.bias": [kept]}
-    smaller = without(model, torch.tensor(wrong))
-    smaller[3].weight.data = model[3].weight[:, [*kept.tolist(), 4][: len(wrong)]].detach()
-    form, _ = agreement(with_zeros(model, gone), smaller, x)
-    assert form is None
-
-
-def test_gap_of_other_shapes_is_infinite():
-    assert gap([torch.zeros(2)], [torch.zeros(3)]) == math.inf
-    assert gap([torch.tensor([1, 2])], [torch.tensor([1, 3])]) == math.inf
-    assert gap([torch.tensor([2.0])], [torch.tensor([3.0])]) == 0.5
-
-
-def test_kept_indices_are_read_off_the_values():
-    torch.manual_seed(0)
-    before = torch.randn(5, 4, 3)
-    found = kept_by_value(before, before[[1, 4]][:, :, [0, 2]])
-    assert [each.tolist() for each in found] == [[1, 4], [0, 1, 2, 3], [0, 2]]
-    assert kept_by_value(before, torch.randn(2, 4, 3)) is None
-    flat = before.flatten().clone()
-    assert kept_by_value(before, flat[torch.randperm(60)][:24].reshape(2, 4, 3)) is None
-
-
-def test_entries_are_made_distinct():
-    model = nn.BatchNorm1d(40)  # ones and zeros
-    distinct(model)
-    assert len(model.weight.unique()) == 40
-    assert len(model.bias.unique()) == 40
 
 
 @pytest.mark.parametrize("ratio", ["half", "uneven"])

@@ -81,37 +81,6 @@ def test_lightning_removes_what_the_ramp_says():
     assert accuracy.zeros(model) == pytest.approx(0.9, abs=1e-5)
 
 
-def test_networks_are_of_the_sizes_that_are_claimed():
-    for network, weights in ((networks.MLP, 50_200), (networks.ResNet8, 77_072)):
-        layers = [module for module in network().modules() if isinstance(module, peers.LAYERS)]
-        assert sum(layer.weight.numel() for layer in layers) == weights
-
-
-def test_the_error_bar_is_the_binomial_one():
-    assert accuracy.error_bar(98, 719) == pytest.approx(100 * math.sqrt(0.98 * 0.02 / 719))
-    assert accuracy.error_bar(100, 719) > 0
-
-
-def test_differences_are_paired_by_image():
-    def outcome(scores):
-        return accuracy.Outcome("MLP", "m", 0.9, 0, False, 0.9, scores)
-
-    difference, error = accuracy.paired([outcome([100.0, 100.0, 0.0])], [outcome([0.0, 100.0, 0.0])])
-    assert difference == pytest.approx(100 / 3)
-    assert error == pytest.approx(statistics.stdev([100, 0, 0]) / math.sqrt(3))
-
-
-def test_a_peer_that_fails_is_reported(monkeypatch, capsys):
-    def broken(*_):
-        raise RuntimeError("no such operator\nand more")
-
-    monkeypatch.setitem(methods.TUNING, "fasterai", broken)
-    outcome = accuracy.work(accuracy.Job("MLP", "fasterai", 0.9, 0, 1, False))
-    assert outcome.error == "RuntimeError: no such operator"
-    accuracy.table([outcome], "MLP", ["fasterai"], 1)
-    assert "fasterai fails: RuntimeError: no such operator" in capsys.readouterr().out
-
-
 def test_batch_normalization_is_measured_before_and_after(capsys):
     main(["batchnorm", "--smoke"])
     assert "| 90% |" in capsys.readouterr().out

@@ -121,14 +121,6 @@ def test_records_are_packed_with_the_end_of_text_between(model, tmp_path, monkey
         seen |= set(body) - {END} if sparse == 4 else set()
 
 
-def test_part_of_a_book_that_is_one_record(model, tmp_path, monkeypatch):
-    monkeypatch.setattr(calibration, "_SPARSE", 6)
-    file = lines(tmp_path / "books.jsonl", 8, 450)
-    found = read_calibration(file, tokenizer_directory=model, samples=4, sequence_length=9)
-    assert all(sum(token == UNKNOWN for token in tokens[0].tolist()) <= 1 for tokens in found), "one cut word at most"
-    assert any((int(tokens[0, 1]) - FIRST) % 12 for tokens in found), "not always from the beginning"
-
-
 @pytest.mark.parametrize("form", ["jsonl", "array", "strings", "documents", "records", "generator", "bom", "crlf"])
 def test_forms_of_the_same_documents(model, tmp_path, form, monkeypatch):
     monkeypatch.setattr(calibration, "_SPARSE", 1000)

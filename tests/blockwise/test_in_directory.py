@@ -220,7 +220,7 @@ def test_a_journal_of_what_the_model_has_not_is_refused(stopped, tmp_path, damag
     found["sha256"] = resumable._digest(found)
     journal.write_text(json.dumps(found))
     with pytest.raises(
-        CheckpointError, match=rf"journal\.json: damaged: .*{message}.* Remove .* to begin anew"
+        CheckpointError, match=rf"journal\.json: damaged: .*{message}.* Remove .* to start over"
     ) as caught:
         oneshot(llama, batches("llama"), 0.5, out=tmp_path / "out")
     assert "\n" not in str(caught.value)

@@ -78,15 +78,6 @@ def test_a_job_of_ones_own_takes_units_out_with_what_makes_them():
         assert not layer.up.bias[gone].any()
 
 
-@torch.no_grad()
-def test_where_nothing_leaves_least_squares_gives_what_there_was():
-    model = stack().eval()
-    x = torch.cat(data())
-    before = model(x)
-    walked(model, job_for(model, 0))
-    torch.testing.assert_close(model(x), before, rtol=1e-2, atol=1e-3)
-
-
 @pytest.mark.parametrize("beside", [True, False])
 def test_at_once_a_job_is_given_all_of_a_block(beside):
     model = stack().eval()

@@ -97,6 +97,16 @@ def test_killed_at_any_step_it_goes_on_to_the_same_bytes(source, tmp_path):
     assert number > 60, "there are so many steps"
 
 
+@pytest.mark.parametrize("change", [lambda path: path.write_text("{ }"), os.remove, lambda path: os.truncate(path, 0)])
+@pytest.mark.parametrize("name", ["tokenizer.json", "below/merges.txt"])
+def test_a_copied_file_that_is_damaged_is_copied_again_by_a_run_that_goes_on(source, tmp_path, name, change):
+    make(source, tmp_path / "whole")
+    place = begun(source, tmp_path / "out")
+    change(place / RESULT / name)
+    make(source, tmp_path / "out")
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
 def test_a_folder_that_is_left_of_a_published_run_is_begun_anew(source, tmp_path):
     out = tmp_path / "out"
     place = begun(source, out)
@@ -343,7 +353,7 @@ def test_a_damaged_journal_is_refused_in_one_line(source, tmp_path, damage, mess
         make(source, tmp_path / "out")
     assert "\n" not in str(caught.value)
     assert "emove" in str(caught.value)
-    assert "to begin anew" in str(caught.value)
+    assert "to start over" in str(caught.value)
     assert contents(place) == before
 
 

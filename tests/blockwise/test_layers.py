@@ -11,7 +11,7 @@ from secateur import NM, Channels, Rows, sparsify
 from secateur.blockwise import oneshot
 from secateur.blockwise.finding import parts_of
 from secateur.solvers import aimed, sparsegpt
-from support.stacks import WANDA, stack
+from support.stacks import stack
 
 
 class CNN(nn.Module):
@@ -170,21 +170,3 @@ def test_gates_are_pruned_layer_by_layer(kind, settings):
         if parameter.dim() == 2:
             assert float(parameter.eq(0).float().mean()) == pytest.approx(0.5, abs=0.01), name
     assert not torch.equal(model(images()[0]), before), "what it computes with are the new weights"
-
-
-def test_nothing_to_prune_leaves_every_bit():
-    for make in (CNN, Recurrent):
-        torch.manual_seed(0)
-        model = make()
-        before = copy.deepcopy(model.state_dict())
-        oneshot(model, images(), 0.0, solver=WANDA)
-        for name, value in model.state_dict().items():
-            assert torch.equal(value, before[name]), name
-
-
-def test_an_allocation_reads_scores_of_convolutions():
-    torch.manual_seed(0)
-    model = Plain(8)
-    done = oneshot(model, images(), 0.6, allocate="everywhere")
-    assert done.sparsity == pytest.approx(0.6, abs=0.02)
-    assert len({round(layer.sparsity, 2) for layer in done.layers}) > 1

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 
+import pytest
 import torch
 from safetensors.torch import save_file
 
@@ -86,6 +87,7 @@ def write_checkpoint(folder):
     return total
 
 
+@pytest.mark.examples  # test_memory_by_depth.py has the law; here are the figures of docs/notes/one-shot.md
 def test_forty_blocks_in_the_memory_of_ten(tmp_path):
     size = write_checkpoint(tmp_path / "dense")
     assert size >= 2.9e8  # a quarter of it is more than what reading and copying take, whatever the model

@@ -1,23 +1,12 @@
 """What `oneshot` returns: numbers, and a table when it is printed."""
 
-import torch
-from torch import nn
-
-from secateur.blockwise import Layer, OneShot, oneshot
+from secateur.blockwise import Layer, OneShot
 
 LAYERS = (
     Layer("a.weight", "a", (4, 6), 0.5, 0.25, 1200, 0.1),
     Layer("b.weight", "b", (2, 6), 0.25, None, 0, 0.1, (), ("damping was raised.",)),
     Layer("c.weight", "c", (2, 6), 0.0, None, 7, 0.1),
 )
-
-
-def test_sums_are_over_entries_and_the_error_is_the_mean_of_those_there_are():
-    done = OneShot(LAYERS, {"excluded": ("d.weight",)}, 1.0)
-    assert done.sparsity == (24 * 0.5 + 12 * 0.25) / 48
-    assert done.error == 0.25
-    assert done.warnings == ("b.weight: damping was raised.",)
-    assert OneShot(LAYERS[1:], {}, 1.0).error == 0.0
 
 
 def test_it_prints_as_a_table_with_all_there_is_to_know():
@@ -29,14 +18,3 @@ def test_it_prints_as_a_table_with_all_there_is_to_know():
     assert lines[5].startswith("3 weights, 31.2% of their entries removed;")
     assert lines[6] == "Left alone, excluded: 2, such as d.weight."
     assert lines[7] == "Warning: b.weight: damping was raised."
-
-
-def test_a_name_cannot_write_to_the_terminal():
-    layer = Layer("a\x1b[2J.weight", "a", (2, 2), 0.5, 0.0, 1, 0.1)
-    assert "\x1b" not in str(OneShot((layer,), {"left": ("\x1b[1m",)}, 1.0))
-
-
-def test_oneshot_returns_it():
-    model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(2)))
-    done = oneshot(model, [torch.randn(32, 8)], 0.5)
-    assert len(str(done).splitlines()) == 1 + 2 + 1 + 1

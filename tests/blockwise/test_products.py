@@ -32,18 +32,6 @@ def test_statistics_do_not_depend_on_how_tokens_are_batched(cuts, words):
     torch.testing.assert_close(found[0], expected[words], rtol=1e-4, atol=1e-4)
 
 
-def test_a_gram_matrix_wider_than_a_panel_is_whole_and_symmetric(monkeypatch):
-    monkeypatch.setattr("secateur.evidence.statistics.PANEL", 5)
-    layer, x = nn.Linear(13, 2), torch.randn(9, 13)
-    products = Products({"weight": layer.weight}, frozenset(["gram"]))
-    with torch.no_grad(), products.watching(Tokens()):
-        layer(x)
-    (met,) = products.found().values()
-    met.sums.finish()
-    torch.testing.assert_close(met.sums.gram, x.T @ x)
-    assert torch.equal(met.sums.gram, met.sums.gram.T)
-
-
 def test_weights_with_one_input_share_one_gram_matrix_and_others_do_not():
     q, k, v = (nn.Linear(4, 4) for _ in range(3))
     products = Products({"q": q.weight, "k": k.weight, "v": v.weight}, frozenset(["gram"]))

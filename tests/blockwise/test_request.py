@@ -1,13 +1,11 @@
 """What a walk is asked for, and the batches it goes through."""
 
-import dataclasses
-
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from secateur import Unstructured
-from secateur.allocation import by_name, uniform
+from secateur.allocation import by_name
 from secateur.blockwise import oneshot
 from secateur.blockwise.request import Request, digest, held_batches
 from secateur.solvers import admm, with_refit
@@ -40,15 +38,6 @@ def test_batches_are_held_once_and_must_be_some():
     for single in (torch.ones(2, 5), {"x": torch.ones(2, 5)}, "text"):
         with pytest.raises(TypeError, match=r"an iterable of batches, not a .*; pass \[batch\]"):
             held_batches(single)
-
-
-def test_a_request_and_its_job_are_whole_when_made():
-    request = Request(0.5, admm, Unstructured(), uniform, ("gram",))
-    job = request.job({"a.weight": 0.5})
-    for value, name in ((request, "sparsity"), (job, "sparsities")):
-        with pytest.raises(dataclasses.FrozenInstanceError):
-            setattr(value, name, None)
-    assert request.described()["solver"] == "admm"
 
 
 def test_a_run_that_goes_on_must_have_the_same_settings():

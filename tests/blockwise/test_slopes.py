@@ -241,13 +241,6 @@ def test_a_pass_that_fails_leaves_the_model_as_it_is():
     assert torch.is_grad_enabled()
 
 
-def test_a_forward_is_called_with_the_model_and_the_batch():
-    model = Coins()
-    ids = tokens(2, 3)
-    found = slopes(model, [("what else", ids)], ["first.weight"], forward=lambda model, batch: model(batch[1]))
-    close(named(found)["first.weight"], model.exact(model.scale[ids].flatten()))
-
-
 def test_padding_changes_nothing_of_the_real_tokens():
     torch.manual_seed(0)
 

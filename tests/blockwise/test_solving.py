@@ -2,7 +2,6 @@
 
 import copy
 import functools
-import warnings
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ from torch import nn
 from secateur import NM, Block, Channels, Rows, Unstructured
 from secateur.blockwise import oneshot
 from secateur.solvers import admm, alps, dsnot, sparsegpt, with_refit
-from support.stacks import MAGNITUDE, WANDA, data, stack
+from support.stacks import WANDA, data, stack
 
 DSNOT = functools.partial(dsnot, threshold=0.0)  # which is one of sizes
 
@@ -103,13 +102,3 @@ def test_a_weight_that_the_pattern_does_not_fit_is_named():
     assert done.left_alone["of a shape that does not fit the pattern"] == tuple(
         f"layers.{n}.up.weight" for n in range(3)
     )
-
-
-def test_warnings_of_solvers_are_in_the_report():
-    def warning(weight, sparsity, pattern, *, gram):
-        warnings.warn("the damping was raised", stacklevel=1)
-        return MAGNITUDE(weight, sparsity, pattern)
-
-    done = oneshot(stack(), data(), 0.5, solver=warning)
-    assert done.warnings[0] == "layers.0.up.weight: the damping was raised"
-    assert len(done.warnings) == 6

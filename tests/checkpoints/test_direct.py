@@ -93,11 +93,6 @@ def test_what_fails_while_it_is_written_is_raised_and_the_file_is_closed(tmp_pat
         os.fstat(file.fileno())
 
 
-def test_a_folder_that_is_not_there_is_said(tmp_path):
-    with pytest.raises(FileNotFoundError), direct.new_file(tmp_path / "no/file", 0):
-        pass
-
-
 @pytest.mark.parametrize("ordinary", [True, False])
 def test_a_file_that_may_not_grow_is_named(tmp_path, monkeypatch, ordinary):
     """As `ulimit -f`, a quota or a full disk has it: the error of the system itself names no file."""

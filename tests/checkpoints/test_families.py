@@ -2,11 +2,19 @@
 
 import gc
 import json
+import logging
 
 import pytest
 import torch
 
-from secateur.checkpoints import CheckpointError, family_of, meta_model_of, most_parameters, open_checkpoint
+from secateur.checkpoints import (
+    CheckpointError,
+    blaming_config,
+    family_of,
+    meta_model_of,
+    most_parameters,
+    open_checkpoint,
+)
 from support.families import make
 
 
@@ -39,6 +47,29 @@ def test_what_is_no_model_is_said(folder, change, message):
     (folder / "config.json").write_text(json.dumps(config | change))
     with pytest.raises(CheckpointError, match=message):
         meta_model_of(open_checkpoint(folder))
+
+
+def test_what_transformers_logs_before_an_error_is_not_shown_beside_it(folder):
+    shown = []
+    handler = logging.Handler()
+    handler.emit = lambda record: shown.append(record.getMessage())
+    logger = logging.getLogger("transformers")
+    logger.addHandler(handler)
+    try:
+        with pytest.raises(CheckpointError, match="no model can be made of it"), blaming_config(folder):
+            with blaming_config(folder):
+                logging.getLogger("transformers.some").error("within")
+            logger.error("noise")
+            raise ValueError("wrong")
+        assert shown == []
+        with blaming_config(folder):
+            logging.getLogger("transformers.some").error("heard")
+            assert shown == []
+        assert shown == ["heard"]
+        logger.error("as before")
+        assert shown == ["heard", "as before"]
+    finally:
+        logger.removeHandler(handler)
 
 
 @pytest.mark.parametrize("on", [True, False])

@@ -73,18 +73,6 @@ def test_dtypes_that_torch_lacks_are_opaque(tmp_path, dtype, shape, size):
         checkpoint["w"]
 
 
-def test_trailing_spaces_and_no_tensors_are_allowed(tmp_path):
-    assert read_header(write_raw(tmp_path / "x", {}, pad=5)) == ({}, {})
-    assert list(read_header(write_raw(tmp_path / "x", {"w": entry()}, bytes(8), pad=9))[0]) == ["w"]
-
-
-def test_shapes_with_zeros_and_many_dimensions(tmp_path):
-    header = {"a": entry(shape=(0, 2**61), offsets=(0, 0)), "b": entry(shape=[1] * 64, offsets=(0, 4))}
-    checkpoint = open_checkpoint(write_raw(tmp_path / "x.safetensors", header, bytes(4)))
-    assert checkpoint["a"].shape == (0, 2**61)
-    assert checkpoint["b"].dim() == 64
-
-
 GOOD = {"w": entry(), "v": entry(shape=(1,), offsets=(8, 12))}
 
 
@@ -135,10 +123,6 @@ def test_damaged_headers_are_refused(tmp_path, header, message):
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
     assert str(caught.value).isprintable()
-
-
-def test_good_header_is_accepted(tmp_path):
-    assert list(read_header(write_raw(tmp_path / "x", GOOD, bytes(12)))[0]) == ["w", "v"]
 
 
 @pytest.mark.parametrize("cut", [0, 3, 8, 20, -1])
@@ -205,7 +189,7 @@ def mutations(draw):
     return bytes(data)
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=mutations())
 def test_fuzzed_files_open_or_raise_our_error(tmp_path, data):
     path = tmp_path / "x.safetensors"

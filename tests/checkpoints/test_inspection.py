@@ -55,14 +55,6 @@ def test_blocks_are_found(tmp_path, word):
     assert found.pattern.endswith(f"{word} blocks")
 
 
-def test_blocks_with_ragged_edges(tmp_path):
-    assert inspect(tmp_path, pruned((50, 70), 0.6, "16x16")).block == (16, 16)
-
-
-def test_kernels_of_a_convolution_are_blocks(tmp_path):
-    assert inspect(tmp_path, pruned((16, 8, 3, 3), 0.5, "1x9")).block == (1, 9)
-
-
 @pytest.mark.parametrize(
     ("word", "channels", "words"),
     [("channels", ("out", 12, 24), "12 of 24 out channels"), ("channels:1", ("in", 8, 16), "8 of 16 in channels")],
@@ -80,17 +72,6 @@ def test_a_dense_tensor_reports_nothing(tmp_path, shape):
     found = inspect(tmp_path, torch.ones(shape))
     assert found.zeros == 0
     assert (found.n_m, found.block, found.channels, found.pattern) == (None, None, None, "")
-
-
-def test_random_zeros_report_nothing(tmp_path):
-    for sparsity in (0.3, 0.5, 0.9):
-        assert inspect(tmp_path, pruned((256, 256), sparsity, "unstructured")).pattern == ""
-
-
-def test_more_zeros_than_2_4_demands_are_still_2_4(tmp_path):
-    weight = pruned((64, 64), None, "2:4")
-    weight[:, 5] = 0
-    assert inspect(tmp_path, weight).n_m == (2, 4)
 
 
 def test_all_zero(tmp_path):
@@ -198,24 +179,6 @@ def test_opaque_dtypes_are_counted_and_not_read(tmp_path):
     assert (total.parameters, total.nbytes, total.zeros, total.sparsity) == (21, 19, 2, 1.0)
     assert found.by_dtype["F4"].sparsity is None
     json.dumps(found.as_json(), allow_nan=False)
-
-
-def test_natural_order_and_totals(tmp_path):
-    tensors = {f"layers.{n}.w": torch.tensor([0.0, 1.0]) for n in (10, 2, 1)}
-    tensors["b"] = torch.zeros(3, dtype=torch.int64)
-    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    found = inspect_checkpoint(tmp_path)
-    assert [tensor.name for tensor in found.tensors] == ["b", "layers.1.w", "layers.2.w", "layers.10.w"]
-    assert found.total().as_json() == {
-        "tensors": 4, "parameters": 9, "bytes": 48, "zeros": 6, "sparsity": pytest.approx(2 / 3)
-    }  # fmt: skip
-    assert list(found.by_dtype) == ["I64", "F32"] or list(found.by_dtype) == ["F32", "I64"]
-    assert found.metadata == {"model.safetensors": {"format": "pt"}}
-
-
-def test_an_empty_file(tmp_path):
-    save_file({}, tmp_path / "model.safetensors")
-    assert inspect_checkpoint(tmp_path).total().sparsity is None
 
 
 def test_a_4_gb_file_takes_little_memory(tmp_path):

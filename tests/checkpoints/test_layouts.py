@@ -19,12 +19,6 @@ def test_from_rows_is_the_inverse_of_to_rows(inputs_first, experts):
     assert torch.equal(layout.from_rows(rows), stored)
 
 
-def test_rows_are_outputs():
-    stored = torch.arange(24).reshape(2, 3, 4)  # 2 experts, 3 inputs, 4 outputs
-    rows = Layout((2, 3, 4), inputs_first=True, experts=True).to_rows(stored)
-    assert rows.tolist()[5] == stored[1, :, 1].tolist()  # output 1 of expert 1
-
-
 @pytest.mark.parametrize(
     "name", ["h.0.attn.c_attn.weight", "transformer.h.11.mlp.c_fc.weight", "h.3.mlp.c_proj.weight"]
 )
@@ -54,10 +48,6 @@ def test_experts_are_told_apart_by_the_hidden_size(name, shape, config, inputs_f
     layout = layout_of(name, shape, config)
     assert layout.experts
     assert layout.inputs_first is inputs_first
-
-
-def test_a_convolution_is_no_expert():
-    assert layout_of("conv.weight", (8, 4, 3), {}) == Layout((8, 4, 3))
 
 
 def test_a_config_may_hold_anything():

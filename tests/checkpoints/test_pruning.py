@@ -129,18 +129,6 @@ def test_everything_else_stays_byte_for_byte(source, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"dense", "blobs", "out"}
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_dtypes_and_kept_bits(tmp_path, dtype):
-    (tmp_path / "in").mkdir()
-    tensors = bert(dtype=dtype)
-    save_file(tensors, tmp_path / "in/model.safetensors")
-    sparsify_checkpoint(tmp_path / "in", tmp_path / "out", pattern=patterns.parse("2:4"))
-    for name, tensor in weights(tmp_path / "out").items():
-        kept = tensor != 0
-        assert torch.equal(tensor[kept], tensors[name][kept])
-        assert tensor.dtype == tensors[name].dtype
-
-
 def test_the_record(source, tmp_path):
     done = sparsify_checkpoint(source, tmp_path / "out", 0.5, arguments={"sparsity": 0.5})
     record = json.loads((tmp_path / "out/secateur.json").read_text())
@@ -230,13 +218,6 @@ def test_8_bit_floats_only_when_asked(tmp_path):
     done = sparsify_checkpoint(tmp_path / "in", tmp_path / "asked", pattern=patterns.parse("2:4"), include=["b.*"])
     assert done.targets == ("b.weight",)
     assert {tensor.name: tensor.pattern for tensor in done.inspection.tensors} == {"a.weight": "", "b.weight": "2:4"}
-
-
-def test_other_files_with_weights_are_named(source, tmp_path):
-    for name in ("pytorch_model.bin", "training_args.bin", "1_Pooling/x.safetensors"):
-        (source / name).write_bytes(b"weights")
-    done = sparsify_checkpoint(source, tmp_path / "out", 0.5)
-    assert sorted(map(str, done.stale)) == ["1_Pooling/x.safetensors", "pytorch_model.bin"]
 
 
 # ---- who is chosen -----------------------------------------------------------------------------------------------
@@ -402,10 +383,6 @@ def test_wrong_sparsities(source, tmp_path, sparsity, word, message):
         sparsify_checkpoint(source, tmp_path / "out", sparsity, pattern=patterns.parse(word))
 
 
-def test_a_sparsity_that_agrees_with_the_pattern(source, tmp_path):
-    assert sparsify_checkpoint(source, tmp_path / "out", 0.5, pattern=patterns.parse("2:4")).target_sparsity == 0.5
-
-
 def test_wrong_places(source, tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "link").symlink_to(source)
@@ -486,12 +463,3 @@ def test_memory_is_that_of_a_few_tensors(tmp_path):
     shutil.rmtree(tmp_path / "out")
     print(f"{grown / size:.1f} tensors of {size / 1e6:.0f} MB")
     assert size < grown < 6 * size  # of 16; threads hold the tensors that they are at work on
-
-
-def test_no_globs_are_none_as_in_every_verb(tmp_path):
-    (tmp_path / "dense").mkdir()
-    save_file({"a.weight": torch.randn(4, 4), "b.weight": torch.randn(4, 4)}, tmp_path / "dense/model.safetensors")
-    done = sparsify_checkpoint(tmp_path / "dense", tmp_path / "both", 0.5, include=None, exclude=None)
-    assert done.targets == ("a.weight", "b.weight")
-    done = sparsify_checkpoint(tmp_path / "dense", tmp_path / "one", 0.5, include="a.*", exclude=None)
-    assert done.targets == ("a.weight",)

@@ -174,9 +174,7 @@ def test_weights_that_a_solver_changed_are_no_problem(dense):
     as_claimed(out, kept_weights="updated", method="sparsify")
     assert verify_checkpoint(out, dense).problems == ()
     edit(out, "wte.weight", lambda weight: weight.mul_(1.5))
-    assert verify_checkpoint(out, dense).problems == (
-        "wte.weight: was left alone, but its bytes are not the source's.",
-    )
+    assert verify_checkpoint(out, dense).problems == ("wte.weight: its bytes are not the source's.",)
 
 
 # ---- what does not --------------------------------------------------------------------------------------------------
@@ -220,9 +218,9 @@ def _swap(folder):
         ),
         (
             lambda out: edit(out, "ln.bias", lambda bias: bias[3].fill_(9.0)),
-            "ln.bias: was left alone, but its bytes are not the source's",
+            "ln.bias: its bytes are not the source's",
         ),
-        (lambda out: edit(out, "position", lambda each: each[3].fill_(9)), "position: was left alone"),
+        (lambda out: edit(out, "position", lambda each: each[3].fill_(9)), "position: its bytes are not"),
         (
             lambda out: edit_record(out, lambda record: record["pruned"].pop("h.0.mlp.up.weight")),
             "h.0.mlp.up.weight: in the checkpoint, but not in secateur.json",
@@ -271,7 +269,7 @@ def _swap(folder):
         ),
         (
             lambda out: write(out, load(out) | {"ln.bias": torch.ones(15)}),
-            r"ln.bias: F32 of shape \(15,\), in the source F32 of shape \(16,\)",
+            r"ln.bias: F32 of shape \(15,\); of the source stay F32 \(16,\)",
         ),
         (
             lambda out: write(out, dict(reversed(load(out).items()))),
@@ -378,13 +376,6 @@ def test_no_record_no_directory_and_a_damaged_shard(dense, tmp_path):
     (out / FIRST).write_bytes(whole[:-4])
     with pytest.raises(CheckpointError, match="truncated"):
         verify_checkpoint(out)
-
-
-def test_the_record_of_a_shrunken_model_claims_no_zeros_and_is_not_damaged(dense):
-    (dense / RECORD).write_text('{"groups": {"fc.weight": {"from": 8, "to": 4}}, "parameters": {}}')
-    with pytest.raises(CheckpointError, match="the record of a model that was shrunken") as caught:
-        verify_checkpoint(dense)
-    assert "damaged" not in str(caught.value)
 
 
 names = st.sampled_from(["a.weight", "b", "scalar", "empty", "opaque", "\x1b[2J", "x" * 300])

@@ -117,16 +117,6 @@ def test_a_tuple_is_what_the_model_is_called_with(here):
     assert [line.split()[0] for line in result.stdout.splitlines()[1:3]] == ["dense", "rows"]
 
 
-def test_a_page_of_it(here):
-    from support.reports import Page
-
-    result = run("-s", "0.5", "-p", "rows", "--report", "page.html")
-    assert result.exit_code == 0, result.output
-    text = Page((here / "page.html").read_text(encoding="utf-8")).text
-    for said in ("my_bench_model:build, measured", "Form by form", "rows 50%", "The layers of rows 50%", "int8"):
-        assert said in text, said
-
-
 def test_a_factory_needs_an_example(here):
     result = CliRunner().invoke(app, ["my_bench_model:build"])
     assert result.exit_code == 2

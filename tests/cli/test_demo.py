@@ -9,11 +9,11 @@ def test_demo_is_passed_on(tmp_path, monkeypatch):
     monkeypatch.setattr(secateur.demo, "run_demo", lambda out, **settings: called.append((out, settings)))
     assert run("demo").exit_code == 0
     assert run("demo", "--out", tmp_path / "page").exit_code == 0
-    assert run("demo", "--method", "lamp,erk", "--method", "2:4", "--train").exit_code == 0
+    assert run("demo", "--method", "lamp,erk", "--method", "2:4").exit_code == 0
     assert called == [
-        (None, {"methods": None, "training": False}),
-        (tmp_path / "page", {"methods": None, "training": False}),
-        (None, {"methods": ["lamp,erk", "2:4"], "training": True}),
+        (None, {"methods": None}),
+        (tmp_path / "page", {"methods": None}),
+        (None, {"methods": ["lamp,erk", "2:4"]}),
     ]
 
 
@@ -22,11 +22,8 @@ def test_demo_lists_its_methods(monkeypatch):
     result = run("demo", "--method", "list")
     assert result.exit_code == 0
     assert result.stderr == ""
-    *lines, empty, legend = result.stdout.splitlines()
+    lines = result.stdout.splitlines()
     assert [line.split()[0] for line in lines] == list(secateur.demo.METHODS)
-    starred = [line.split()[0] for line in lines if line[11] == "*"]
-    assert starred == list(secateur.demo.DEFAULT_METHODS)
-    assert (empty, legend) == ("", "* without --method")
     assert all(len(line) <= 100 for line in lines)
     assert run("demo", "--method", "lamp,list").stdout == result.stdout
 

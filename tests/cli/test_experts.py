@@ -37,7 +37,7 @@ def test_a_profile_says_what_it_would_cost_and_a_plan_does_it(dense, tmp_path):
     text, profile = dense.parent / "text.txt", tmp_path / "profile.json"
     ended = run("experts", dense, "--data", text, "--profile", profile, *FEW)
     assert (ended.exit_code, ended.stderr) == (0, ""), ended.output
-    assert "model.layers.1.mlp.gate.weight" in ended.stdout
+    assert "the model's outputs lose when all mixtures lose a share" in ended.stdout
     assert "No model was written" in ended.stdout
     more = ["--remove", "0.34", "--out", tmp_path / "small", "--no-verify", "--report", tmp_path / "page.html"]
     ended = run("experts", dense, "--plan", profile, *more)
@@ -46,14 +46,12 @@ def test_a_profile_says_what_it_would_cost_and_a_plan_does_it(dense, tmp_path):
     assert f"Wrote {tmp_path / 'small'}; from_pretrained loads it" in ended.stdout
     record = json.loads((tmp_path / "small/secateur.json").read_text())
     assert "--plan" in record["arguments"]["command"]
-    assert record["texts"][0]["data"] == str(text)
+    assert record["text"]["data"] == str(text)
     page = (tmp_path / "page.html").read_text("utf-8")
     assert "What experts add" in page
     assert "Measured: 1 × 32 tokens took" in page.replace("\u200b", "")
-    assert "What mixtures lose alone" in page
-    assert "What streams lose" in page
     assert "What the model loses" in page
-    assert page.count("model.layers.1.mlp.gate.weight") > 6  # a row an expert, and one in each table of mixtures
+    assert page.count("model.layers.1.mlp.gate.weight") >= 6  # a row an expert
     assert run("verify", tmp_path / "small", "--source", dense).exit_code == 0
 
 
@@ -67,17 +65,16 @@ def test_it_goes_straight_from_a_text(dense, tmp_path):
     assert MixtralForCausalLM.from_pretrained(tmp_path / "small").config.num_local_experts == 5
 
 
-def test_experts_are_merged_or_left_as_they_are(dense, tmp_path):
+def test_experts_take_over_or_stay_as_they_are(dense, tmp_path):
     left = ["--data", dense.parent / "text.txt", "--remove", "1", *FEW]
-    ended = run("experts", dense, *left, "--how", "merge", "--out", tmp_path / "merged")
+    ended = run("experts", dense, *left, "--out", tmp_path / "repaired")
     assert ended.exit_code == 0, ended.output
-    assert "2 experts were merged into 2 of those that stay" in ended.stdout
-    assert "Experts that stay make up for" in ended.stdout or "Not repaired" in ended.stdout
-    ended = run("experts", dense, *left, "--no-repair", "--rank", "exhaustive", "--out", tmp_path / "plain")
+    assert "experts that stay recover" in ended.stdout or "Not repaired" in ended.stdout
+    ended = run("experts", dense, *left, "--no-repair", "--rank", "frequency", "--out", tmp_path / "plain")
     assert ended.exit_code == 0, ended.output
     assert "repaired" not in ended.stdout
     record = json.loads((tmp_path / "plain/secateur.json").read_text())
-    assert (record["repaired"], record["rank"]) == ([], "exhaustive")
+    assert (record["repaired"], record["rank"]) == ([], "frequency")
     assert "--no-repair" in record["arguments"]["command"]
 
 
@@ -96,8 +93,6 @@ def test_a_dry_run_writes_nothing(dense, tmp_path):
         (["--out", "small", "--rank", "criterion"], "give --remove N"),
         (["--dry-run", "--remove", "1", "--plan", "gone.json"], "gone.json: no such file"),
         (["--dry-run", "--remove", "1", "--data", "gone.txt"], "gone.txt"),
-        (["--out", "small", "--remove", "1", "--rank", "criterion", "--how", "melt"], "how_experts must be one of"),
-        (["--out", "small", "--remove", "1", "--rank", "criterion", "--how", "merge"], "averages by what data says"),
         (["--dry-run", "--remove", "1", "--rank", "luck", "--data", "gone.txt"], "gone.txt"),
         (["--out", "no/such", "--remove", "1", "--rank", "criterion"], "no such directory"),
     ],

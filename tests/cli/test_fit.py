@@ -127,7 +127,7 @@ def test_torchrun_is_refused(folder, monkeypatch):
         (("--budget", "params=0.5", "--budget", "params=0.6"), "--budget names params twice"),
         (("--budget", "latency=0.5", "--over", "oneshot"), "zeros make nothing faster by themselves"),
         (("--budget", "params=0.5", "--over", "both"), "over says which kinds of levels"),
-        (("--budget", "params=0.5", "--share", "2"), "shares are how much leaves"),
+        (("--budget", "params=0.5", "--share", "2"), "shares must be fractions"),
         (("--budget", "params=0.5", "--score", "f1"), "score must be one of 'kl', 'cosine', 'change'"),
         (("--budget", "params=0.5", "--held-back", "4"), "held_back is how many of the 4 batches"),
         (("--budget", "params=0.5", "--include", "nothing*"), "no tensor or group matches"),

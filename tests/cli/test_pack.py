@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from secateur.inference import GroupedLinear, PackedLayer, Packing, load_packed, packing
+from secateur.inference import GroupedLinear, load_packed, packing
 from support.commands import fails, run
-from support.reports import Page
 
 MODULE = """
 import torch
@@ -127,18 +126,6 @@ def test_what_cannot_be_written_is_told_before(here, tmp_path):
     assert (tmp_path / "old.safetensors").read_text() == "old"
 
 
-def test_a_page_of_it(here, tmp_path):
-    result = packed(here, "--report", "page.html")
-    assert result.exit_code == 0, result.output
-    text = " ".join(Page((tmp_path / "page.html").read_text(encoding="utf-8")).text.split())
-    for said in (f"{here}:build, packed", f"example {here}:inputs", "at-least 1.1", "Layer by layer", "GroupedLinear"):
-        assert said in text, said
-
-
-def test_a_factory_needs_an_example(here):
-    fails(run("pack", f"{here}:build"), "so --example has to say what the model is given")
-
-
 def test_a_directory_needs_none(here, tmp_path):
     from transformers import BertConfig, BertModel
 
@@ -150,10 +137,3 @@ def test_a_directory_needs_none(here, tmp_path):
     assert result.exit_code == 0, result.output
     assert "1 × 8 tokens; " in result.stdout
     assert "encoder.layer.0.intermediate.dense" in result.stdout
-
-
-def test_the_table_of_the_command_is_that_of_the_library(here):
-    done = Packing((PackedLayer("a", "SparseLinear", (2, 3), 0.5, dense_ms=2.0, best_dense_ms=2.0, packed_ms=1.0),))
-    rows, said = done.parts
-    assert str(done).splitlines()[-1] == said
-    assert [*rows.rows] == [("a", "2x3", "50.0%", "2", "1", "2.00", "SparseLinear")]

@@ -5,11 +5,9 @@ import re
 import shlex
 
 import pytest
-import torch
 from safetensors.torch import load_file, save_file
 
 from secateur.cli import commands as cli
-from secateur.cli.page import page_at
 from support.commands import fails, run
 from support.reports import Page
 
@@ -125,13 +123,6 @@ def test_work_that_fails_writes_no_page(model, tmp_path):
     assert page.read_text() == "old"
 
 
-def test_without_a_page_nothing_is_made():
-    def never():
-        raise AssertionError
-
-    page_at(None).write("title", "verb", [], {}, [], never)
-
-
 def test_shrink_has_a_page(zoo, tmp_path):
     page = tmp_path / "page.html"
     command = ("shrink", f"{zoo}:build", "--example", f"{zoo}:tokens", "-s", "0.5", "--dry-run")
@@ -144,18 +135,3 @@ def test_shrink_has_a_page(zoo, tmp_path):
     assert re.search(r"Measured: the example took [\d.]+ ms and takes [\d.]+ ms \(medians of \d+ rounds", text)
     assert "Before and after, measured" in text
     assert "Measured:" not in result.stdout  # time that only a page is worth
-
-
-def test_a_tensor_without_zeros_is_not_drawn(pruned):
-    from secateur.checkpoints import inspect_checkpoint
-
-    found = inspect_checkpoint(pruned)
-    [chart] = found._sheets()[0].charts
-    drawn = dict(zip(chart.names, chart.values, strict=True))
-    assert {drawn[each.name] for each in found.tensors if not each.sparsity} == {None}
-    assert any(drawn.values())
-
-
-def test_the_machine_is_on_it(pruned, tmp_path):
-    run("inspect", pruned, "--report", tmp_path / "page.html")
-    assert f"torch {torch.__version__}" in text_of(tmp_path / "page.html")

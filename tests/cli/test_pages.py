@@ -183,6 +183,7 @@ def lay_out(words, page, made):
             shutil.copytree(made / kind.__name__, word)
 
 
+@pytest.mark.examples
 @pytest.mark.parametrize("page", SHOWN, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_commands_of_a_page_run(page, desk):
     for words in commands(page):

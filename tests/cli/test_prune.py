@@ -63,12 +63,6 @@ def test_wrong_usage_is_one_line(model, tmp_path, options, message):
     assert [path.name for path in tmp_path.iterdir()] == ["dense"]
 
 
-def test_wrong_options_exit_with_2(model, tmp_path):
-    for options in (["--sparsity", "much"], ["--allocate", "somewhere"], ["--nonsense"]):
-        assert run("prune", model, "--out", tmp_path / "out", *options).exit_code == 2
-    assert run("prune", model).exit_code == 2
-
-
 def test_wrong_files_are_one_line(model, tmp_path):
     fails(run("inspect", tmp_path / "gone"), "no such file")
     (tmp_path / "x.safetensors").write_bytes(b"PK\x03\x04 not a tensor file")

@@ -66,7 +66,7 @@ def test_without_a_text_the_teacher_writes_one(folder):
         ("--steps", "0", "--local", "1"),
         ("--steps", "4", "--local", "0", "--adapters", "2", "--loss", "mse"),
         ("--steps", "2", "--exclude", "*embed*", "--rate", "0.01", "--local-rate", "0.01"),
-        ("--steps", "2", "--local-batches", "1", "--decay", "0.1", "--clip", "0.5"),
+        ("--steps", "2", "--local-batches", "1"),
     ],
     ids=" ".join,
 )
@@ -76,7 +76,7 @@ def test_a_recovered_directory_loads_and_verifies(folder, words):
     assert "Zeros in 14 weights: 1,920 before, 1,920 after." in ended.stdout
     assert ended.stdout.rstrip().endswith("secateur.json in it says what was done.")
     local = words[words.index("--local") + 1] if "--local" in words else "2"
-    assert ended.stderr.count("of what the teacher's gives, before") == (0 if local == "0" else 4)
+    assert ended.stderr.count("to the teacher, before") == (0 if local == "0" else 4)
     steps = words[words.index("--steps") + 1]
     assert (f"step {steps} of {steps}: loss " in ended.stderr) == (steps != "0")
     record = json.loads((folder / "out/secateur.json").read_text())
@@ -90,35 +90,18 @@ def test_a_recovered_directory_loads_and_verifies(folder, words):
     assert LlamaForCausalLM.from_pretrained(folder / "out")(torch.arange(5)[None]).logits.isfinite().all()
 
 
-def test_a_page_has_the_curve_and_the_parts(folder):
-    ended = call(folder, "--steps", "5", "--report", str(folder / "page.html"))
-    assert ended.exit_code == 0, ended.stderr
-    page = (folder / "page.html").read_text()
-    for word in (
-        "The learning curve",
-        "Before and after, measured",
-        "Block by block",
-        "zeros before",
-        "secateur recover",
-        "post_attention_layernorm",
-    ):
-        assert word in page
-
-
 def test_what_is_wrong_is_one_line(folder):
     for words, options, message in (
         (("--steps", "0", "--local", "0"), {}, "steps=0 and local=0: nothing is asked for."),
         (("--loss", "no"), {}, "no loss is called 'no'"),
         (("--autocast", "float16"), {}, "autocast is bfloat16, or left out; got 'float16'."),
-        (("--share", "2"), {}, "share is how much of the loss by the outputs is the teacher's, 0 to 1; got 2.0."),
+        (("--share", "2"), {}, "share must be from 0 to 1, the teacher's part of the loss by the outputs; got 2.0."),
         (
             ("--adapters", "2", "--steps", "0"),
             {},
             "adapters= move weights by the outputs; steps=0 leaves that out.",
         ),
         (("--share", "0.5", "--steps", "0"), {}, "share= is of the loss by the outputs; steps=0 leaves that out."),
-        (("--decay", "-1"), {}, "decay is 0 or more; got -1.0."),
-        (("--clip", "0"), {}, "clip is a number above 0; got 0.0."),
         (("--rate", "-1"), {}, "rate is a number above 0; got -1.0."),
         ((), {"data": "none.txt"}, "none.txt"),
         ((), {"teacher": "none"}, "none: no such directory."),

@@ -4,10 +4,9 @@ import warnings
 
 import pytest
 import typer
-from torch import distributed
 
 from secateur.checkpoints import CheckpointError
-from secateur.cli.runs import join_processes, read_text, resumable, warnings_as_lines
+from secateur.cli.runs import read_text, resumable, warnings_as_lines
 
 
 @pytest.mark.parametrize(("rank", "said"), [(None, "Warning: a\\x1b[2Jb\n"), ("0", "Warning: a\\x1b[2Jb\n"), ("1", "")])
@@ -19,21 +18,11 @@ def test_a_warning_is_a_line_from_the_first_process(monkeypatch, capsys, rank, s
     assert capsys.readouterr() == ("", said)
 
 
-def test_other_warnings_are_as_they_were(capsys):
-    with warnings_as_lines(), pytest.raises(DeprecationWarning):
-        warnings.warn("old", DeprecationWarning, stacklevel=1)
-
-
 def test_who_is_interrupted_is_told_to_go_on(capsys):
     with pytest.raises(typer.Exit) as ended, resumable():
         raise KeyboardInterrupt
     assert ended.value.exit_code == 130
     assert capsys.readouterr().err == "secateur: interrupted; run the same command again to go on.\n"
-
-
-def test_alone_no_process_is_joined():
-    join_processes(None)
-    assert not distributed.is_initialized()
 
 
 def test_a_directory_without_a_model_is_told_before_its_tokenizer_is_missed(tmp_path):

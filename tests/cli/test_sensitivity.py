@@ -49,9 +49,9 @@ def test_layers_as_json(folder):
     assert ended.exit_code == 0, ended.output
     said = json.loads(ended.stdout)
     assert said["score"] == "change"
-    assert {each["kind"] for each in said["groups"]} == {"layer", "heads", "width", "branch"}
+    assert {each["kind"] for each in said["groups"]} == {"layer", "heads", "width"}
     for each in said["groups"]:
-        assert [level["share"] for level in each["levels"]] == [0.0, 1.0 if each["kind"] == "branch" else 0.5]
+        assert [level["share"] for level in each["levels"]] == [0.0, 0.5]
         assert each["levels"][1]["score"] > 0
 
 
@@ -59,7 +59,7 @@ def test_layers_as_json(folder):
     ("words", "message"),
     [
         (("--over", "both"), "over says which kinds of levels"),
-        (("--share", "1.5"), "shares are how much leaves"),
+        (("--share", "1.5"), "shares must be fractions"),
         (("--score", "accuracy"), "--score must be one of kl, cosine, change, not accuracy"),
         (("--include", "nothing*"), "no tensor or group matches"),
         (("--solver", "nothing"), "nothing"),

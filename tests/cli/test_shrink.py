@@ -9,8 +9,6 @@ import torch
 from safetensors.torch import load_file
 
 from secateur import shrink
-from secateur.shrinking import branches as depth
-from secateur.shrinking import subject, tables
 from support.commands import fails, run
 from support.shrunk import shrunk
 
@@ -59,32 +57,6 @@ def test_shrink_names_the_branches_that_leave(zoo, tmp_path):
     assert "stays" not in shrunk(zoo, "--branches", "0.1", "--exclude", "blocks.0", "--dry-run").stdout
 
 
-def test_shrink_says_which_branches_the_proof_kept(zoo, monkeypatch):
-    asked = []
-
-    def wrong(_model, _coupling, branches, _inputs):
-        asked.append(branches)
-        found = {branches[0]: "output 0 differs"} if len(asked) == 1 else {}
-        return {each: each for each in branches if each not in found}, found
-
-    monkeypatch.setattr(depth, "right_branches", wrong)
-    text = shrunk(zoo, "--branches", "0.2", "--dry-run").stdout
-    assert f"{asked[0][0].name} stays: the model without it: output 0 differs." in text
-    assert "3 of 11 residual branches leave." in text
-
-
-def test_shrink_says_what_the_proof_froze(zoo, monkeypatch):
-    asked = []
-
-    def wrong(_model, _coupling, groups, *_):
-        asked.append(groups)
-        return groups[1:2] if len(asked) == 1 else []
-
-    monkeypatch.setattr(subject, "wrong_groups", wrong)
-    text = shrunk(zoo, "--dry-run", sparsity=0.2).stdout
-    assert "the smaller model computed something else" in text
-
-
 def test_shrink_shows_everything_when_asked(zoo):
     text = shrunk(zoo, "--dry-run", "--verbose", "--no-verify").stdout
     assert re.search(
@@ -93,11 +65,6 @@ def test_shrink_shows_everything_when_asked(zoo):
     assert re.search(r"^blocks\.0\.2\.weight .*, blocks\.10\.2\.bias\[0\]$", text, re.MULTILINE)
     assert re.search(r"^embed\.weight\[0\] .*an output of the model", text, re.MULTILINE)
     assert "Not proved, as asked" in text
-
-
-def test_shrink_stops_listing_reasons(zoo, monkeypatch):
-    monkeypatch.setattr(tables, "_SHOWN", 0)
-    assert "and for 1 more reason: --verbose shows all." in shrunk(zoo, "--dry-run").stdout
 
 
 def test_shrink_passes_its_options_on(zoo):
@@ -128,17 +95,6 @@ def test_shrink_refuses_what_it_cannot_do(zoo, tmp_path):
     assert not list(tmp_path.glob("out*"))
 
 
-def test_shrink_leaves_nothing_of_what_it_could_not_write(zoo, tmp_path, monkeypatch):
-    def full(model, folder):
-        (folder / "model.safetensors").write_bytes(b"half")
-        raise OSError(28, "No space left on device", str(folder))
-
-    monkeypatch.setattr("secateur.shrinking.save_shrunken", full)
-    result = shrunk(zoo, "--out", "out", "--no-verify")
-    fails(result, "No space left on device")
-    assert not list(tmp_path.glob("out*"))
-
-
 @pytest.mark.parametrize("options", [{"criterion": "lamp"}, {"criterion": "ln_norm"}, {"allocate": "erk"}])
 def test_units_are_chosen_as_the_library_chooses_them(zoo, tmp_path, options):
     words = [word for name, value in options.items() for word in (f"--{name}", value)]
@@ -151,16 +107,6 @@ def test_units_are_chosen_as_the_library_chooses_them(zoo, tmp_path, options):
     state = model.state_dict()
     assert {*written} <= {*state}
     assert all(torch.equal(tensor, state[name]) for name, tensor in written.items())
-
-
-def test_branches_are_ranked_by_the_criterion_where_that_is_asked(zoo):
-    left = []
-    for words in ((), ("--rank-branches", "criterion")):
-        text = shrunk(zoo, "--branches", "0.4", *words, "--dry-run", sparsity=0).stdout
-        left.append(re.findall(r"^(blocks\.\d+) +280$", text, re.MULTILINE))
-    assert len(left[0]) == len(left[1]) == 5
-    assert left[0] != left[1]
-    assert shrunk(zoo, "--branches", "0.4", "--rank-branches", "size", "--dry-run").exit_code == 2
 
 
 def test_a_criterion_that_asks_for_data_is_refused(zoo):

@@ -48,15 +48,6 @@ def test_several_texts_and_all_options(dense, text, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["more.jsonl", "text.txt"]
 
 
-def test_the_page_says_what_stdout_says(dense, text, tmp_path):
-    more = ["--cover", "0.8", "--dry-run", "--report", tmp_path / "page.html"]
-    ended = run("vocabulary", dense, "--data", text, *more)
-    assert ended.exit_code == 0, ended.output
-    page = (tmp_path / "page.html").read_text("utf-8")
-    assert "Tokens of the text that leave" in page
-    assert "model.embed_tokens.weight" in page
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -48,7 +48,7 @@ def chosen(axes, seed):
 
 
 @given(PAIRS, st.integers(0, 99))
-@settings(max_examples=400)
+@settings(max_examples=100)
 def test_unified_expressions_keep_the_same_positions(pair, seed):
     one, other = pair
     size = size_of(one)
@@ -72,7 +72,7 @@ def test_unifying_is_transitive_in_any_order(three, seed):
 
 
 @given(SIZES.flatmap(expressions), st.integers(1, 40), st.integers(0, 99))
-@settings(max_examples=300)
+@settings(max_examples=100)
 def test_cutting_and_factoring_change_nothing(expression, number, seed):
     size = size_of(expression)
     before = resolved(expression)
@@ -100,21 +100,6 @@ def test_indices_say_where_an_axis_is(expression):
             kept = np.ones(axis.size, dtype=bool)
             kept[index] = False
             assert np.array_equal(kept_positions(expression, {axis: kept}), indices != index)
-
-
-def test_heads_of_a_fused_projection():
-    """(3 · heads · width) cut in three and viewed as heads: queries, keys and values share their heads or not."""
-    fused = Axis(3 * 4 * 5)
-    queries, rest = cut(fused, 20)
-    keys, values = cut(rest, 20)
-    split = [factored(part, 5) for part in (queries, keys, values)]
-    assert unify(split[0][0], split[1][0])  # q · k per head
-    assert unify(split[0][1], split[1][1])  # contracted over the width
-    heads, width = resolved(split[0][0]), resolved(split[0][1])
-    kept = kept_positions(fused, {heads: np.array([True, False, True, True])})
-    assert kept.reshape(3, 4, 5)[:2, 1].sum() == 0
-    assert kept.sum() == 60 - 2 * 5
-    assert (indices_of(width, fused) >= 0).sum() == 40
 
 
 def test_frozen_axes_stay_frozen_when_they_are_refined():

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from secateur.coupling import find_coupling, representative
+from secateur.coupling import find_coupling
 
 
 class Net(nn.Module):
@@ -46,17 +46,6 @@ def test_every_dimension_is_in_a_group_or_frozen_with_a_reason(seed):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_the_stream_is_one_group_and_the_hidden_width_another(seed):
-    model, coupling = drawn(seed)
-    stream, hidden = coupling.groups
-    assert (stream.name, stream.size) == ("conv.weight", model.conv.out_channels)
-    assert (hidden.name, hidden.size) == ("up.weight", model.up.out_features)
-    assert {("norm.running_mean", 0), ("down.weight", 0), ("fixed.weight", 1)} <= set(stream.members)
-    assert set(hidden.members) == {("up.weight", 0), ("up.bias", 0), ("down.weight", 1)}
-    assert stream.tied != hidden.tied
-
-
-@pytest.mark.parametrize("seed", range(4))
 def test_units_are_slices_at_the_same_indices_of_all_members(seed):
     model, coupling = drawn(seed)
     state = model.state_dict()
@@ -81,7 +70,6 @@ def test_sizes_costs_and_numbers_are_those_of_the_smaller_model(seed):
     assert sizes == {name: tensor.numel() for name, tensor in smaller.state_dict().items()}
     again = find_coupling(smaller, torch.randn(2, 3, 5, 5), modes=[False])
     assert coupling.multiply_adds(counts) == again.multiply_adds({})
-    assert coupling.memory(counts) == again.memory({})
     assert coupling.multiply_adds({}) > coupling.multiply_adds(counts)
     assert coupling.attributes({}) == {}
     assert not coupling.contradicted(counts)
@@ -95,13 +83,6 @@ def test_what_is_frozen_afterwards_takes_along_what_is_tied_to_it():
     coupling.freeze([coupling.groups[0]], "because")
     assert coupling.groups == []
     assert coupling.frozen["up.weight", 0] == coupling.frozen["conv.weight", 0] == "because"
-
-
-def test_what_is_frozen_alone_leaves_the_others():
-    _, coupling = drawn(0)
-    stream, hidden = coupling.groups
-    coupling.freeze([hidden], "because")
-    assert [representative(group.axis) for group in coupling.groups] == [representative(stream.axis)]
 
 
 def test_groups_are_named_after_the_weights_whose_outputs_they_are():

@@ -7,8 +7,6 @@ from torch import nn
 
 import zoo
 from secateur.coupling import find_coupling
-from secateur.coupling.axes import Axis
-from secateur.coupling.numbered import Along
 
 FOLLOWED = {"mixture_by_place": 6, "mixture_by_count": 6, "mixture_of_pairs": 4}
 
@@ -55,16 +53,6 @@ class Places(nn.Module):
         return self.out(made)
 
 
-def chosen_of(model, rows=6):
-    return [group for group in find_coupling(model, torch.randn(rows, 5)).groups if group.chosen]
-
-
-def test_one_number_is_followed_however_it_leaves_torch():
-    for leave in (lambda each: each.item(), int, lambda each: each.tolist()):
-        (group,) = chosen_of(Places(lambda m, x, each, leave=leave: x @ m.up[leave(each)] @ m.down[leave(each)]))
-        assert {("router.weight", 0), ("router.bias", 0), ("up", 0), ("down", 0)} == set(group.members)
-
-
 @pytest.mark.parametrize(
     "take",
     [
@@ -102,11 +90,6 @@ def in_turn(model, x, counts):
     return [parts[number] @ model.up[number] for number in range(model.experts)]
 
 
-def test_the_parts_of_a_split_meet_what_the_same_number_takes():
-    (group,) = chosen_of(Counts(in_turn))
-    assert set(group.members) == {("router.weight", 0), ("router.bias", 0), ("up", 0)}
-
-
 @pytest.mark.parametrize(
     "mixed",
     [
@@ -123,15 +106,6 @@ def test_what_no_part_meets_or_python_looks_at_stays(mixed):
     coupling = find_coupling(model, torch.randn(1, 5).expand(4, 5).contiguous())
     assert not any(group.chosen for group in coupling.groups)
     assert ("up", 0) in coupling.frozen
-
-
-def test_a_list_along_a_dimension_is_what_it_was():
-    axis = Axis(3)
-    along = Along([2, 0, 1], axis)
-    assert along.plain() == [2, 0, 1]
-    assert not axis.reasons
-    assert [list(along), along[2], len(along)] == [[2, 0, 1], 1, 3]
-    assert axis.reasons == ["a list along it is used by Python"]
 
 
 @pytest.mark.parametrize("row", [5, 3])

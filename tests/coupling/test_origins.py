@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from secateur.coupling import Axis
-from secateur.coupling.origins import depends_on, overlap, rows_of, same
+from secateur.coupling.origins import overlap, rows_of, same
 from secateur.coupling.trace import Trace
 
 X = torch.randn(2, 3, 6)
@@ -107,9 +107,3 @@ def test_parts_share_the_rows(sizes, data):
     assert same(found[at], found[at])
     assert not any(overlap(found[at], other) for number, other in enumerate(found) if number != at)
     assert not any(same(found[at], other) for number, other in enumerate(found) if number != at)
-
-
-def test_depends_on_what_had_a_part():
-    _, out, trace = rows_and_output(lambda: functional.linear(X, W).relu().sum(), W)
-    assert depends_on(out, [id(W)], trace.origins)
-    assert not depends_on(out, [id(B)], trace.origins)

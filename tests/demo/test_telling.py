@@ -1,14 +1,18 @@
 """What the report says in words: every figure of it is one that was measured."""
 
 import re
+from dataclasses import replace
 
 import jinja2
 import pytest
+from torch import nn
 
 from secateur.demo import load_digits, telling
+from secateur.demo.measuring import Packed
 from secateur.demo.methods import METHODS, choose_methods
-from secateur.demo.trials import Plan
-from secateur.report import Results, Run
+from secateur.demo.trials import Plan, Trial
+from secateur.inference import PackedLayer, Packing
+from secateur.report import Results, Run, summarize
 
 
 def test_every_figure_of_the_story_is_measured(results: Results) -> None:
@@ -42,11 +46,9 @@ def test_notes_are_of_the_methods_that_ran() -> None:
     every = telling.notes(Plan(tuple(METHODS.values()), (4,), (0.9,), 3, 1), data, 7.0, checked=True)
     assert set(few) - {few[1], few[-1]} <= {*every, *few}
     assert any(note.startswith("LAMP scores") for note in few)
-    assert not any("ERK gives" in note or note.startswith(("Budgets", "The sanity")) for note in few)
+    assert not any("ERK gives" in note or note.startswith("The sanity") for note in few)
     assert "3 epochs for each of 2 seeds" in few[1]
     assert "Every method prunes" in few[1]
-    assert "Every other method prunes" in every[1]
-    assert sum(note.startswith("Budgets differ: SNIP, GraSP, SynFlow, RigL never") for note in every) == 1
     assert all(note == " ".join(note.split()) and note.endswith((".", ")")) for note in every)
     assert not any(sign in note for note in every for sign in "{}#\n")
 
@@ -60,3 +62,28 @@ def test_each_check_says_what_it_tells() -> None:
 def test_a_figure_that_is_missing_is_no_gap_in_a_sentence() -> None:
     with pytest.raises(jinja2.UndefinedError, match="epochs"):
         telling._paragraphs("checks", label="LAMP")
+
+
+def test_what_is_packed_is_told_as_it_was_measured() -> None:
+    """How many layers, how fast the 3×3 convolutions were, and why others stayed; of one image and of a batch."""
+
+    def layer(kind: str, speed: float | None, why: str = "", size: int = 3) -> PackedLayer:
+        times = (None, None) if speed is None else (speed, 1.0)
+        return PackedLayer("name", kind, (8, 8, size, size), 0.8, why, times[0], *times)
+
+    slow = Packing((layer("dense", 0.5, "dense is faster"), layer("dense", 0.75, "dense is faster")))
+    fast = Packing((layer("BlockConv2d", 1.25), layer("BlockConv2d", 1.5), layer("dense", None, "no zeros", size=1)))
+    runs = [run_of("dense", 0.0, 99.0), run_of("columns:16, packed", 0.8, 98.0)]
+    runs = [replace(run, batch_ms=2.0, memory=1000, compressed=500) for run in runs]
+    trial = Trial("columns:16", 0.8, 0, nn.Identity(), {}, 1, 0)
+    told = telling.smaller_in_words(summarize(runs), Packed(trial, trial.model, trial.model, (slow, fast)))[1]
+    one, many = (
+        "For one image it replaced 0 of 2 layers: a 3×3 convolution that skips its zeros is 0.5 to 0.8 times as fast "
+        "as the fastest dense one. What stays: dense is faster (2). ",
+        "For 128 images it replaced 2 of 3 layers: a 3×3 convolution that skips its zeros is 1.2 to 1.5 times as fast "
+        "as the fastest dense one. What stays: no zeros (1). ",
+    )
+    assert one + many + "128 images then take 2.00\xa0ms" in told
+    none = Packing((layer("dense", None, "there are no kernels here"),))
+    told = telling.smaller_in_words(summarize(runs), Packed(trial, trial.model, trial.model, (none, none)))[1]
+    assert "it replaced 0 of 1 layers. What stays: there are no kernels here (1)." in told

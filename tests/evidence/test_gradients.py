@@ -128,15 +128,6 @@ def test_gradients_of_other_weights_are_never_held():
     close(found["0.weight"]["grad"], by_hand(model, batches)["0.weight"])
 
 
-def test_frozen_weights_can_be_asked_for():
-    model, batches = network(), pairs()
-    expected = by_hand(model, batches)
-    model.requires_grad_(False)
-    found = collect(model, batches, ["grad"], loss=cross_entropy)
-    close(found["2.weight"]["grad"], expected["2.weight"])
-    assert not any(parameter.requires_grad for parameter in model.parameters())
-
-
 def test_sparse_gradients_arrive_dense():
     model = nn.Sequential(nn.Embedding(5, 4, sparse=True), nn.Linear(4, 2))
     weights = {"0.weight": model[0].weight}
@@ -213,9 +204,3 @@ def test_flow_respects_attached_masks():
     assert found["1.weight_orig"]["grad"][0, 1] == 0
     assert prune.is_pruned(model)
     assert model[1].weight.dtype == torch.float32
-
-
-def test_recurrent_weights_have_gradients():
-    found = collect(nn.LSTM(3, 4, batch_first=True), [torch.randn(5, 2, 3)], ["grad", "hessian_grad", "flow"],
-                    loss=lambda out: out[0].square().mean())  # fmt: skip
-    assert all(tensor.any() for entry in found.values() for tensor in entry.values())

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from secateur.evidence import Sums, add_gram, collect, mirrored
+from secateur.evidence import Sums, collect
 from support.evidence_models import close
 
 
@@ -107,27 +107,3 @@ def test_sums_over_any_split_are_those_of_the_joined_data(cuts, dtype, size):
     if size == 1.0:
         given_out = torch.float64 if dtype == torch.float64 else torch.float32
         assert {sums.statistic(word).dtype for word in WORDS} == {given_out}
-
-
-def test_only_what_the_words_ask_for_is_summed():
-    x = torch.ones(3, 4)
-    for word, held in {"input_norm": "squares", "input_mean": "totals", "gram": "gram"}.items():
-        sums = Sums(frozenset([word]))
-        sums.add_inputs(x)
-        assert [key for key in ("squares", "totals", "gram") if getattr(sums, key) is not None] == [held]
-
-
-def test_a_sum_that_is_not_finite_is_seen():
-    x = torch.ones(3, 4)
-    x[1, 2] = torch.nan
-    for word in ("input_norm", "input_mean", "gram"):
-        assert not summed([x], frozenset([word])).is_finite()
-
-
-@pytest.mark.parametrize("inputs", [1, 7, 512, 700])
-def test_the_half_that_is_summed_becomes_the_whole(inputs):
-    """Across panels, and added to what is held already."""
-    x = torch.randn(20, inputs)
-    gram = mirrored(add_gram(add_gram(None, x[:5]), x[5:]))
-    torch.testing.assert_close(gram, x.T @ x, rtol=1e-4, atol=1e-4)
-    assert torch.equal(gram, gram.T)

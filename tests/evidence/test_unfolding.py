@@ -6,7 +6,6 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from secateur import sparsify
 from secateur.evidence import collect, patches_of
 from support.evidence_models import close
 
@@ -84,12 +83,6 @@ def test_cells_see_each_step(kind):
     tokens, states = x.reshape(-1, 2), torch.cat(model.states).detach()
     close(found["cell.weight_ih"]["gram"], tokens.T @ tokens)
     close(found["cell.weight_hh"]["gram"], states.T @ states)
-
-
-def test_a_criterion_with_data_prunes_a_recurrent_network():
-    torch.manual_seed(0)
-    masks = sparsify(nn.LSTM(3, 4), 0.5, criterion="wanda", batches=[torch.randn(5, 2, 3)])
-    assert {name: int(mask.sum()) for name, mask in masks.items()} == {"weight_ih_l0": 16, "weight_hh_l0": 32}
 
 
 @pytest.mark.parametrize(

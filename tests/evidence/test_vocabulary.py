@@ -2,7 +2,7 @@
 
 import torch
 
-from secateur.evidence import VOCABULARY, collect
+from secateur.evidence import collect
 from support.evidence_models import cross_entropy, network, pairs
 
 
@@ -14,7 +14,3 @@ def test_a_criterion_names_what_is_collected():
     assert {tuple(entry) for entry in found.values()} == {("grad", "input_norm")}
     assert collect(network(), [], ["grad"], weights={}) == {}
     assert collect(network(), [], torch.abs) == {"0.weight": {}, "2.weight": {}, "4.weight": {}}
-
-
-def test_every_word_has_a_meaning():
-    assert all(len(meaning) > 20 and not meaning.endswith(".") for meaning in VOCABULARY.values())

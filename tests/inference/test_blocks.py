@@ -300,14 +300,15 @@ class Torchvision(nn.Module):
 
 
 @pytest.mark.skipif(not available(), reason="there are no compiled kernels here")
+@pytest.mark.parametrize("formats", [torch.contiguous_format, torch.channels_last], ids=str)
 @pytest.mark.parametrize("narrow", [0, 8])
-def test_a_residual_network_as_torchvision_has_it(clock, narrow, tmp_path, monkeypatch):
+def test_a_residual_network_as_torchvision_has_it(clock, narrow, formats, tmp_path, monkeypatch):
     monkeypatch.setattr(blocks, "_NEAR_BYTES", 0)
     clock(2.0)
     model, x = settled(Torchvision(narrow)), torch.randn(3, 3, 56, 56)
     sparsify(model, 0.8, exclude="conv1.weight", allocate=uniform)
     expected = model(x)
-    packing = pack(model, x)
+    packing = pack(model.to(memory_format=formats), x.contiguous(memory_format=formats))
     assert packing.blocks == ("layer2.1", "layer2.0", "layer1.1", "layer1.0")
     assert isinstance(model.layer1, FusedSequential)
     assert isinstance(model.layer2, FusedSequential)
@@ -320,6 +321,7 @@ def test_a_residual_network_as_torchvision_has_it(clock, narrow, tmp_path, monke
     again = settled(Torchvision(narrow))
     load_packed(again, tmp_path / "packed.safetensors")
     assert torch.equal(again(x), model(x))
+    assert torch.equal(model(x.contiguous(memory_format=torch.channels_last)), model(x))
     assert [type(each) for each in again.modules()] == [type(each) for each in model.modules()]
 
 

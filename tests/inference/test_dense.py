@@ -191,6 +191,33 @@ def test_a_file_that_does_not_fit_changes_nothing(clock, tmp_path, change, messa
     rewritten(tmp_path / "packed.safetensors", None, change)
     other, _ = network()
     before = list(other.modules())
+    with torch.no_grad():
+        for tensor in other.state_dict().values():  # what is in the file is told from what is here
+            tensor.add_(1)
+    held = {name: tensor.clone() for name, tensor in other.state_dict().items()}
     with pytest.raises(ValueError, match=message):
         load_packed(other, tmp_path / "packed.safetensors")
     assert all(a is b for a, b in zip(before, other.modules(), strict=True))
+    assert all(torch.equal(tensor, held[name]) for name, tensor in other.state_dict().items())
+
+
+@with_kernels
+@pytest.mark.parametrize("bias", [True, False])
+def test_what_is_folded_has_memory_and_a_bias_of_its_own(bias, clock, tmp_path):
+    """A file that is read leaves the dense layer's tensors alone; and what was frozen stays frozen."""
+    clock(2.0)
+    model, x = network()
+    model.dense.weight.requires_grad_(not bias)
+    model.dense.bias.requires_grad_(bias)
+    pack(model, x)
+    assert (model.dense.weight.requires_grad, model.dense.bias.requires_grad) == (not bias, bias)
+    save_packed(model, tmp_path / "packed.safetensors")
+    again, _ = network()
+    again.dense.weight.requires_grad_(not bias)
+    held = again.dense.bias.requires_grad_(bias)
+    with torch.no_grad():
+        held.fill_(7)
+    load_packed(again, tmp_path / "packed.safetensors")
+    assert held.eq(7).all()
+    assert torch.equal(again(x), model(x))
+    assert (again.dense.weight.requires_grad, again.dense.bias.requires_grad) == (not bias, bias)

@@ -309,11 +309,24 @@ def test_a_failing_pack_changes_nothing(clock):
     assert all(a is b for a, b in zip(before, model.modules(), strict=True))
 
 
-def test_frozen_layers_stay_frozen(clock):
+@pytest.mark.parametrize("trained", [(), ("weight",), ("bias",), ("weight", "bias")])
+def test_what_is_frozen_stays_frozen(trained, clock, tmp_path):
+    """Weights and biases each by themselves, also when read from a file."""
     clock(2.0)
-    model = model_of(GroupedColumns(16)).requires_grad_(False)
-    pack(model, torch.randn(4, 48))
-    assert not any(parameter.requires_grad for parameter in model.parameters())
+
+    def frozen(model):
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(name.rpartition(".")[2] in trained)
+        return model
+
+    model, again = frozen(model_of(GroupedColumns(16))), frozen(three_layers())
+    pack(model, torch.randn(4, 48), kernels_too=False)
+    assert isinstance(model[0], GroupedLinear)
+    save_packed(model, tmp_path / "packed.safetensors")
+    load_packed(again, tmp_path / "packed.safetensors")
+    for packed in (model, again):
+        for name, parameter in packed.named_parameters():
+            assert parameter.requires_grad == ({"values": "weight"}.get(key := name.rpartition(".")[2], key) in trained)
 
 
 class Sum(nn.Module):
@@ -359,3 +372,62 @@ def test_a_report_is_a_value():
     layer = inference.PackedLayer("a", "dense", (2, 3), 0.5)
     assert layer.speedup is None
     assert dataclasses.replace(layer, packed_ms=2.0, best_dense_ms=3.0).speedup == 1.5
+
+
+def in_rows(x):
+    """The same numbers, in which the channels of a place lie side by side."""
+    return x.movedim(1, -1).contiguous().movedim(-1, 1)
+
+
+def network_of(dimensions, formats):
+    """Convolutions with and without zeros, with weights in a memory format of torch."""
+    torch.manual_seed(0)
+    layer, pooling = getattr(nn, f"Conv{dimensions}d"), getattr(nn, f"MaxPool{dimensions}d")
+    model = nn.Sequential(
+        *(layer(3, 16, 3, padding=1), nn.GELU(), layer(16, 32, 1), nn.ReLU(), pooling(2)),
+        *(layer(32, 32, 3, padding=1), nn.GELU(), layer(32, 16, 3, padding=1), nn.GELU(), layer(16, 8, 1)),
+    ).eval()
+    sparsify(model, 0.8, include=["2.weight", "5.weight", "9.weight"], allocate=uniform)
+    return model.to(memory_format=formats) if formats else model
+
+
+@pytest.mark.parametrize(
+    ("dimensions", "formats"), [(1, None), (2, torch.channels_last), (3, torch.channels_last_3d)], ids=str
+)
+def test_every_memory_format_is_packed_alike(dimensions, formats, clock, monkeypatch, tmp_path):
+    """The same forms of the same bytes, tried on what packed layers write; and either model takes either input."""
+    clock(2.0)
+    x = torch.randn(2, 3, *[10] * dimensions)
+    dense, expected = network_of(dimensions, None), network_of(dimensions, None)(x)
+    tried = []
+    convolved = SparseConv2d._convolved
+
+    def spy(self, image, *args):
+        tried.append(image.is_contiguous())
+        return convolved(self, image, *args)
+
+    monkeypatch.setattr(SparseConv2d, "_convolved", spy)
+    made = []
+    for model, example in ((dense, x), (network_of(dimensions, formats), in_rows(x))):
+        made.append((model, pack(model, example)))
+    assert all(tried)
+    if tried and dimensions == 2:
+        middle = made[1][0][7].weight  # of a layer without zeros, which goes on as the packed ones write
+        assert middle.stride() == made[0][0][7].weight.stride()
+    (first, found), (second, again) = made
+    assert [(each.name, each.kind, each.bytes) for each in found.layers] == [
+        (each.name, each.kind, each.bytes) for each in again.layers
+    ]
+    assert (found.blocks, found.poolings) == (again.blocks, again.poolings)
+    assert [type(each) for each in first.modules()] == [type(each) for each in second.modules()]
+    for ours, other in zip(first.state_dict().values(), second.state_dict().values(), strict=True):
+        assert torch.equal(ours, other)
+    for model in (first, second):
+        for given in (x, in_rows(x)):
+            torch.testing.assert_close(model(given), expected, rtol=1e-4, atol=1e-5)
+    save_packed(first, tmp_path / "packed.safetensors")
+    read = network_of(dimensions, formats)
+    load_packed(read, tmp_path / "packed.safetensors")
+    if any(isinstance(each, SparseConv2d) for each in read.modules()):
+        assert all(each.is_contiguous() for each in read.parameters())
+    torch.testing.assert_close(read(in_rows(x)), expected, rtol=1e-4, atol=1e-5)

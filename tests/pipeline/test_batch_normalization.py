@@ -49,7 +49,7 @@ def test_what_moved_is_told():
         "BatchNorm  Channels  Mean moved by σ  Variance times",
         "0                 2            0.707               2",
         "",
-        "1 made anew from 1 batches.",
+        "1 re-estimated from 1 batches.",
         "1: not reached, and left as it was.",
     ]
 
@@ -62,14 +62,6 @@ def test_as_update_bn_but_without_dropout():
     reestimate_batchnorm(model, batches)
     for name, buffer in model.named_buffers():
         torch.testing.assert_close(buffer, oracle.get_buffer(name))
-
-
-def test_a_second_time_changes_nothing():
-    model, batches = network(), images()
-    reestimate_batchnorm(model, batches)
-    once = copy.deepcopy(model.state_dict())
-    reestimate_batchnorm(model, batches)
-    assert all(torch.equal(value, once[key]) for key, value in model.state_dict().items())
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -105,15 +97,6 @@ def test_what_the_batches_never_reach_keeps_its_statistics():
     reestimate_batchnorm(model, [torch.randn(4, 2) + 9], forward=lambda m, batch: m["used"](batch))
     assert model["unused"].running_mean.eq(7).all()
     assert model["used"].running_mean.gt(5).all()
-
-
-def test_which_modules_count():
-    model = nn.Sequential(
-        nn.BatchNorm1d(2), nn.BatchNorm2d(2, track_running_stats=False), nn.SyncBatchNorm(2), nn.LayerNorm(2),
-        nn.InstanceNorm1d(2, track_running_stats=True),
-    )  # fmt: skip
-    assert list(batchnorms(model)) == ["0", "2"]
-    reestimate_batchnorm(nn.SyncBatchNorm(2), [torch.randn(4, 2)])
 
 
 @pytest.mark.parametrize(

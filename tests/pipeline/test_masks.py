@@ -81,27 +81,6 @@ def test_sparsify_agrees_with_torch():
         assert torch.equal(module.weight_mask.bool(), mask)
 
 
-def test_sparsify_works_on_every_pattern_and_allocation():
-    for pattern in (Rows(), Block(4, 4), Channels(), Channels(1)):
-        for allocate in (uniform, erk):
-            model = network()
-            found = sparsify(model, 0.5, pattern=pattern, allocate=allocate)
-            assert sparsity_of(model) == pytest.approx(sparsity_of(found))
-            assert 0.4 < sparsity_of(found) < 0.6
-    model = network()
-    sparsify(model, pattern=NM(2, 4))
-    assert sparsity_of(model) == 0.5
-
-
-def test_non_contiguous_parameters():
-    model = network().to(memory_format=torch.channels_last)
-    assert not model[0].weight.is_contiguous()
-    found = sparsify(model, 0.7)
-    plain = sparsify(network(), 0.7)
-    assert all(torch.equal(found[name], plain[name]) for name in plain)
-    assert sparsity_of(model) == pytest.approx(sparsity_of(found))
-
-
 def test_a_removed_nan_becomes_zero():
     weights = {"w": torch.tensor([math.nan, math.inf, -math.inf, 3.0])}
     for layout in (lambda w: w, lambda w: torch.stack([w, w], 1)[:, 0]):
@@ -145,15 +124,6 @@ def test_a_failing_call_changes_nothing():
     with pytest.raises(ValueError, match="For 50 percent"):
         sparsify(model, 50)
     assert same(model, before)
-
-
-def test_apply_and_attach_return_the_masks():
-    masks = {"weight": torch.tensor([[True, False]])}
-    for verb in (apply_, attach):
-        done = verb(nn.Linear(2, 1), masks)
-        assert list(done) == ["weight"]
-        assert done["weight"] is masks["weight"]
-        assert "weight" in str(done).splitlines()[1]
 
 
 def test_attach_and_detach():
@@ -333,12 +303,6 @@ def test_sparsify_counts_what_attached_masks_removed():
     assert all(not bool((mask & ~first[name.replace("_orig", "_mask")]).any()) for name, mask in found.items())
 
 
-def test_weight_norm_magnitudes_are_no_targets():
-    new = nn.utils.parametrizations.weight_norm(nn.Linear(4, 6))
-    assert list(find_targets(new)) == ["parametrizations.weight.original1"]
-    assert "parametrizations.weight.original0" in find_targets(new, include="*original*")
-
-
 def test_two_parameters_over_one_memory_are_one_target():
     model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
     model[1].weight = nn.Parameter(model[0].weight.data)
@@ -366,16 +330,6 @@ def test_a_link_stays_a_link(tmp_path):
     save({"w": torch.tensor([True])}, tmp_path / "link")
     assert (tmp_path / "link").is_symlink()
     assert load(tmp_path / "real")["w"].item() is True
-
-
-def test_tied_weights_stay_tied_and_count_once():
-    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
-    model[1].weight = model[0].weight
-    found = sparsify(model, 0.5)
-    assert list(found) == ["0.weight"]
-    assert int(found["0.weight"].sum()) == 18
-    assert model[1].weight is model[0].weight
-    assert copy.deepcopy(model)(torch.randn(1, 6)).isfinite().all()
 
 
 def test_meta_and_empty():
@@ -454,14 +408,6 @@ def test_any_scores_within_earlier_masks(criterion, pattern, allocate):
         assert bool((earlier | ~mask).all())
 
 
-def test_within_masks_that_emptied_a_tensor():
-    weights = {"a": torch.randn(10), "b": torch.randn(10)}
-    earlier = {"a": torch.zeros(10, dtype=torch.bool), "b": torch.ones(10, dtype=torch.bool)}
-    for options in ({}, {"allocate": lambda *arguments: masks.everywhere(*arguments, min_kept=3)}):
-        found = make_masks(weights, 0.6, within=earlier, **options)
-        assert {name: int(mask.sum()) for name, mask in found.items()} == {"a": 0, "b": 8}
-
-
 def test_earlier_masks_that_do_not_fit():
     weights = {"w": torch.randn(2, 4)}
     for options in (
@@ -517,13 +463,6 @@ def test_masks_that_share_memory_are_saved(tmp_path):
     assert all(torch.equal(mask, found[name]) for name, mask in load(tmp_path / ("long" * 60)).items())
     with pytest.raises(IsADirectoryError, match="is a folder; name the file of masks in it"):
         load(tmp_path)
-
-
-def test_every_width_of_a_number_is_zeroed():
-    for dtype in (torch.complex128, torch.complex64, torch.float8_e4m3fn, torch.int8, torch.bool):
-        weight = torch.ones(3).to(dtype)
-        apply_({"w": weight}, {"w": torch.tensor([True, False, True])})
-        assert weight.to(torch.complex64).tolist() == [1, 0, 1]
 
 
 def test_empty_tensors_beside_others():
@@ -658,31 +597,8 @@ def test_masks_are_saved_and_copied_as_a_dict_is(tmp_path):
     assert copy.deepcopy(found)["weight"] is not found["weight"]
 
 
-def test_masks_of_nothing_print():
-    assert str(Masks()).splitlines()[-1].split() == ["0", "in", "all", "0", "0", "0"]
-    assert len(str(Masks(weight=torch.tensor([True]))).splitlines()) == 2
-
-
 def equal(found, expected):
     return list(found) == list(expected) and all(torch.equal(mask, expected[name]) for name, mask in found.items())
-
-
-class Watched(Mapping):
-    """Weights that are made on access, and note it."""
-
-    def __init__(self, tensors):
-        self.tensors, self.read = tensors, set()
-        self.shapes = {name: tensor.shape for name, tensor in tensors.items()}
-
-    def __getitem__(self, name):
-        self.read.add(name)
-        return self.tensors[name]
-
-    def __iter__(self):
-        return iter(self.tensors)
-
-    def __len__(self):
-        return len(self.tensors)
 
 
 def test_globs_choose_among_weights_in_every_verb():
@@ -699,21 +615,3 @@ def test_globs_choose_among_weights_in_every_verb():
     assert sparsity_of(model, include=first) == pytest.approx(0.5, abs=0.01)
     assert sparsity_of(model, exclude=first) == sparsity_of(weights, exclude=first) == 0
     assert list(masks.masks_from_zeros(model)) == list(masks.masks_from_zeros(weights, include=first)) == [first]
-
-
-def test_what_globs_leave_out_is_not_read():
-    weights = Watched({name: torch.randn(4, 8) for name in ("a.weight", "b.weight", "c.weight")})
-    make_masks(weights, 0.5, exclude="b.*")
-    assert weights.read == {"a.weight", "c.weight"}
-
-
-def test_some_masks_are_detached_and_the_others_stay():
-    model = network()
-    found = make_masks(find_targets(model), 0.5)
-    attach(model, found)
-    first, *others = found
-    assert equal(detach(model, include=first), {first: found[first]})
-    assert {name.removesuffix("_orig") for name, _ in model.named_parameters() if name.endswith("_orig")} == set(others)
-    with pytest.raises(ValueError, match="no parameter matches"):
-        detach(model, include=first)
-    assert equal(detach(model), {name: found[name] for name in others})

@@ -164,18 +164,6 @@ def test_synflow_in_rounds_never_collapses_a_layer_where_one_shot_does():
     assert all((entry["flow"] * rounds[name]).any() for name, entry in collect(model, x, "flow").items())
 
 
-def test_flow_alone_looks_at_one_batch():
-    taken = []
-
-    def endless():
-        for number in itertools.count():
-            taken.append(number)
-            yield torch.randn(2, 8)
-
-    sparsify(network(), 0.9, criterion=synflow, batches=endless(), rounds=5)
-    assert taken == [0]
-
-
 def test_attached_masks_are_earlier_masks():
     model = network()
     attach(model, make_masks(find_targets(model), 0.5))
@@ -209,15 +197,6 @@ def test_batch_normalization_is_re_estimated_if_there_is_data(rounds):
     assert model.training
 
 
-def test_magnitudes_need_no_loss_for_it():
-    model = convolutions()
-    sparsify(model, 0.7, batches=pairs(3, 10, 10))
-    assert model[1].running_mean.any()
-    sparsify(network(), 0.7, batches=pairs(8))  # nothing to re-estimate, and no warning
-    with pytest.warns(UserWarning, match="no BatchNorm"):
-        sparsify(network(), 0.7, batches=pairs(8), reestimate=True)
-
-
 # failures
 
 
@@ -240,14 +219,6 @@ def test_a_round_that_fails_leaves_the_model_as_it_was(calls):
         sparsify(model, 0.9, criterion=saliency, batches=pairs(3, 10, 10), loss=breaks_after(calls), rounds=3)
     assert same(model.state_dict(), before)
     assert model[0].weight.grad.eq(1).all()
-
-
-def test_a_re_estimation_that_fails_leaves_the_model_as_it_was():
-    model = convolutions()
-    before = copy.deepcopy(model.state_dict())
-    with pytest.raises(ValueError, match="1: the statistics of the batches are not finite"):
-        sparsify(model, 0.5, batches=[torch.full((2, 3, 8, 8), torch.inf)])
-    assert same(model.state_dict(), before)
 
 
 @pytest.mark.parametrize(

@@ -13,23 +13,6 @@ from secateur import prune
 from support.pruned import linear, zeros
 
 
-def test_of_equal_scores_the_first_in_memory_order_are_kept():
-    one, other = nn.Linear(4, 3), nn.Linear(4, 3)
-    for layer in (one, other):
-        nn.init.ones_(layer.weight)
-    prune.global_unstructured([(one, "weight"), (other, "weight")], prune.L1Unstructured, amount=7)
-    assert other.weight_mask.flatten().tolist() == [1] * 5 + [0] * 7
-    assert one.weight_mask.all()
-    prune.l1_unstructured(one, "weight", 7)
-    assert one.weight_mask.flatten().tolist() == [1] * 5 + [0] * 7
-    for dim in (0, 1):
-        layer = nn.Linear(4, 3)
-        nn.init.ones_(layer.weight)
-        prune.ln_structured(layer, "weight", 2, 2, dim)
-        size = layer.weight.shape[dim]
-        assert layer.weight_mask.amax(1 - dim).tolist() == [1] * (size - 2) + [0] * 2
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_row_08_norms_of_half_precision_do_not_overflow(dtype):
     layer = nn.Linear(64, 3).to(dtype)

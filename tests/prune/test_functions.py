@@ -111,16 +111,6 @@ def test_masks_of_several_tensors_are_those_of_each():
         assert type(hook) is type(other) is prune.CustomFromMask
 
 
-def test_masks_of_several_tensors_come_on_top_of_what_is_pruned():
-    layer = prune.l1_unstructured(linear(), "weight", 6)
-    mask = torch.rand(4, 6) > 0.5
-    before = layer.weight_mask
-    prune.custom_from_masks({(layer, "weight"): mask})
-    assert torch.equal(layer.weight_mask, before * mask)
-    (container,) = layer._forward_pre_hooks.values()
-    assert [type(method) for method in container] == [prune.L1Unstructured, prune.CustomFromMask]
-
-
 def test_a_tensor_under_two_names_keeps_what_both_masks_keep():
     first, second = tied()
     masks = [torch.rand(first.weight.shape) > 0.5 for _ in range(2)]

@@ -536,17 +536,6 @@ def test_checkpointing_and_autocast():
     assert net[0].weight_orig.grad.dtype == torch.float32
 
 
-def test_sparse_gradients_of_embeddings():
-    table = nn.Embedding(9, 3, sparse=True)
-    prune.random_unstructured(table, "weight", 0.5)
-    optimizer = torch.optim.SparseAdam(table.parameters())
-    table(torch.tensor([1, 4])).sum().backward()
-    gradient = table.weight_orig.grad
-    assert gradient.is_sparse
-    assert torch.equal(gradient.to_dense()[1], table.weight_mask[1])
-    optimizer.step()
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_scripting_and_quantization_ask_to_remove_first():
     net = two_layers()
@@ -559,14 +548,6 @@ def test_scripting_and_quantization_ask_to_remove_first():
     for layer in (net[0], net[2]):
         prune.remove(layer, "weight")
     torch.jit.script(net)
-
-
-def test_replicas_of_data_parallel():
-    layer = prune.l1_unstructured(linear(), "weight", 0.5)
-    replica = layer._replicate_for_data_parallel()
-    replica.weight_orig = (layer.weight_orig * 2).detach()
-    replica.weight_mask, replica.bias = layer.weight_mask, layer.bias
-    assert torch.equal(replica.weight, 2 * layer.weight)
 
 
 def test_row_24_each_read_is_a_new_tensor():

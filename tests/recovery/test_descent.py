@@ -30,7 +30,7 @@ def fresh(steps=6):
     layer = nn.Linear(4, 4)
     with torch.no_grad():
         layer.weight[0] = 0
-    return layer, Descent([Whole(layer.weight, layer.weight.data.ne(0)), Whole(layer.bias)], steps, rate=0.1, decay=0.1)
+    return layer, Descent([Whole(layer.weight, layer.weight.data.ne(0)), Whole(layer.bias)], steps, rate=0.1)
 
 
 def test_a_run_that_goes_on_is_the_one_that_was_not_stopped():
@@ -48,7 +48,7 @@ def test_a_run_that_goes_on_is_the_one_that_was_not_stopped():
         after.step(second(batch).square().mean())
     assert torch.equal(second.weight, layer.weight)
     assert torch.equal(second.bias, layer.bias)
-    assert bool(layer.weight[0].eq(0).all()), "also under decay"
+    assert bool(layer.weight[0].eq(0).all())
 
 
 def test_what_is_wrong_is_said():
@@ -66,8 +66,8 @@ def test_what_is_wrong_is_said():
         ({"0.other": good["0.value"]}, "holds 0.other"),
         ({"0.value": torch.ones(3)}, r"0.value has shape \(3,\)"),
         ({**good, "0.value": torch.full((4, 4), torch.inf)}, "0.value is not finite"),
-        ({"0.value": good["0.value"]}, "lacks some of what the optimizer remembers"),
-        ({**good, "0.step": torch.ones(())}, "lacks some of what the optimizer remembers"),
+        ({"0.value": good["0.value"]}, "has no full state of the optimizer"),
+        ({**good, "0.step": torch.ones(())}, "has no full state of the optimizer"),
     ):
         with pytest.raises(ValueError, match=message):
             descent.load(wrong, 1)
@@ -75,16 +75,16 @@ def test_what_is_wrong_is_said():
 
 @pytest.mark.parametrize("make", [lambda: torch.randn(5, 3), lambda: torch.randn(3, 5).T], ids=["rows", "columns"])
 def test_steps_are_those_of_adamw_written_down_plainly(make):
-    leaf, rate, decay = nn.Parameter(make()), 0.1, 0.2
+    leaf, rate = nn.Parameter(make()), 0.1
     gradients, mask = torch.randn(4, 5, 3).double(), torch.rand(5, 3) > 0.3
     expected, first, second = leaf.detach().double(), torch.zeros(5, 3).double(), torch.zeros(5, 3).double()
-    descent = Descent([Whole(leaf, mask)], 4, rate=rate, decay=decay, clip=1e9)
+    descent = Descent([Whole(leaf, mask)], 4, rate=rate)
     for step, gradient in enumerate(gradients):
         descent.step((leaf * gradient.float()).sum())
         gradient = gradient * mask
+        gradient = gradient * min(1.0, 1 / (float(gradient.norm()) + 1e-6))
         now = rate_at(step, 4, rate)
         first, second = 0.9 * first + 0.1 * gradient, 0.999 * second + 0.001 * gradient**2
-        expected = expected * (1 - now * decay)
         sizes = (second / (1 - 0.999 ** (step + 1))).sqrt() + 1e-8
         expected = expected - now * (first / (1 - 0.9 ** (step + 1))) / sizes
     assert torch.allclose(leaf.detach().double(), expected, atol=1e-5)

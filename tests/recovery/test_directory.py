@@ -181,7 +181,7 @@ def test_a_run_goes_on_only_with_the_same_request_and_a_state_that_is_whole(dire
     (dense / "config.json").write_text(config)
     state = directories / "out.unfinished" / "state.safetensors"
     state.write_bytes(state.read_bytes()[:-1] + b"\x01")
-    with pytest.raises(CheckpointError, match=r"damaged .* Remove .*out.unfinished to begin anew"):
+    with pytest.raises(CheckpointError, match=r"damaged .* Remove .*out.unfinished to start over"):
         recover_checkpoint(sparse, dense, out, batches("llama"), steps=5, **FAST)
     shutil.rmtree(directories / "out.unfinished")
     recover_checkpoint(sparse, dense, out, batches("llama"), steps=5, **FAST)
@@ -277,7 +277,7 @@ def test_a_run_that_can_not_be_leaves_nothing_or_says_what(directories):
     with pytest.raises(ValueError, match=r"not finite|is nan|grew beyond"):
         recover_checkpoint(*paths, batches("llama"), steps=3, local=0, rate=1e30)
     assert not (directories / "out.unfinished").exists()
-    with pytest.raises(ValueError, match=r"lower rate=\. Remove .*out\.unfinished to begin anew\."):
+    with pytest.raises(ValueError, match=r"lower rate=\. Remove .*out\.unfinished to start over\."):
         recover_checkpoint(*paths, batches("llama"), steps=3, local=1, rate=1e30)
     assert (directories / "out.unfinished").exists()
     shutil.rmtree(directories / "out.unfinished")
@@ -312,17 +312,6 @@ def test_a_narrower_directory_recovers_and_fewer_blocks_by_the_outputs(directori
     assert done.steps == 2
 
 
-def test_half_precision_on_the_disk(directories):
-    model = LlamaForCausalLM.from_pretrained(directories / "sparse").bfloat16()
-    model.save_pretrained(directories / "half")
-    done = recover_checkpoint(
-        directories / "half", directories / "dense", directories / "out", batches("llama"), steps=3, **FAST
-    )
-    assert all(was == now for was, now in done.zeros.values())
-    assert {each.dtype for each in inspect_checkpoint(directories / "out").tensors} == {"BF16"}
-    assert verify_checkpoint(directories / "out", directories / "half").ok
-
-
 def test_what_is_wrong_is_said(directories, monkeypatch):
     sparse, dense, out = (directories / name for name in ("sparse", "dense", "out"))
     with pytest.raises(CheckpointError, match="already exists"):
@@ -351,24 +340,6 @@ def test_a_directory_of_fewer_tokens_is_refused_before_anything_is_copied(direct
     with pytest.raises(ValueError, match="the model knows 60 tokens and the teacher 64"):
         recover_checkpoint(directories / "small", directories / "dense", directories / "out", batches("llama"))
     assert not (directories / "out.unfinished").exists()
-
-
-def test_steps_that_end_worse_are_not_written(directories):
-    sparse, dense, out = (directories / name for name in ("sparse", "dense", "out"))
-    with pytest.warns(UserWarning, match=r"Over 1 batch the loss \(kl\) was .*: they are not kept"):
-        done = recover_checkpoint(sparse, dense, out, batches("llama"), steps=6, local=0, rate=3.0)
-    assert not done.judged.is_kept
-    was, now = (LlamaForCausalLM.from_pretrained(each).state_dict() for each in (sparse, out))
-    assert all(torch.equal(each, now[name]) for name, each in was.items())
-    assert verify_checkpoint(out, sparse).ok
-    record = json.loads((out / "secateur.json").read_text())
-    assert record["judged"]["after"] > record["judged"]["before"]
-    assert record["pruned"] == {}
-    with pytest.warns(UserWarning, match="they are not kept"):
-        recover_checkpoint(sparse, dense, directories / "other", batches("llama"), steps=6, local=1, rate=3.0)
-    recover_checkpoint(sparse, dense, directories / "local", batches("llama"), steps=0, local=1)
-    one, other = (LlamaForCausalLM.from_pretrained(directories / each).state_dict() for each in ("other", "local"))
-    assert all(torch.equal(each, other[name]) for name, each in one.items())
 
 
 def test_a_run_that_goes_on_is_judged_by_where_it_began(directories):

@@ -50,7 +50,7 @@ def test_labels_are_not_the_teachers_and_shares_add_up():
     with pytest.raises(ValueError, match="the model that was to be watched has not been run"):
         distillation.mixed(None)
     for share in (0, 1.5):
-        with pytest.raises(ValueError, match="share is how much of the loss is the teacher's"):
+        with pytest.raises(ValueError, match="share must be above 0 and at most 1"):
             Distillation(teacher, share=share)
     with pytest.raises(ValueError, match="no loss is called 'x'"):
         Distillation(teacher, "x")

@@ -22,7 +22,7 @@ def test_a_result_prints_as_tables():
     )
     text = str(done)
     assert "layers.0 norm 0.50000 0.25000" in " ".join(text.split())
-    assert "2 parts of blocks lack 0.18750 of what the teacher's give, in the mean; before 0.50000." in text
+    assert "2 parts of blocks: mean relative error 0.18750 to the teacher, before 0.50000." in text
     assert "40 steps over 1,234 rows: the loss (kl) went from 0.52083 to" in text
     assert "Zeros in 1 weights: 12 before, 12 after." in text
     assert "Left out: the rest, since it is hard." in text

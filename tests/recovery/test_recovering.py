@@ -2,16 +2,15 @@
 
 import copy
 import random
-import warnings
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from secateur import attach, oneshot, shrink, sparsify
+from secateur import attach, sparsify
 from secateur.recovery import recover
-from support.families import batches, make
+from support.families import make
 
 
 def contents(model):
@@ -22,9 +21,7 @@ def same(one, other):
     return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"local": 0}, {"adapters": 2}, {"local": 0, "loss": "mse", "decay": 0.1}], ids=str
-)
+@pytest.mark.parametrize("options", [{}, {"local": 0}, {"adapters": 2}, {"local": 0, "loss": "mse"}], ids=str)
 def test_zeros_stay_and_outputs_come_nearer(pair, options):
     model, teacher, tokens = pair
     before, theirs = contents(model), contents(teacher)
@@ -87,16 +84,6 @@ def test_half_precision_is_trained_as_float32_and_rounded_once(pair, dtype, adap
         assert torch.equal(each[rounded.ne(0)], rounded[rounded.ne(0)])
 
 
-def test_a_teacher_in_half_precision_and_inputs_of_numbers():
-    teacher = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).bfloat16()
-    model = copy.deepcopy(teacher)
-    sparsify(model, 0.5)
-    images = [(torch.randn(5, 6).bfloat16(), torch.zeros(5)) for _ in range(4)]
-    done = recover(model, teacher, images, steps=40, rate=1e-2, loss="mse")
-    assert done.last < done.first
-    assert model[0].weight.dtype == torch.bfloat16
-
-
 def test_attached_masks_stay_attached_and_what_they_hide_stays_too(pair):
     model, teacher, tokens = pair
     masks = sparsify(model, 0.5)
@@ -113,27 +100,6 @@ def test_attached_masks_stay_attached_and_what_they_hide_stays_too(pair):
         assert bool(model.get_parameter(f"{name}_orig")[~mask].eq(5).all())
         module, _, key = name.rpartition(".")
         assert torch.allclose(getattr(model.get_submodule(module), key), weights[name], atol=1e-6)
-
-
-def test_what_shrink_left_recovers_against_the_wider_teacher():
-    teacher = make("llama")
-    model = copy.deepcopy(teacher)
-    tokens = [{"input_ids": torch.randint(3, 64, (4, 12))} for _ in range(3)]
-    shrink(model, tokens[0], 0.3, batches=tokens)
-    shapes = {name: each.shape for name, each in model.named_parameters()}
-    done = recover(model, teacher, tokens, steps=40, rate=1e-2)
-    assert done.last < done.first
-    assert {name: each.shape for name, each in model.named_parameters()} == shapes
-
-
-def test_an_n_m_pattern_stays_one():
-    teacher = make("bert")
-    model = copy.deepcopy(teacher)
-    oneshot(model, batches("bert"), pattern="2:4")
-    done = recover(model, teacher, batches("bert"), steps=5)
-    for name in done.zeros:
-        groups = model.get_parameter(name).reshape(-1, 4)
-        assert bool(groups.ne(0).sum(1).le(2).all()), name
 
 
 def test_a_network_with_batch_normalization_keeps_its_statistics():
@@ -293,16 +259,6 @@ def test_what_is_judged_is_the_loss_of_the_same_batches(pair):
         assert getattr(done.judged, word) == pytest.approx(float(torch.stack(found).mean()), rel=1e-4)
     assert done.judged.is_kept
     assert f"Over 3 batches the loss (loss) was {done.judged.before:.5f} before" in str(done)
-
-
-def test_a_model_that_is_its_teacher_is_not_led_away_from_it(pair):
-    _, teacher, tokens = pair
-    model = copy.deepcopy(teacher)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # where equal outputs are not equal to the last bit, the steps are not kept
-        done = recover(model, teacher, tokens, steps=4, local=0, rate=1e-2)
-    assert done.judged.before == pytest.approx(0, abs=1e-6)
-    assert same(contents(model), contents(teacher))
 
 
 def test_steps_that_lead_away_are_not_kept(pair):

@@ -116,7 +116,7 @@ def test_a_text_that_is_damaged_or_of_another_request_is_told(directories, monke
         recover_checkpoint(sparse, dense, out, Sampled(samples=6, length=7, size=2), **FAST)
     for bad in (b"", good[:-8] + b"12345678", good[:40]):
         kept.write_bytes(bad)
-        with pytest.raises(CheckpointError, match=r"the text of a run that was stopped, and damaged .* to begin anew"):
+        with pytest.raises(CheckpointError, match=r"the text of a run that was stopped, and damaged .* to start over"):
             recover_checkpoint(sparse, dense, out, FEW, **FAST)
     said = {"seed": 0, "samples": 5, "length": 7, "size": 2}
     for rows in (torch.full((5, 7), 64), torch.zeros(5, 6).long(), torch.zeros(6, 7).long(), torch.zeros(5, 7)):

@@ -16,7 +16,7 @@ from support.reports import make_results
 
 def test_colours_follow_the_page(page_path: Path) -> None:
     svg = re.findall(r"<svg.*?</svg>", page_path.read_text(encoding="utf-8"), re.DOTALL)
-    assert len(svg) == 8  # before, after, size, work, layers, history, two histograms
+    assert len(svg) == 7  # before, after, size, work, history, two histograms
     for one in svg:
         assert "var(--ink)" in one
         assert "#01000" not in one

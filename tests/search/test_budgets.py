@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from secateur.search.budgets import COSTS, Budget, budget_in_words, holds, parse_budget, words_of_budget
+from secateur.search.budgets import COSTS, Budget, budget_in_words, parse_budget
 
 DENSE = {"params": 1000.0, "macs": 5000.0, "bytes": 4000.0, "latency": 8.0}
 
@@ -21,13 +21,6 @@ def test_above_one_it_is_the_amount(word, amount):
     assert parse_budget({word: amount}).of(DENSE) == {word: amount}
 
 
-def test_several_limits_hold_together():
-    limits = parse_budget({"params": 0.5, "latency": 3}).of(DENSE)
-    assert holds(limits, {"params": 500, "latency": 3.0})
-    assert not holds(limits, {"params": 501, "latency": 3.0})
-    assert not holds(limits, {"params": 500, "latency": 3.1})
-
-
 @given(st.floats(0, 1, exclude_min=True))
 def test_what_is_typed_is_what_is_given(share):
     assert budget_in_words([f"latency={share!r}", "bytes=300e6"]) == {"latency": share, "bytes": 3e8}
@@ -37,10 +30,6 @@ def test_a_score_is_kept_at_the_least_of_a_cost():
     budget = parse_budget(None, 0.99, target="latency")
     assert budget == Budget({}, 0.99, "latency")
     assert budget.words == ("latency",)
-
-
-def test_words():
-    assert words_of_budget(parse_budget({"latency": 4.5})) == "latency 4.5 ms"
 
 
 @pytest.mark.parametrize(

@@ -42,20 +42,6 @@ def test_progression_removes_more_of_later_blocks():
     assert found[0] < found[-1]
 
 
-def test_everywhere_is_by_scores():
-    """Of later blocks, whose weights are smaller, more leaves."""
-    model = blocks(3)
-    space = space_of(model, ("oneshot",), shares=tuple(at / 50 for at in range(1, 50)))
-    found = candidates(model, space, {"params": 0.6 * space.cost(space.dense, "params")}, inputs())["everywhere"]
-    assert found[0] < found[-1]
-
-
-def test_what_cannot_be_met_has_no_candidates():
-    model = blocks(3)
-    space = space_of(model, ("shrink",))
-    assert candidates(model, space, {"params": 0.01 * space.cost(space.dense, "params")}, inputs()) == {}
-
-
 def test_matrices_of_which_nothing_says_what_they_are_multiplied_with_are_ranked_by_magnitude(monkeypatch):
     model = blocks(3)
     space = space_of(model, ("oneshot",))

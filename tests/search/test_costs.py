@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from secateur.coupling import find_coupling
-from secateur.search.costs import TARGETS, bill_in, bill_of, stored
+from secateur.search.costs import TARGETS, bill_in, bill_of
 from secateur.shrinking import Tied
 from secateur.support import Fields
 
@@ -44,8 +44,3 @@ def test_it_is_read_as_it_was_written(bill):
     read = bill_in(Fields(json.loads(json.dumps(bill.to_json())), Path("levels.json")))
     for target in TARGETS:
         assert read.of(target, {0: 3, 2: 0.25}) == bill.of(target, {0: 3, 2: 0.25})
-
-
-def test_bytes_of_a_sparse_tensor_are_never_more_than_dense():
-    assert stored(1.0, 2) == 1
-    assert stored(0.0, 4) == 1 / 32

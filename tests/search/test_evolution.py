@@ -40,7 +40,7 @@ def problem(number, groups=4, levels=3):
     return loss, fits, [levels] * groups
 
 
-@pytest.mark.parametrize("number", range(20))
+@pytest.mark.parametrize("number", range(5))
 def test_of_four_layers_and_three_levels_it_is_within_two_percent_of_the_best_of_all(number):
     loss, fits, sizes = problem(number)
     every = [each for each in itertools.product(*map(range, sizes)) if fits(each)]
@@ -96,13 +96,6 @@ def test_no_more_passes_are_made_than_were_granted(passes, batches):
     found = evolved(sizes, {"uniform": (1,) * 8}, counted, fits, batches=batches, passes=passes)
     assert found.passes == pytest.approx(sum(asked) / batches)
     assert found.passes <= max(passes, 1) + 3.5 + 22 / batches  # a generation that has begun ends
-
-
-def test_more_passes_find_no_less():
-    loss, fits, sizes = problem(7, groups=10, levels=8)
-    start = {"uniform": (1,) * 10}
-    few, many = (evolved(sizes, start, loss, fits, batches=32, passes=passes).loss for passes in (4, 60))
-    assert many <= few < loss(start["uniform"], range(32))
 
 
 def test_a_loss_that_is_nan_is_no_progress():

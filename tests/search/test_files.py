@@ -38,7 +38,6 @@ def test_it_is_read_as_it_was_written(tmp_path):
     gone = {(name, dim): places.tolist() for name, dim, places in read.gone(1)}
     assert gone["up.weight", 0] == [False, True, True, False]
     assert gone["down.weight", 1] == [False, False, True, True, True, False, False]
-    assert read.plans(1) == []
 
 
 def test_a_name_may_be_longer_than_that_of_a_file(tmp_path):
@@ -86,7 +85,6 @@ def rewritten(path, change):
         lambda said, _: said["levels"][0].update(error=-1.0),
         lambda said, _: said["levels"][0].update(share=2.0),
         lambda said, _: said["levels"][0].update(left={}),
-        lambda said, _: said["levels"][0].update(plan={"tensors": 3}),
         lambda said, _: said.update(levels=[]),
         lambda _, header: header.pop("__metadata__"),
         lambda _, header: header["kept.1.0"].update(dtype="I8"),

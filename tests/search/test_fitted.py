@@ -1,13 +1,11 @@
 """What a fit says of itself: tables, the knee, and fields of the choice."""
 
-import math
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from secateur.search import fit
-from secateur.search.fitted import Point, cost_text, knee_of
+from secateur.search.fitted import Point, knee_of
 from support.fitting import blocks, inputs
 
 BENT = [Point(1.0, 0.0), Point(0.8, 0.1), Point(0.6, 0.3), Point(0.4, 4.0)]
@@ -22,17 +20,6 @@ def test_a_straight_line_has_no_knee():
     assert knee_of([Point(1.0, 0.0), Point(0.5, 0.5), Point(0.0, 1.0)]) is None
     assert knee_of([]) is None
     assert knee_of([Point(1.0, 1.0), Point(0.8, 0.5), Point(0.5, 0.4)]) is None  # it gets better
-
-
-def test_what_overflows_is_no_end_of_the_curve():
-    assert knee_of([*BENT, Point(0.2, math.inf)]) == 0.6
-
-
-@pytest.mark.parametrize(
-    ("word", "cost", "text"), [("macs", 1e6, "1,000,000"), ("bytes", 500, "500 B"), ("latency", 0.01234, "0.0123 ms")]
-)
-def test_costs_are_shown_as_what_they_are(word, cost, text):
-    assert cost_text(word, cost) == text
 
 
 def test_it_prints_what_was_asked_and_what_came_of_it():

@@ -73,7 +73,7 @@ def test_what_is_no_levels_is_refused(found, tmp_path):
     with pytest.raises(FileNotFoundError):
         fit(model, inputs(), budget={"params": 0.7}, levels=tmp_path / "nothing")
     for other in ({"shares": (0.5,)}, {"round_to": 4}):
-        with pytest.raises(ValueError, match="levels= are made already, with shares= and round_to= of their own"):
+        with pytest.raises(ValueError, match="levels= have their own shares and round_to"):
             fit(model, inputs(), budget={"params": 0.7}, levels=measured, **other)
     with pytest.raises(ValueError, match="levels= were made over 'shrink': make them over 'oneshot', too"):
         fit(model, inputs(), budget={"params": 0.7}, levels=measured, over="oneshot")

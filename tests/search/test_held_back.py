@@ -76,18 +76,6 @@ def test_outputs_without_rows_in_common_lose_the_mean_in_each():
     assert rows.tolist() == pytest.approx([measured.of(other)] * 4)
 
 
-def test_single_numbers_have_a_row_each():
-    class One(nn.Linear):
-        def forward(self, x):
-            return super().forward(x)[:, 0]
-
-    measured = HeldBack(One(2, 1), [torch.randn(4, 2)], score="change")
-    other = One(2, 1)
-    (rows,) = measured.by_row(other)
-    assert len(rows) == 4
-    assert float(rows.mean()) == pytest.approx(measured.of(other))
-
-
 class Classes(nn.Module):
     def __init__(self):
         super().__init__()

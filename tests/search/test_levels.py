@@ -12,7 +12,7 @@ from secateur import shrink
 from secateur.search import Levels, make_levels
 from secateur.search.levels import FILE
 from support.measured import text, words
-from support.stacks import contents, data, stack
+from support.stacks import contents
 from support.unchanged import is_unchanged, state_of
 
 BOTH = ("shrink", "oneshot")
@@ -31,8 +31,7 @@ def outputs(model, batches):
 
 
 def every(levels, at):
-    """Of what does not leave in one piece."""
-    return {name: min(at, len(each) - 1) for name, each in levels.items() if levels.kind[name] != "branch"}
+    return {name: min(at, len(each) - 1) for name, each in levels.items()}
 
 
 # ---- what a level is ------------------------------------------------------------------------------------------------
@@ -40,7 +39,7 @@ def every(levels, at):
 
 def test_there_are_levels_of_each_kind(made):
     _, _, levels = made
-    assert {levels.kind[name] for name in levels} == {"width", "heads", "branch", "layer"}
+    assert {levels.kind[name] for name in levels} == {"width", "heads", "layer"}
     assert all(name.endswith(":layer") == (levels.kind[name] == "layer") for name in levels)
     assert [level.kept for level in levels["blocks.0.up.weight"]] == [20, 15, 10, 5]
     assert levels["blocks.0.up.weight:layer"][2].kept == 120
@@ -134,24 +133,6 @@ def test_one_level_is_what_shrink_gives_for_that_group_alone(made, name, level):
         torch.testing.assert_close(found[f"{consumer}.bias"].detach(), new[f"{consumer}.bias"], atol=1e-5, rtol=1e-3)
 
 
-def test_units_that_are_copies_of_others_cost_nothing():
-    model = stack()
-    with torch.no_grad():
-        for layer in model.layers:
-            layer.up.weight[6:] = layer.up.weight[:6]
-            layer.up.bias[6:] = layer.up.bias[:6]
-    batches = data(size=32)
-    levels = make_levels(model, batches, shares=(0.5,))
-    before = outputs(model, batches)
-    widths = [each for name, each in levels.items() if levels.kind[name] == "width"]
-    assert len(widths) == 3
-    for each in widths:
-        assert each[1].kept == 6
-        assert each[1].error < 1e-6
-    with levels.assembled(model, every(levels, 1)):
-        torch.testing.assert_close(outputs(model, batches), before, atol=1e-3, rtol=1e-3)
-
-
 def test_the_error_is_that_of_what_consumes_the_group(made):
     """On the calibration: the squares of what its outputs lost over what they were, but for the bias."""
     model, batches, levels = made
@@ -190,15 +171,6 @@ def test_costs_are_those_of_the_model_that_a_choice_comes_to(made):
     assert levels.cost(groups, "params") == done.parameters[1]
     assert levels.cost(groups, "macs") == done.multiply_adds[1]
     assert levels.cost(groups, "bytes") == done.nbytes[1]
-
-
-def test_a_layer_costs_what_is_kept_of_it(made):
-    _, _, levels = made
-    name = "blocks.0.up.weight:layer"
-    whole, half = levels[name][0], levels[name][2]
-    assert whole.costs["params"] - half.costs["params"] == 120
-    assert whole.costs["macs"] == 2 * half.costs["macs"] > 0
-    assert whole.costs["bytes"] - half.costs["bytes"] == 960 - (480 + 30)
 
 
 def test_no_cost_of_another_word(made):

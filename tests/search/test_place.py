@@ -97,7 +97,7 @@ def test_a_damaged_note_is_named(tmp_path, change, message):
     said = json.loads((folder / NOTE).read_text())
     change(said)
     (folder / NOTE).write_text(json.dumps(said))
-    refused(tmp_path / "out", rf"fit\.json: damaged: {message}.* Remove .* to begin anew")
+    refused(tmp_path / "out", rf"fit\.json: damaged: {message}.* Remove .* to start over")
 
 
 @pytest.mark.parametrize("name", ["levels.json", "levels", "result-0123456789ab", "journal.json", ".secateur.fit"])

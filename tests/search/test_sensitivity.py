@@ -25,10 +25,6 @@ def found():
     return model, sensitivity(model, text(), score="kl", **OPTIONS)
 
 
-def test_it_is_at_the_front_door():
-    assert secateur.sensitivity is sensitivity
-
-
 def test_each_cell_is_what_a_whole_run_measures(found):
     model, said = found
     lost = scorer(words(), text(), "kl")
@@ -47,15 +43,6 @@ def test_the_model_stays_and_half_of_it_is_run_for_a_cell():
     cells = sum(len(each) - 1 for each in said.levels.values())
     assert said.passes == pytest.approx(cells * (4 + 1) / 8)
     assert (said.rows, said.share) == (216, 1.0)
-
-
-def test_it_is_shown_as_a_table(found):
-    said = found[1]
-    lines = str(said).splitlines()
-    assert lines[0].split()[:2] == ["Group", "Kind"]
-    assert "kl 75%" in lines[0]
-    assert "scores took" in str(said)
-    assert "<table>" in said._repr_html_()
 
 
 def test_a_function_of_ones_own_is_measured_for_every_cell():
@@ -205,12 +192,6 @@ def test_a_function_of_the_same_name_and_other_code_is_another(tmp_path):
     again = sensitivity(stack(), data(), score=renamed(as_constant, "score"), shares=(0.5,), store=tmp_path)
     assert first.dense == again.dense
     assert first.scores != again.scores
-
-
-def test_the_same_function_takes_what_is_there(tmp_path, monkeypatch):
-    first = sensitivity(stack(), data(), score=as_size, shares=(0.5,), store=tmp_path)
-    monkeypatch.setattr(MODULE, "Replayed", None)
-    assert sensitivity(stack(), data(), score=as_size, shares=(0.5,), store=tmp_path).scores == first.scores
 
 
 @pytest.mark.parametrize(

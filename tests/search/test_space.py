@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from secateur.search import make_levels
-from secateur.search.budgets import holds
 from secateur.search.space import Class, Predicted, Space, classes_of
 from support.fitting import blocks, inputs
 
@@ -44,18 +43,6 @@ def test_what_is_chosen_costs_no_more_than_it_may(levels, share, word):
             assert not space.fits(space.last, limits)
         else:
             assert levels.cost(space.named(choice), word) <= limits[word] * (1 + 1e-9)
-
-
-@given(SHARE, SHARE)
-def test_several_limits_hold_together(levels, one, other):
-    space = space_of(levels)
-    dense = space.costs(space.dense, ("params", "macs"))
-    limits = {"params": one * dense["params"], "macs": other * dense["macs"]}
-    choice = space.least(limits)
-    if choice is not None:
-        assert holds(limits, space.costs(choice, limits))
-    else:
-        assert not space.fits(space.last, limits)
 
 
 @given(SHARE)
@@ -96,18 +83,6 @@ def test_groups_of_a_class_go_to_the_levels_that_all_have(units):
     assert errors[2] == pytest.approx(sum(units[name][2].loss for name in (names[0], names[2])))
 
 
-def test_an_allocation_is_snapped_to_what_fits(units):
-    space = space_of(units)
-    names = names_of(units)
-    limits = {"params": 0.75 * space.cost(space.dense, "params")}
-    even = space.snapped(lambda amount: dict.fromkeys(names, amount), limits)
-    first = space.snapped(lambda amount: {names[0]: amount, names[1]: amount}, limits)
-    assert space.fits(even, limits)
-    assert first is not None
-    assert first[2:] == (0, 0)
-    assert space.snapped(lambda _: {}, limits) is None
-
-
 def test_latencies_are_those_that_were_predicted(units):
     names = names_of(units)
     saved = {name: [0.0, 1.0, 2.0] for name in names[:2]}
@@ -140,13 +115,3 @@ def test_errors_that_are_given_are_those_that_count_and_an_infinite_one_is_not_l
     assert found is None or (found[at] < choice[at] and space.fits(found, limits))
     space.curves = [[float(level) for level in range(size)] for size in space.sizes]
     assert space.errors() == space.curves
-
-
-def test_the_levels_nearest_to_counts_fit(units):
-    space = space_of(units)
-    limits = {"params": 0.7 * space.cost(space.dense, "params")}
-    name = next(name for name in units if units.kind[name] == "width")
-    near = space.nearest({name: units[name][1].kept}, limits)
-    assert near is not None
-    assert space.fits(near, limits)
-    assert space.nearest({name: units[name][1].kept}, {"params": 1.0}) is None

@@ -1,7 +1,5 @@
 """Laws of amounts: they are what the coupling counts, changes are differences, and more never costs less."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -41,7 +39,7 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("target", ["params", "macs", "memory"])
+@pytest.mark.parametrize("target", ["params", "macs"])
 @pytest.mark.parametrize("name", MODELS)
 @settings(max_examples=20)
 @given(st.data())
@@ -54,7 +52,7 @@ def test_an_amount_is_what_the_coupling_counts(name, target, data):
     assert amount([each.parts for each in tied]) == cost({})
 
 
-@pytest.mark.parametrize("target", ["params", "macs", "memory", "units"])
+@pytest.mark.parametrize("target", ["params", "macs", "units"])
 @pytest.mark.parametrize("name", MODELS)
 @settings(max_examples=20)
 @given(st.data())
@@ -91,21 +89,6 @@ def test_of_groups_that_are_tied_each_keeps_its_own_number_and_shares_may_be_fra
     assert tied.parts == 4
     assert [amount([each]) for each in range(5)] == [5 * 3 * each * 2 * each for each in range(5)]
     assert amount([1.5]) == 5 * 4.5 * 3
-
-
-def test_many_numbers_at_once_are_as_one_at_a_time():
-    axis, other = Axis(1000), Axis(7)
-    amount, values = Amount([((axis, axis), 1), ((axis, other), 3)], alone(axis, other)), np.arange(1001)
-    assert amount.changes([1000, 5], 0, values).tolist() == [each**2 + 15 * each - 1_015_000 for each in range(1001)]
-    assert amount.changes([1000, 5], 0, []).tolist() == []
-
-
-def test_what_no_term_has_changes_nothing_and_no_terms_come_to_nothing():
-    axis, other = Axis(4), Axis(3)
-    amount = Amount([((axis,), 2)], alone(axis, other))
-    assert amount.changes([4, 3], 1, [0, 1, 2]).tolist() == [0, 0, 0]
-    assert Amount([], alone(axis))([3]) == 0
-    assert Amount([((Axis(math.prod([3, 4])),), 2)], [])([]) == 24
 
 
 def test_an_amount_is_its_terms():

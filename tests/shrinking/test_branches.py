@@ -49,14 +49,6 @@ def test_what_does_nothing_has_no_influence():
     assert is_unchanged(model, state)
 
 
-@pytest.mark.parametrize("share", [0.01, 0.2, 0.5, 0.79, 1.0])
-def test_as_many_leave_as_asked_and_one_stays(share):
-    model = Residual()
-    chosen, stayed = choose_branches(model, find_coupling(model, X), share, [X])
-    assert len(chosen) == min(4, math.ceil(5 * share))
-    assert stayed == {}
-
-
 def test_the_least_leave_and_what_is_excluded_stays():
     model = scaled(1.0, 0.01, 1.0, 0.02, 1.0)
     coupling = find_coupling(model, X)

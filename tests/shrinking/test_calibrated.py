@@ -127,13 +127,6 @@ def test_a_trained_model_keeps_more_of_what_it_learned():
 # ---- the same for the same ------------------------------------------------------------------------------------------
 
 
-def test_repeatable(batches):
-    one, two = words(), words()
-    first, second = (shrink(model, batches[0], 0.3, batches=batches) for model in (one, two))
-    assert same(one, two)
-    assert counts(first) == counts(second)
-
-
 @pytest.mark.parametrize("form", ["generator", "tuples", "dicts", "forward"])
 def test_batches_of_every_kind(form, batches):
     given = {
@@ -216,14 +209,6 @@ def test_an_optimizer_loses_the_same_slices(batches):
     optimizer.step()
 
 
-def test_a_head_that_is_tied_to_the_embedding_stays_tied(batches):
-    model = words(tied=True)
-    done = shrink(model, batches[0], 0.3, batches=batches)
-    assert model.head.weight is model.embed.weight
-    assert done.got > 0.2
-    assert model(batches[0]).isfinite().all()
-
-
 class Shared(Words):
     """Two blocks that share one matrix; the others are their own."""
 
@@ -284,19 +269,6 @@ def test_uniform_keeps_equally_many_and_loads(tmp_path):
     model.save_pretrained(tmp_path)
     again = LlamaForCausalLM.from_pretrained(tmp_path)
     assert torch.equal(again(**example).logits, model(**example).logits)
-
-
-def test_units_that_are_zero_leave_by_data_too(batches):
-    """Without a sparsity, and nothing else moves."""
-    model = words()
-    with torch.no_grad():
-        for tensor in (model.blocks[0].up.weight, model.blocks[0].up.bias, model.blocks[0].down.weight.T):
-            tensor[[3, 7]] = 0
-    wanted = answers(model, batches)
-    done = shrink(model, batches[0], batches=batches)
-    assert model.blocks[0].up.out_features == 18
-    assert set(counts(done).values()) <= {18, 20, 12, 4, 3}
-    assert apart(model, batches, wanted) < 1e-5
 
 
 def test_branches_leave_first(batches):
@@ -388,33 +360,6 @@ def test_a_batch_of_another_shape_is_named(batches, more):
     with pytest.raises(ValueError, match=rf"on batch {len(batches)} of {len(wrong)} \(shape \(3,\), float32\)"):
         shrink(model, batches[0], 0.3, batches=wrong, **more)
     assert is_unchanged(model, state)
-
-
-def test_a_report_that_fails_leaves_everything_as_it_was(batches):
-    model = words()
-    state = state_of(model)
-
-    def report(done):
-        assert not is_unchanged(model, state)
-        raise RuntimeError("do not like it")
-
-    with pytest.raises(RuntimeError, match="do not like it"):
-        shrink(model, batches[0], 0.3, batches=batches, report=report)
-    assert is_unchanged(model, state)
-    assert torch.equal(model(batches[0]), words()(batches[0]))
-
-
-def test_training_mode_and_gradients_are_left_as_they_were(batches):
-    model = words().train()
-    model.blocks[0].eval()
-    for parameter in model.blocks[1].parameters():
-        parameter.requires_grad_(False)
-    shrink(model, batches[0], 0.3, batches=batches)
-    assert model.training
-    assert model.blocks[1].training
-    assert not model.blocks[0].training
-    assert all(parameter.requires_grad for parameter in model.blocks[0].parameters())
-    assert not any(parameter.requires_grad for parameter in model.blocks[1].parameters())
 
 
 # ---- what cannot be asked for, and what is said ---------------------------------------------------------------------
@@ -552,13 +497,6 @@ def test_a_glob_that_matches_nothing_is_an_error_before_any_batch_is_run(batches
     for globs in ({"include": "blocks.9.*"}, {"exclude": "blocks.9.*"}):
         with pytest.raises(ValueError, match=r"blocks\.9\.\*"):
             shrink(model, batches[0], 0.3, batches=batches, forward=never, **globs)
-
-
-def test_repair_means_nothing_without_data():
-    one, two = stack(), stack()
-    shrink(one, data()[0], 0.3, repair=True)
-    shrink(two, data()[0], 0.3, repair=False)
-    assert same(one, two)
 
 
 def is_warned(call):

@@ -42,13 +42,6 @@ def test_a_difference_is_said_in_words(found, words):
         raise AssertionError(difference([A], found))
 
 
-def test_of_whole_numbers_each_counts():
-    assert difference([A.long()], [A.long() + 1]) == "output 0 differs"
-    assert difference([A + 0j], [A + 1e-9j]) is None
-    assert difference([A], [A * (1 + 1e-9)]) is None
-    assert difference([A], [A * 1.1], [0.2]) is None  # a limit of its own
-
-
 def test_what_a_unit_in_the_last_place_does_is_no_difference():
     model = nn.Linear(3, 2).double()
     expected = [model(A).detach()]

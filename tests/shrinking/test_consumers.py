@@ -78,12 +78,6 @@ class Experts(nn.Module):
         return torch.bmm(torch.bmm(x, up).relu(), down).sum(0)
 
 
-def test_linear():
-    model = nn.Sequential(nn.Linear(4, 7), nn.ReLU(), nn.Linear(7, 3))
-    assert found(model, torch.zeros(2, 4), "2.weight") == {7: each(7)}
-    assert found(model, torch.zeros(2, 4), "0.weight") == {}  # there they are outputs
-
-
 def test_a_matrix_that_lies_turned():
     model = nn.Sequential(Transposed(4, 7), nn.GELU(), Transposed(7, 3))
     inputs = torch.zeros(2, 5, 4)
@@ -101,13 +95,6 @@ def test_heads_and_what_is_within_them():
     assert columns[3] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [10, 11, 12, 13, 14]]
     assert columns[5] == [[at, at + 5, at + 10] for at in range(5)]
     assert set(columns) == {3, 5}
-
-
-@pytest.mark.parametrize("part", range(3))
-def test_parts_of_a_fused_matrix_have_the_same_inputs(part):
-    model, inputs = Attention(), torch.randn(2, 6, 4)
-    assert found(model, inputs, "qkv.weight", lambda weight: weight.chunk(3)[part]) == {8: each(8)}
-    assert found(model, inputs, "qkv.weight") == {8: each(8)}
 
 
 @pytest.mark.parametrize("turned", [False, True])
@@ -133,27 +120,3 @@ def test_inputs_that_were_joined():
             return self.out(torch.cat([self.one(x), x, self.two(x).relu()], -1))
 
     assert found(Joined(), torch.zeros(2, 4), "out.weight") == {3: [[0], [1], [2]], 5: [[at] for at in range(7, 12)]}
-
-
-def test_only_the_groups_that_are_asked_for():
-    coupling = find_coupling(model := Attention(), torch.randn(2, 6, 4))
-    parameter = model.out.weight
-    heads = [group for group in coupling.groups if group.size == 3]
-    columns = columns_of(coupling, heads, "out.weight", piece_of(parameter, "out.weight"), parameter)
-    assert [axis.size for axis in columns] == [3]
-    assert columns_of(coupling, heads, "leave.weight", piece_of(model.leave.weight, "leave.weight"), parameter) == {}
-
-
-def test_names_say_nothing():
-    """The same model with its names exchanged has the same columns."""
-
-    class Named(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.lm_head, self.q_proj = nn.Linear(4, 7), nn.Linear(7, 3)
-
-        def forward(self, x):
-            return self.q_proj(self.lm_head(x).relu())
-
-    assert found(Named(), torch.zeros(2, 4), "q_proj.weight") == {7: each(7)}
-    assert found(Named(), torch.zeros(2, 4), "lm_head.weight") == {}

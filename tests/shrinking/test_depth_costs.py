@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from secateur.blockwise import DirectoryWalk, Tokens, divergence
-from secateur.blockwise.replay import Replay
 from secateur.checkpoints import open_checkpoint
 from secateur.shrinking.depth import passing
 from secateur.shrinking.depth_costs import DepthCosts, least
@@ -71,18 +70,6 @@ def test_a_weight_that_is_not_finite_is_found(tmp_path):
         DepthCosts(place, place.batches)
 
 
-def test_what_blocks_long_before_gave_is_kept_where_it_is_needed(tmp_path, monkeypatch):
-    """As if it were so for the first pass: then all outputs are kept, and the costs are the same."""
-    model = saved_deep("llama", tmp_path / "dense", 3)
-    monkeypatch.setattr(Replay, "_find_unneeded", lambda self, *_: list(self.outputs.names()))
-    place = place_of(tmp_path / "dense", batches("llama"))
-    costs = DepthCosts(place, place.batches)
-    found = costs((), list(place.blocks))
-    for each in found:
-        wanted = in_memory(model, batches("llama"), [each] if each else [])
-        assert found[each] == pytest.approx(wanted, rel=1e-3, abs=1e-7)
-
-
 def test_the_first_thousand_tokens_are_enough():
     assert [each.shape for each in few_batches([torch.zeros(1, 512, dtype=torch.long)] * 9)] == [(1, 512)] * 2
     assert [each.shape for each in few_batches([torch.zeros(4, 512, dtype=torch.long)] * 9)] == [(2, 512)]
@@ -114,13 +101,3 @@ def test_blocks_leave_one_by_one_each_the_one_that_adds_least():
     assert lost == pytest.approx(price(gone))
     assert passes[0] == 7
     assert max(passes[1:]) <= 4
-
-
-def test_one_block_of_each_stack_stays():
-    def costs(gone, more):
-        return {None: float(len(gone))} | dict.fromkeys(more, len(gone) + 1.0)
-
-    gone, _ = least(costs, "abcd", 4, {"one": "ab", "other": "cd"})
-    assert len(gone) == 2
-    assert {*gone} & {*"ab"}
-    assert {*gone} & {*"cd"}

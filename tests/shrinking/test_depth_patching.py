@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from secateur.shrinking.depth import Stack, passing
+from secateur.shrinking.depth import passing
 from secateur.shrinking.depth_costs import DepthCosts
 from secateur.shrinking.depth_directory import shrink_depth_checkpoint
-from secateur.shrinking.depth_patching import place_in, seams_between
+from secateur.shrinking.depth_patching import place_in
 from support.families import batches, saved_deep
 
 
@@ -70,12 +70,6 @@ def test_a_patch_that_makes_the_outputs_worse_is_taken_back(tmp_path, monkeypatc
     assert done.patched == {}
     for name in ("model.safetensors", "config.json", "blocks.json"):
         assert (tmp_path / "small" / name).read_bytes() == (tmp_path / "plain" / name).read_bytes()
-
-
-def test_blocks_in_front_of_which_none_stays_have_no_seam():
-    stack = Stack("h", tuple(f"h.{number}" for number in range(5)), ("n",), ())
-    assert seams_between([stack], {"h.0", "h.1"}) == {}
-    assert seams_between([stack], {"h.1", "h.2", "h.4"}) == {"h.0": "h.2", "h.3": "h.4"}
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "bart"])

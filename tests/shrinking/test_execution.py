@@ -8,7 +8,7 @@ from torch import nn
 from secateur import shrink
 from secateur.shrinking import execution
 from secateur.shrinking.execution import carry_out
-from support.planned import Failure, X, every_step, everything, made, plans_for, trained
+from support.planned import Failure, every_step, everything, made, plans_for, trained
 from support.unchanged import is_unchanged, state_of
 
 
@@ -71,15 +71,3 @@ def test_taking_back_leaves_even_lists_and_the_order_of_states():
     for each in reversed(undone):
         each()
     assert everything(model, optimizer) == before
-
-
-def test_what_fails_after_the_plan_was_carried_out_takes_it_back():
-    model = made()
-    before = everything(model)
-
-    def report(_):
-        raise Failure
-
-    with pytest.raises(Failure):
-        shrink(model, X, 0.4, branches=0.3, target="units", report=report)
-    assert everything(model) == before

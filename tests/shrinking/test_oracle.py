@@ -11,7 +11,7 @@ import zoo
 from secateur.coupling import find_coupling
 from secateur.shrinking import verify_shrunken
 from secateur.shrinking.execution import carry_out
-from secateur.shrinking.oracle import kept_by, oracles, without_chosen
+from secateur.shrinking.oracle import oracles
 from secateur.shrinking.plan import plan_of
 from secateur.shrinking.proof import differs, outputs, wrong_groups
 
@@ -78,22 +78,6 @@ def test_a_wrong_slice_of_any_of_their_tensors_is_found(name, monkeypatch):
 
 def _among(plan, model, coupling, kept):
     return plan if kept else plan_of(model, coupling, kept)
-
-
-def test_a_plan_says_which_experts_stay_and_what_else_becomes_zero():
-    model, _, coupling, experts, kept = found("mixture_in_turn", gone=(2,))
-    (hidden,) = [group for group in coupling.groups if ("held.up", 1) in group.members]
-    half = np.arange(hidden.size) % 2 == 0
-    plan = plan_of(model, coupling, {**kept, hidden.axis: half})
-    assert kept_by(coupling, plan)[experts.axis].tolist() == kept[experts.axis].tolist()
-    zeroed = without_chosen(coupling, plan)
-    assert zeroed.tensors["held.up"][1][0].tolist() == list(range(experts.size))
-    assert len(zeroed.tensors["held.up"][1][1]) == hidden.size
-
-
-def test_where_no_experts_leave_there_is_one_choice():
-    _, _, coupling, _, _ = found("mixture_in_turn")
-    assert oracles(coupling, {}) == ([None], [None])
 
 
 @pytest.mark.parametrize("name", MIXTURES)

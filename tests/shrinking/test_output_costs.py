@@ -8,8 +8,7 @@ from torch import nn
 
 from secateur.blockwise import divergence
 from secateur.coupling import find_coupling
-from secateur.shrinking import output_costs
-from secateur.shrinking.output_costs import OutputCosts, gone_with
+from secateur.shrinking.output_costs import OutputCosts
 from support.deep import batches, deep
 from support.unchanged import is_unchanged, state_of
 
@@ -60,12 +59,6 @@ def test_what_does_nothing_leaves_first():
     assert costs.without([first]) == 0.0
 
 
-def test_only_candidates_leave():
-    model = deep()
-    branches, costs = costs_of(model)
-    assert costs.least(branches[3:], branches, 4) in (branches[3:], branches[:2:-1])
-
-
 def test_what_does_not_run_without_a_branch_leaves_last(monkeypatch):
     model = deep()
     branches, costs = costs_of(model)
@@ -82,14 +75,6 @@ def test_what_does_not_run_without_a_branch_leaves_last(monkeypatch):
     assert broken not in costs.least(branches, branches, len(branches) - 1)
 
 
-def test_so_many_rows_are_compared_and_no_more(monkeypatch):
-    monkeypatch.setattr(output_costs, "_ROWS", 100)
-    _, costs = costs_of(deep(), batches(4, rows=64))
-    assert [len(batch) for batch, _ in costs.held] == [64, 36]
-    _, costs = costs_of(deep(), batches(9, rows=10))
-    assert [len(batch) for batch, _ in costs.held] == [10] * 4
-
-
 def test_a_divergence_of_logits_is_kullback_and_leiblers():
     class Logits:
         def __init__(self, logits):
@@ -102,13 +87,6 @@ def test_a_divergence_of_logits_is_kullback_and_leiblers():
     assert divergence(Logits(one), Logits(other)) == (pytest.approx(float(each.sum()), rel=1e-5), 6)
     mask = torch.tensor([[True, True, False], [True, False, False]])
     assert divergence(Logits(one), Logits(other), mask)[0] == pytest.approx(float(each[mask].sum()), rel=1e-5)
-
-
-def test_a_branch_that_holds_others_takes_them_along():
-    model = deep()
-    branches, _ = costs_of(model)
-    assert gone_with([], branches) == []
-    assert gone_with(branches[1:3], branches) == branches[1:3]
 
 
 def test_a_weight_that_is_not_finite_is_named():

@@ -53,7 +53,7 @@ def test_what_is_linear_in_what_the_patch_sees_leaves_without_error():
     assert error(plain, model, held) > 0.01
     assert error(patched, model, batches(seed=7)) < 1e-5
     assert done.patched["1.first.down.weight"] == pytest.approx(1, abs=1e-6)
-    assert re.search(r"lacks behind them is made up for by .*1\.first\.down\.weight", str(done))
+    assert re.search(r"residual behind them that are recovered: .*1\.first\.down\.weight", str(done))
 
 
 @pytest.mark.parametrize("make", [Block, PostNorm, Parallel])
@@ -96,52 +96,6 @@ def test_what_is_before_stays_bit_for_bit():
     assert {"3.down.weight", "3.down.bias"} <= changed <= {"3.down.weight", "3.down.bias", "5.down.weight"}
 
 
-def test_a_tied_weight_is_left_alone():
-    model, held = deep(), batches()
-    model[5].down.weight = model[3].down.weight
-    small, _ = without(model, held, "4.down.weight")
-    assert torch.equal(small[3].down.weight, model[3].down.weight)
-    assert small[5].down.weight is small[3].down.weight
-
-
-def test_a_model_without_biases():
-    torch.manual_seed(0)
-    model, held = deep(lambda: Block(bias=False)), batches()
-    plain, _ = without(model, held, "3.down.weight", repair=False)
-    patched, done = without(model, held, "3.down.weight")
-    assert [*done.patched] == ["2.down.weight"]
-    assert error(patched, model, held) < error(plain, model, held)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_is_rounded_once(dtype):
-    model = deep().to(dtype)
-    held = [each.to(dtype) for each in batches()]
-    plain, _ = without(model, held, "3.down.weight", repair=False, verify=False)
-    patched, done = without(model, held, "3.down.weight", verify=False)
-    assert done.patched
-    assert {each.dtype for each in patched.parameters()} == {dtype}
-    assert error(patched, model, held) < error(plain, model, held)
-
-
-def test_the_same_batches_give_the_same_model():
-    model, held = deep(), batches()
-    one, other = (shrink(copy.deepcopy(model), held[0], branches=0.4, batches=held).model for _ in range(2))
-    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
-
-
-def test_a_call_that_fails_changes_nothing():
-    model, held = deep(), batches()
-    state = state_of(model)
-
-    def fails(_):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        shrink(model, held[0], branches=0.4, batches=held, report=fails)
-    assert is_unchanged(model, state)
-
-
 def test_a_patch_that_moves_outputs_further_is_taken_back(monkeypatch):
     model, held = deep(), batches()
     branches = [each for each in find_coupling(model, held[0]).branches if "3.down.weight" in each.parameters]
@@ -153,18 +107,8 @@ def test_a_patch_that_moves_outputs_further_is_taken_back(monkeypatch):
 
 
 def test_by_outputs_only_with_batches():
-    with pytest.raises(ValueError, match="pass batches="):
-        shrink(deep(), batches()[0], branches=0.2, rank_branches="outputs")
     with pytest.raises(ValueError, match="there are no batches"):
         shrink(deep(), batches()[0], branches=0.2, batches=[])
-
-
-def test_channels_leave_after_branches():
-    model, held = deep(), batches()
-    done = shrink(model, held[0], 0.5, branches=0.2, batches=held)
-    assert done.patched
-    assert len(done.plans) == 2
-    assert done.got == pytest.approx(0.5, abs=0.1)
 
 
 def test_what_is_no_better_on_rows_that_were_not_seen_is_no_patch():
@@ -174,17 +118,6 @@ def test_what_is_no_better_on_rows_that_were_not_seen_is_no_patch():
         solver.add(x[:20], noise[:20], held_out=False)
         solver.add(x[20:], -noise[20:] * 1e-3, held_out=True)
         assert solver.solved() == (None, 0.0)
-
-
-def test_scales_of_zero_and_channels_that_are_constant():
-    solver = ScalePatch(torch.tensor([0.0, 1.0]), torch.tensor([2.0, 0.0]))
-    x = torch.stack([torch.full((16,), 2.0), torch.arange(16.0)], 1).double()
-    for held_out in (False, True):
-        solver.add(x, torch.ones_like(x), held_out=held_out)
-    (scales, shifts), share = solver.solved()
-    assert torch.equal(scales, torch.tensor([0.0, 1.0]))
-    assert shifts.tolist() == pytest.approx([3.0, 1.0])
-    assert share == pytest.approx(1.0)
 
 
 def test_more_damping_where_there_is_less_to_learn_from():

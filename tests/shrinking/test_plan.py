@@ -7,12 +7,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
 
-from secateur import shrink
-from secateur.coupling import find_coupling
-from secateur.shrinking.plan import Plan, factors_of, multiplied, plan_of, plan_without, plans_of
-from support.planned import X, made, plans_for
+from secateur.shrinking.plan import Plan, factors_of, multiplied
 
 indices = st.sets(st.integers(0, 50), min_size=1).map(lambda each: np.array(sorted(each)))
 cuts = st.dictionaries(st.integers(0, 3), indices)
@@ -31,37 +27,6 @@ plans = st.builds(
 def test_a_plan_that_was_written_is_read(plan):
     values = json.loads(json.dumps(plan.to_json()))
     assert Plan.from_json(values).to_json() == plan.to_json()
-
-
-def test_plans_of_a_model_are_those_that_made_it_in_order():
-    model = made()
-    both = plans_for(model)
-    assert plans_of(model) == both
-    assert [bool(each.modules) for each in both] == [True, False]
-    assert plans_of(made()) == []
-
-
-def test_a_plan_holds_what_is_kept_and_nothing_of_what_is_whole():
-    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
-    coupling = find_coupling(model, torch.zeros(1, 4))
-    (group,) = coupling.groups
-    plan = plan_of(model, coupling, {group.axis: np.array([True, False, True, True, False, True])})
-    found = {
-        name: (shape, {at: kept.tolist() for at, kept in its.items()}) for name, (shape, its) in plan.tensors.items()
-    }
-    stay = [0, 2, 3, 5]
-    assert found == {"0.weight": ((6, 4), {0: stay}), "0.bias": ((6,), {0: stay}), "2.weight": ((3, 6), {1: stay})}
-    whole = plan_of(model, coupling, {group.axis: np.ones(6, dtype=bool)})
-    assert (whole.tensors, whole.numbers, whole.scales) == ({}, [], [])
-
-
-def test_of_branches_within_others_only_the_outer_leave():
-    model = made()
-    branches = find_coupling(model, X).branches
-    plan = plan_without(branches)
-    assert all(plan.takes(branch) for branch in branches)
-    assert not any(one.startswith(f"{other}.") for one in plan.modules for other in plan.modules)
-    assert not plan_without([]).takes(branches[0])
 
 
 def test_factors_are_of_the_positions_that_stay():
@@ -83,10 +48,3 @@ def test_factors_of_what_is_not_there(scale):
     plan = Plan({"weight": ((4, 2), {0: np.array([0, 1])})}, [], [(name, at, np.array(where), factor)])
     with pytest.raises(ValueError, match=f"scales entries of {name} that"):
         factors_of(plan)
-
-
-def test_the_plan_of_a_result_is_that_of_its_model():
-    model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3))
-    done = shrink(model, torch.zeros(1, 4), 0.5)
-    assert done.model is model
-    assert plans_of(model) == list(done.plans)

@@ -69,13 +69,3 @@ def test_whatever_differs_is_measured_anew(walks, what):
         found = shrunk(other, 0.2, batches, **more)
         assert len(walks) > before
     assert same(found, shrunk(other, 0.2, batches, **more))
-
-
-def test_nothing_is_remembered_outside(walks):
-    model, memory = blocks(3), Memory()
-    with remembering(memory):
-        shrunk(model, 0.2)
-    before, known = len(walks), dict(memory.known)
-    shrunk(model, 0.3)
-    assert len(walks) > before
-    assert memory.known == known

@@ -16,14 +16,14 @@ from support.unchanged import is_unchanged, state_of
 
 
 def by_hand(model, inputs):
-    """The sums for a mixture of the zoo: tokens, weight times norm, norm, of each expert."""
+    """The sums for a mixture of the zoo: tokens, weight times norm, of each expert."""
     x = model.inp(inputs).reshape(-1, model.router.in_features)
     weights, chosen = model.route(x)
-    found = np.zeros((3, model.held.experts))
+    found = np.zeros((2, model.held.experts))
     for token, row in enumerate(chosen.tolist()):
         for rank, expert in enumerate(row):
             norm = float(model.held.expert(x[token], expert).norm())
-            found[:, expert] += 1, norm * float(weights[token, rank]), norm
+            found[:, expert] += 1, norm * float(weights[token, rank])
     return found
 
 
@@ -64,10 +64,9 @@ def test_it_is_what_the_formula_says_by_hand():
     (group,) = [each for each in coupling.groups if each.chosen]
     assert mixture_of(around, group)[0] == "inner"
     routed = routed_in_memory(around, coupling, [group], [inputs[:1], inputs[1:]], None)[group.axis]
-    np.testing.assert_allclose([routed.tokens, routed.weighted, routed.norms], expected, rtol=1e-4)
+    np.testing.assert_allclose([routed.tokens, routed.weighted], expected, rtol=1e-4)
     np.testing.assert_allclose(routed.scores("reap"), expected[1] / expected[0].clip(1), rtol=1e-4)
     assert routed.scores("frequency").tolist() == expected[0].tolist()
-    np.testing.assert_allclose(routed.scores("total"), expected[1], rtol=1e-4)
 
 
 @torch.no_grad()
@@ -173,7 +172,7 @@ def test_experts_that_no_token_reaches_are_told_and_leave_only_if_that_is_said()
 
 
 def test_ties_are_in_the_order_of_the_criterion_and_places_of_the_unreached_are_its():
-    routed = Routed(np.array([2.0, 2.0, 0.0]), np.array([4.0, 4.0, 0.0]), np.ones(3))
+    routed = Routed(np.array([2.0, 2.0, 0.0]), np.array([4.0, 4.0, 0.0]))
     found = scores_by("reap", routed, np.array([2.0, 1.0, 0.5]), unreached_first=False)
     assert found.argsort().tolist() == [2, 1, 0]
     nobody = Routed.zeros(3)

@@ -68,7 +68,7 @@ def test_why_no_experts_leave_is_said_once_for_many_places():
             scores = [score(x) for score in self.scores]
             return sum(table[each.argmax(-1)] for table, each in zip(self.tables, scores, strict=True)), scores
 
-    with pytest.raises(ValueError, match="no experts of the model can leave: nothing that may is known to") as said:
+    with pytest.raises(ValueError, match="no experts of the model can leave: no router that chooses between") as said:
         groups_in_scope(find_coupling(Tells(), torch.ones(1, 4)), request(), chosen=True)
     _, reasons, hint = str(said.value).split("\n  ")
     assert reasons.startswith("scores.0.weight dimension 0 and 8 others: an output of the model; ")

@@ -77,7 +77,7 @@ def test_evidence_goes_to_the_weight_of_its_name():
 
 
 def test_a_score_that_is_no_number_is_refused():
-    with pytest.raises(ValueError, match=r"a score of 0\.weight is NaN; mend the weights first"):
+    with pytest.raises(ValueError, match=r"a score of 0\.weight is NaN; correct the weights"):
         scored(subject(), criterion=lambda weight: weight * torch.nan)
 
 

@@ -21,8 +21,8 @@ from secateur.blockwise import DirectoryWalk, Piece, build_on_meta
 from secateur.blockwise import directory as block_files
 from secateur.blockwise import journal as resumable
 from secateur.blockwise.journal import JOURNAL
-from secateur.checkpoints import CheckpointError, open_checkpoint
-from secateur.shrinking import directory, shrink_checkpoint, verify_shrunken_checkpoint
+from secateur.checkpoints import CheckpointError, open_checkpoint, verify_checkpoint
+from secateur.shrinking import directory, shrink_checkpoint
 from secateur.shrinking.measuring import Measuring
 from secateur.shrinking.repairing import Repairing
 from support.families import batches, make
@@ -103,7 +103,7 @@ def test_normalizations_over_a_width_that_narrows_move_as_in_memory(tmp_path, fa
     assert {*done.normalizations} == {name for name in norms if expected[name].shape != dense[name].shape} != set()
     record = json.loads((tmp_path / "small/secateur.json").read_text())
     assert record["calibration"]["normalizations"] == list(done.normalizations)
-    seen = verify_shrunken_checkpoint(tmp_path / "small", source)
+    seen = verify_checkpoint(tmp_path / "small", source)
     assert seen.problems == ()
     plain = UNPROVED(source, tmp_path / "plain", 0.25, **asked, repair=False)
     assert plain.normalizations == ()
@@ -327,7 +327,7 @@ GATE = "model.layers.0.mlp.gate_proj.weight"
         (lambda j: j["facts"]["measured"]["groups"][GATE].update(scores=[1.0]), "is not what is measured of 24 units"),
         (lambda j: j["facts"]["measured"]["groups"][GATE]["counts"].reverse(), "is not what is measured of 24 units"),
         (lambda j: j["facts"].update(tokens=0), "tokens must be a whole number of at least 1"),
-        (lambda j: j["facts"]["chosen"].update({GATE: 1}), "chosen is of other counts"),
+        (lambda j: j["facts"]["chosen"].update({GATE: 1}), "chosen has other counts"),
         (lambda j: j["facts"].update(more=1), "more is not known"),
     ],
 )
@@ -337,7 +337,7 @@ def test_a_journal_of_what_the_model_has_not_is_refused(stopped, known, tmp_path
     damage(found)
     found["sha256"] = resumable._digest(found)
     journal.write_text(json.dumps(found))
-    with pytest.raises(CheckpointError, match=rf"journal\.json: damaged: .*{message}.* Remove .* to begin anew"):
+    with pytest.raises(CheckpointError, match=rf"journal\.json: damaged: .*{message}.* Remove .* to start over"):
         UNPROVED(known, tmp_path / "out", 0.3, batches=batches("llama"))
     assert not (tmp_path / "out").exists()
 

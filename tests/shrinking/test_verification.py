@@ -9,13 +9,7 @@ from safetensors.torch import load_file
 
 from secateur.blockwise import oneshot
 from secateur.checkpoints import CheckpointError, sparsify_checkpoint, verify_checkpoint
-from secateur.shrinking import (
-    is_shrunken,
-    shrink_checkpoint,
-    verify_pruned_later,
-    verify_shrunken_checkpoint,
-    was_pruned_later,
-)
+from secateur.shrinking import shrink_checkpoint
 from support.commands import run
 from support.damaged import changed, tensor
 from support.families import batches, make
@@ -38,7 +32,7 @@ def made(tmp_path_factory):
 def test_biases_that_moved_are_named_and_not_compared(tmp_path):
     make("bert").save_pretrained(tmp_path / "dense")
     shrink_checkpoint(tmp_path / "dense", tmp_path / "small", 0.2, batches=batches("bert"), verify=False)
-    found = verify_shrunken_checkpoint(tmp_path / "small", tmp_path / "dense")
+    found = verify_checkpoint(tmp_path / "small", tmp_path / "dense")
     assert found.ok, found.problems
     biases = json.loads((tmp_path / "small/secateur.json").read_text())["calibration"]["biases"]
     dense, small = load_file(tmp_path / "dense/model.safetensors"), load_file(tmp_path / "small/model.safetensors")
@@ -49,7 +43,7 @@ def test_biases_that_moved_are_named_and_not_compared(tmp_path):
 
 
 def test_what_shrink_wrote_holds(made):
-    found = verify_shrunken_checkpoint(made / "small", made / "dense")
+    found = verify_checkpoint(made / "small", made / "dense")
     assert found.ok, found.problems
     assert found.files == len(list((made / "small").iterdir())) - 4  # config, plan, record, weights
     changed = {tensor.name: tensor.unchanged for tensor in found.tensors}
@@ -59,16 +53,12 @@ def test_what_shrink_wrote_holds(made):
         <= repaired
         == {*json.loads((made / "small/secateur.json").read_text())["calibration"]["errors"]}
     )
-    assert found.unchecked == (f"{len(repaired)} tensors were repaired with data: whether these are the best values",)
+    assert found.unchecked == (f"{len(repaired)} tensors have new values: whether these are the best",)
     assert {each for name, each in changed.items() if name not in repaired} == {True}
-    assert not verify_shrunken_checkpoint(made / "plain", made / "dense").unchecked
-    alone = verify_shrunken_checkpoint(made / "small")
+    assert not verify_checkpoint(made / "plain", made / "dense").unchecked
+    alone = verify_checkpoint(made / "small")
     assert alone.ok
-    assert alone.unchecked[1].startswith("no source was given: whether the tensors are what the plan leaves of its")
-    assert is_shrunken(made / "small")
-    assert not is_shrunken(made / "dense")
-    with pytest.raises(CheckpointError, match="the record of a model that was shrunken"):
-        verify_checkpoint(made / "small")
+    assert alone.unchecked[1].startswith("no source was given: whether all else is unchanged")
 
 
 @pytest.mark.parametrize("source", [(), ("--source",)])
@@ -84,18 +74,18 @@ def test_the_command_verifies_it(made, source):
 def test_any_other_byte_is_named_repaired_or_not_with_the_source_or_without(made, tmp_path, name, source):
     folder = shutil.copytree(made / "small", tmp_path / "small")
     tensor(name, lambda each: each * (1 + 2**-20))(folder)
-    found = verify_shrunken_checkpoint(folder, made / "dense" if source else None)
+    found = verify_checkpoint(folder, made / "dense" if source else None)
     (problem,) = found.problems
     compared = source and name != DOWN
     assert problem.startswith(f"{name}: ")
-    assert ("is not what the plan leaves" if compared else "its bytes are not those that were written") in problem
+    assert ("its bytes are not what stays" if compared else "not those that were written") in problem
 
 
-def without(*fields):
+def without(*fields, file="secateur.json"):
     def change(folder):
-        record = json.loads((folder / "secateur.json").read_text())
+        record = json.loads((folder / file).read_text())
         rest = {key: value for key, value in record.items() if key not in fields}
-        (folder / "secateur.json").write_text(json.dumps(rest))
+        (folder / file).write_text(json.dumps(rest))
 
     return change
 
@@ -105,13 +95,12 @@ def test_a_record_without_digests_says_so(made, tmp_path):
     folder = shutil.copytree(made / "small", tmp_path / "small")
     without("sha256")(folder)
     tensor(DOWN, lambda each: each * 2)(folder)
-    found = verify_shrunken_checkpoint(folder, made / "dense")
+    found = verify_checkpoint(folder, made / "dense")
     assert found.ok
-    assert found.unchecked[0].endswith("tensors were repaired with data: what they hold")
-    assert verify_shrunken_checkpoint(folder).unchecked[1].startswith("no source was given: what the tensors hold")
+    assert verify_checkpoint(folder).unchecked[1].startswith("no source was given: what the tensors hold")
     tensor(DOWN, lambda each: each * torch.nan)(folder)
-    assert verify_shrunken_checkpoint(folder, made / "dense").problems == (
-        f"{DOWN}: was repaired, and holds NaN or infinity.",
+    assert verify_checkpoint(folder, made / "dense").problems == (
+        f"{DOWN}: has new values, and holds NaN or infinity.",
     )
 
 
@@ -132,8 +121,11 @@ def configured(folder):
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        (tensor(UP, lambda each: each + 1), f"{UP}: is not what the plan leaves"),
-        (tensor("lm_head.weight", lambda each: each.flip(0)), "lm_head.weight: is not what the plan leaves"),
+        (tensor(UP, lambda each: each + 1), f"{UP}: its bytes are not what stays"),
+        (
+            tensor("lm_head.weight", lambda each: each.flip(0)),
+            "lm_head.weight: its bytes are not what stays",
+        ),
         (tensor(DOWN, lambda each: each[:, 1:]), f"{DOWN}: F32 of shape"),
         (tensor(DOWN, lambda each: each[:, 1:]), "the files hold "),
         (tensor(DOWN, lambda each: each.to(torch.float16)), f"{DOWN}: F16 of shape"),
@@ -141,11 +133,14 @@ def configured(folder):
         (changed("secateur.json", parameters={"from": 1, "to": 1}), "claims 1"),
         (changed("secateur.json", sha256={"fc": "0"}), "fc: was written, secateur.json says; it is not here"),
         (changed("secateur.json", sha256={"fc": "0"}), f"{UP}: secateur.json does not say that it was written"),
-        (changed("secateur.json", calibration={"repair": True, "errors": {"fc": 0.0}}), "fc: was repaired"),
-        (changed("secateur.json", calibration={"repair": False, "errors": {}}), f"{DOWN}: is not what the plan leaves"),
+        (changed("secateur.json", calibration={"repair": True, "errors": {"fc": 0.0}}), "fc: was written"),
+        (
+            changed("secateur.json", calibration={"repair": False, "errors": {}}),
+            f"{DOWN}: its bytes are not what stays",
+        ),
         (configured, "config.json: intermediate_size is 24, not"),
         (configured, "as config.json says it"),
-        (planned, f"{UP}: is not what the plan leaves"),
+        (planned, f"{UP}: its bytes are not what stays"),
         (lambda folder: (folder / "tokenizer.json").write_text("{ }"), "tokenizer.json: its bytes are not"),
         (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer.json: in the source, but not here"),
         (lambda folder: (folder / "more.txt").write_text(""), "more.txt: not in the source"),
@@ -154,16 +149,39 @@ def configured(folder):
 def test_what_does_not_hold_is_named(made, tmp_path, change, problem):
     shutil.copytree(made / "small", tmp_path / "small")
     change(tmp_path / "small")
-    found = verify_shrunken_checkpoint(tmp_path / "small", made / "dense")
+    found = verify_checkpoint(tmp_path / "small", made / "dense")
     assert any(problem in each for each in found.problems), found.problems
     assert run("verify", tmp_path / "small", "--source", made / "dense").exit_code == 1
+
+
+OTHER_FIELDS = [{"rms_norm_eps": 1.0}, {"hidden_act": "relu"}, {"rope_theta": 7.0}, {"dtype": "x"}, {"new": 1}]
+
+
+@pytest.mark.parametrize("fields", OTHER_FIELDS, ids=str)
+@pytest.mark.parametrize("of", ["plain", "twice"])
+def test_a_field_of_the_configuration_that_is_not_recorded_is_the_sources(made, twice, tmp_path, of, fields):
+    folder = shutil.copytree({"plain": made / "plain", "twice": twice}[of], tmp_path / "out")
+    changed("config.json", **fields)(folder)
+    found = verify_checkpoint(folder, made / "dense")
+    assert any(f"config.json: {next(iter(fields))}" in each for each in found.problems), found.problems
+
+
+def test_a_configuration_that_builds_no_model_does_not_hold(made, tmp_path):
+    folder = shutil.copytree(made / "plain", tmp_path / "out")
+    changed("config.json", hidden_act="none")(folder)
+    (problem,) = verify_checkpoint(folder).problems
+    assert "config.json: no model can be made of it" in problem
+    changed("config.json", hidden_act="silu", architectures=["Own"])(folder)
+    found = verify_checkpoint(folder)
+    assert found.ok
+    assert found.unchecked[0].startswith("no model can be built of config.json here")
 
 
 def test_a_plan_that_is_none_is_refused(made, tmp_path):
     shutil.copytree(made / "small", tmp_path / "small")
     (tmp_path / "small/plan.json").write_text("{}")
     with pytest.raises(CheckpointError, match="is not the one plan of a shrunken directory"):
-        verify_shrunken_checkpoint(tmp_path / "small")
+        verify_checkpoint(tmp_path / "small")
 
 
 # ---- zeros in what was shrunk ---------------------------------------------------------------------------------------
@@ -181,12 +199,7 @@ def twice(made):
 
 
 def test_what_was_shrunk_and_then_pruned_is_verified_by_either_source(made, twice, tmp_path):
-    assert was_pruned_later(twice, made / "dense")
-    assert not was_pruned_later(twice, made / "small")
-    assert not was_pruned_later(twice, None)
-    assert not was_pruned_later(made / "small", made / "dense")
-    assert not was_pruned_later(made / "dense", made / "dense")
-    found = verify_pruned_later(twice, made / "dense")
+    found = verify_checkpoint(twice, made / "dense")
     assert found.ok, found.problems
     assert found.target_sparsity == verify_checkpoint(twice).target_sparsity == 0.5
     each = {tensor.name: tensor for tensor in found.tensors}
@@ -195,7 +208,7 @@ def test_what_was_shrunk_and_then_pruned_is_verified_by_either_source(made, twic
     assert (each[DOWN].unchanged, each[DOWN].claimed) == (None, each[DOWN].zeros)
     assert found.files == len(list(twice.iterdir())) - 4  # config, plan, record, weights
     (unchecked,) = found.unchecked
-    assert unchecked.endswith("tensors were repaired or pruned: whether what they keep are the best values")
+    assert unchecked.endswith("tensors have new values: whether these are the best")
     for source in ((), ("--source", made / "dense"), ("--source", made / "small")):
         ended = run("verify", twice, *source)
         assert ended.exit_code == 0, ended.output
@@ -204,7 +217,7 @@ def test_what_was_shrunk_and_then_pruned_is_verified_by_either_source(made, twic
 
 def test_a_mask_of_what_was_shrunk_is_verified_too(made, tmp_path):
     sparsify_checkpoint(made / "plain", tmp_path / "sparse", 0.5)
-    assert verify_pruned_later(tmp_path / "sparse", made / "dense").ok
+    assert verify_checkpoint(tmp_path / "sparse", made / "dense").ok
 
 
 def test_neither_source_is_one_line(made, twice):
@@ -227,17 +240,20 @@ def of_the_first(**fields):
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        (tensor(UP, lambda each: each + 1), f"{UP}: is not what the plan leaves"),
-        (tensor(EMBEDDING, lambda each: each.flip(0)), f"{EMBEDDING}: is not what the plan leaves"),
+        (tensor(UP, lambda each: each + 1), f"{UP}: its bytes are not what stays"),
+        (tensor(EMBEDDING, lambda each: each.flip(0)), f"{EMBEDDING}: its bytes are not what stays"),
         (tensor("model.layers.1.self_attn.o_proj.weight", lambda each: each * 2), "its bytes are not those that were"),
         (tensor(DOWN, lambda each: each * 0), f"{DOWN}: 80 of 80 values are zero"),
         (tensor(DOWN, lambda each: each[:, 1:]), f"{DOWN}: F32 of shape"),
         (tensor("more", lambda _: torch.zeros(1)), "more: in the checkpoint, but not in secateur.json"),
         (of_the_first(parameters={"from": 1, "to": 1}), "claims 1"),
         (of_the_first(sha256={"fc": "0"}), "fc: was written, secateur.json says; it is not here"),
-        (of_the_first(calibration={"repair": False, "errors": {}}), "o_proj.weight: is not what the plan leaves"),
+        (
+            of_the_first(calibration={"repair": False, "errors": {}}),
+            "o_proj.weight: its bytes are not what stays",
+        ),
         (configured, "config.json: intermediate_size is 24, not"),
-        (planned, f"{UP}: is not what the plan leaves"),
+        (planned, f"{UP}: its bytes are not what stays"),
         (lambda folder: (folder / "tokenizer.json").write_text("{ }"), "tokenizer.json: its bytes are not"),
         (lambda folder: (folder / "more.txt").write_text(""), "more.txt: not in the source"),
     ],
@@ -245,6 +261,6 @@ def of_the_first(**fields):
 def test_what_does_not_hold_of_either_record_is_named(made, twice, tmp_path, change, problem):
     shutil.copytree(twice, tmp_path / "sparse")
     change(tmp_path / "sparse")
-    found = verify_pruned_later(tmp_path / "sparse", made / "dense")
+    found = verify_checkpoint(tmp_path / "sparse", made / "dense")
     assert any(problem in each for each in found.problems), found.problems
     assert run("verify", tmp_path / "sparse", "--source", made / "dense").exit_code == 1

@@ -45,24 +45,9 @@ def test_inputs_that_never_were_leave_their_weights():
     assert not torch.equal(found, weight)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_halves_are_aimed_at_in_float32(dtype):
-    weight, _, gram = (each.float() for each in given())
-    found = aimed(weight.to(dtype), weight @ gram, gram=gram)
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found, 2 * weight, rtol=0.1, atol=0.1)
-
-
-def test_large_gram_matrices_are_no_trouble():
-    weight, _, gram = (each.float() for each in given())
-    small = aimed(weight, weight @ gram, gram=gram)
-    large = aimed(weight, weight.double() @ gram.double() * 1e30, gram=gram.double() * 1e30)
-    torch.testing.assert_close(small, large.float(), rtol=1e-4, atol=1e-5)
-
-
 def test_what_does_not_fit():
     weight, _, gram = given()
-    with pytest.raises(ValueError, match=r"what the outputs lack has shape \(2, 6\), and the weight \(3, 6\)"):
+    with pytest.raises(ValueError, match=r"lacking must have the weight's shape \(3, 6\), not \(2, 6\)"):
         aimed(weight, weight[:2], gram=gram)
     with pytest.raises(ValueError, match="not positive semidefinite"):
         aimed(weight, weight, gram=3 * torch.ones(6, 6) - 2 * torch.eye(6))

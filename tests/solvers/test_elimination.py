@@ -127,20 +127,6 @@ def test_copies_and_combinations_leave_without_error():
     torch.testing.assert_close(x @ found.settled(60).T, x @ weight.T, rtol=1e-8, atol=1e-8)
 
 
-def test_dead_inputs_leave_first_and_cost_nothing():
-    weight, gram = exact(4, 6)
-    gram[2], gram[:, 2] = 0, 0
-    found = Elimination(weight, gram)
-    left, curve = eliminated([(found, [[at] for at in range(6)])], 5)
-    assert left == [2]
-    assert curve[-1][1] <= 1e-12 * float(gram.diagonal().mean() * weight[:, 2].square().sum())
-    torch.testing.assert_close(found.weight[:, [0, 1, 3, 4, 5]], weight[:, [0, 1, 3, 4, 5]])
-    nothing = Elimination(weight, torch.zeros(6, 6, dtype=torch.float64))
-    assert nothing.costs([[0], [1, 2]]).isfinite().all()
-    nothing.remove([0, 3])
-    assert nothing.weight.isfinite().all()
-
-
 def test_damping_keeps_the_others_where_they_were():
     weight, gram = layer(4, 8, dtype=torch.float64)
     moved = []
@@ -160,41 +146,6 @@ def test_a_singular_matrix_is_damped_as_much_as_it_takes():
     assert found.weight.isfinite().all()
     assert found.settled(3).isfinite().all()
     assert found.loss >= 0
-
-
-def test_outputs_count_as_they_are_told():
-    weight, gram = exact(3, 5)
-    counts = torch.tensor([4.0, 1.0, 0.0])
-    found = Elimination(weight, gram, counts=counts)
-    plain = Elimination(weight, gram)
-    by_row = [least(weight[[row]], gram, [1, 4], light(gram))[1:] for row in range(3)]
-    assert float(found.costs([[1, 4]])[0]) == pytest.approx(4 * by_row[0][0] + by_row[1][0], rel=1e-5)
-    found.remove([1, 4])
-    plain.remove([1, 4])
-    assert found.loss == pytest.approx(4 * by_row[0][1] + by_row[1][1], rel=1e-5)
-    torch.testing.assert_close(found.weight, plain.weight)  # each row has its own least squares, whatever it counts
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_weights_of_any_dtype_are_solved_in_float64(dtype):
-    weight, gram = layer(4, 8, dtype=dtype)
-    found, wide = Elimination(weight, gram), Elimination(weight.double(), gram)
-    for each in (found, wide):
-        each.remove([1, 6])
-    assert found.weight.dtype == torch.float64
-    assert torch.equal(found.weight, wide.weight)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_nothing_is_written_to_what_is_passed_in(dtype):
-    weight, gram = layer(4, 8, dtype=dtype)
-    lacking, counts, gram = torch.randn(4, 8).to(dtype), torch.ones(4, dtype=dtype), gram.to(dtype)
-    passed = weight, gram, lacking, counts
-    before = [each.clone() for each in passed]
-    found = Elimination(weight, gram, lacking=lacking, aim=1.0, counts=counts)
-    found.remove([2])
-    found.costs([[1], [3]])
-    assert all(torch.equal(each, old) for each, old in zip(passed, before, strict=True))
 
 
 def test_a_layer_is_the_same_whatever_its_strides():
@@ -246,17 +197,6 @@ def test_units_leave_all_their_layers_by_what_they_cost_together():
     assert curve[-1][1] == pytest.approx(first.loss + second.loss)
     assert (first.weight[:, left] == 0).all()
     assert all((second.weight[:, columns[at]] == 0).all() for at in left)
-
-
-@given(st.integers(0, 49), st.integers(1, 12), st.integers(1, 5))
-@settings(max_examples=20)
-def test_units_leave_until_so_many_are_left(seed, keep, chunk):
-    weight, gram = layer(3, 12, seed=seed)
-    left, curve = eliminated([(Elimination(weight, gram), [[at] for at in range(12)])], keep, chunk)
-    assert len(left) == len(set(left)) == 12 - keep
-    counts, losses = zip(*curve, strict=True)
-    assert list(counts) == [*range(12, keep, -chunk), keep]
-    assert list(losses) == sorted(losses)
 
 
 def test_what_is_wrong_is_said_at_the_door():

@@ -32,8 +32,8 @@ def make_results(**changes: object) -> Results:
     torch.manual_seed(0)
     weights = {"stem.weight": torch.randn(4, 1, 3, 3), HOSTILE: torch.randn(30, 20), HOSTILE_TOO: torch.randn(7, 11)}
     networks = [
-        describe("magnitude in detail", weights, {n: w.abs() > 1 for n, w in weights.items()}, method="LAMP"),
-        describe(HOSTILE, weights, {n: w > 0.3 for n, w in weights.items()}, method=HOSTILE),
+        describe("magnitude in detail", weights, {n: w.abs() > 1 for n, w in weights.items()}),
+        describe(HOSTILE, weights, {n: w > 0.3 for n, w in weights.items()}),
     ]
     given: dict[str, object] = {
         "title": f"Pruning {HOSTILE}",

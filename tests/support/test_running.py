@@ -1,7 +1,5 @@
 """How a model is run: what a batch and example inputs mean, and that it is afterwards as it was."""
 
-from collections import UserDict
-
 import pytest
 import torch
 from torch import nn
@@ -9,19 +7,12 @@ from torch import nn
 from secateur import criteria, sparsify
 from secateur.evidence import collect
 from secateur.pipeline import reestimate_batchnorm
-from secateur.support import in_mode, repeatable, restored, run_batch, run_example, tensors_in, tensors_of
+from secateur.support import in_mode, repeatable, restored, run_batch, tensors_in, tensors_of
 
 
 class Sum(nn.Module):
     def forward(self, x, y=None):
         return x if y is None else x + y
-
-
-def test_example_inputs_are_what_the_model_is_called_with():
-    one, two = torch.ones(2), torch.full((2,), 2.0)
-    for given in ((one, two), [one, two], {"x": one, "y": two}, UserDict(x=one, y=two)):
-        assert run_example(Sum(), given).tolist() == [3, 3]
-    assert run_example(Sum(), one) is one
 
 
 @pytest.mark.parametrize("batch", [torch.ones(4, 2), {"input": torch.ones(4, 2)}, "ab"])

@@ -1,25 +1,35 @@
-"""A result is shown as what it says of itself: by print, at a prompt, in a notebook, and the same everywhere."""
+"""What is shown: tables, lines and texts, fit to be printed."""
 
 import dataclasses
 import importlib
 import inspect
+import io
 import pkgutil
 import re
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
 
 import secateur
 from secateur.pipeline import Masks
-from secateur.support import Rows, Shown, html_of_parts, text_of_parts
+from secateur.support import (
+    Rows,
+    Shown,
+    bytes_text,
+    html_of_parts,
+    percent,
+    percents,
+    printable,
+    table,
+    table_of,
+    text_of_parts,
+)
+from secateur.support.tables import folded
 
 PARTS = ("one", Rows(("~Name", ">Number"), [("a", 1), ("<b>", None)]), "", "x < y")
-
-
-def test_parts_are_lines():
-    assert text_of_parts(["one", Rows(("~Name", ">Number"), [("a", "1"), ("b", "22")]), ""]) == (
-        "one\nName  Number\na          1\nb         22\n"
-    )
 
 
 def test_in_a_notebook_they_are_tables_and_nothing_is_markup():
@@ -86,3 +96,104 @@ def test_every_result_that_prints_as_a_table_is_one():
     for kind in ours:
         assert "_repr_pretty_" in vars(kind)
         assert not inspect.getsource(kind).count("def __str__"), "it says itself what it is in parts"
+
+
+@given(st.lists(st.tuples(st.text(max_size=12), st.integers()), max_size=6))
+def test_a_line_is_a_row_and_numbers_end_flush_right(rows):
+    head, *lines = table(["name", ">count"], rows).splitlines()
+    assert len(lines) == len(rows)
+    assert all(line.isprintable() for line in lines)
+    assert head.startswith("name ")
+    for line, (_, count) in zip(lines, rows, strict=True):
+        assert line.endswith(f" {count}")
+
+
+def test_a_cell_is_no_markup_and_none_is_empty():
+    assert table(["a"], [["[bold]x[/bold]"], [None], ["a\x1b[2Jb"]]) == "a\n[bold]x[/bold]\n\na\\x1b[2Jb"
+
+
+def test_a_row_of_another_length_is_refused():
+    with pytest.raises(ValueError, match="2 columns has a row of 1 cells"):
+        table(["a", "b"], [["x"]])
+
+
+def test_on_a_narrow_terminal_only_columns_of_words_fold(capsys):
+    shown = table_of(["~words", ">n"], [["one two three", 123456]])
+    Console(width=16).print(shown)
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert len(lines) == 3
+    assert lines[1].endswith("123456")
+
+
+def test_a_name_folds_after_dots_and_a_sentence_after_spaces():
+    assert folded("a.b", 20) == "a.b"
+    lines = folded(".".join(["layer"] * 9), 30).splitlines()
+    assert max(map(len, lines)) <= 30
+    assert all(line.startswith("  layer.") for line in lines[1:-1])
+    assert "".join(line.strip() for line in lines) == ".".join(["layer"] * 9)
+    assert folded("one of it is taken by its number", 12).splitlines() == ["one of it is", "taken by its", "number"]
+    assert folded("", 5) == ""
+
+
+@pytest.mark.parametrize("width", [30, 40, 60, 200])
+def test_in_a_narrow_terminal_words_fold_and_numbers_do_not(width):
+    name = "encoder.layer.0.attention.self.query.weight"
+    rows = [(name, 1234567, "an output of the model"), ("b", 2, "cumsum")]
+    text = io.StringIO()
+    Console(file=text, width=width).print(table_of(["~Name", ">Count", "~because"], rows))
+    lines = text.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    assert "1234567" in text.getvalue()
+    column = lines[0].index("Count")
+    cut = lines[1 : next(n for n, line in enumerate(lines) if line.startswith("b"))]
+    assert "".join("".join(line[: column - 2].split()) for line in cut).startswith(name[:8])
+    if width >= 60:
+        assert all(word in text.getvalue() for word in ("attention.", "query."))
+
+
+def test_in_a_notebook_a_table_is_text_too(monkeypatch):
+    """rich shows below the cell what is printed to any file; found with a real kernel."""
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    assert table(["Name", ">Count"], [("a", 1)]).split() == ["Name", "Count", "a", "1"]
+
+
+@given(st.text(max_size=300), st.integers(10, 200))
+def test_what_is_printed_holds_no_control_character(text, limit):
+    assert printable(text, limit).isprintable()
+    assert printable(printable(text, 10_000), 10**6) == printable(text, 10_000)
+
+
+@given(st.text("abc", max_size=500), st.integers(10, 200))
+def test_a_long_name_keeps_both_ends(name, limit):
+    shown = printable(name, limit)
+    assert len(shown) <= limit + 4
+    if len(name) > limit:
+        assert shown.startswith(name[: limit // 2])
+        assert shown.endswith(name[-(limit // 2) :])
+        assert "..." in shown
+    else:
+        assert shown == name
+
+
+@given(st.floats(0, 1))
+def test_a_share_reads_nothing_or_all_only_where_it_is(share):
+    shown = percent(share)
+    assert (shown == "0%") == (share == 0)
+    assert (shown == "100%") == (share == 1)
+    assert shown.endswith("%")
+
+
+@given(st.integers(0, 10**16))
+def test_bytes_have_three_digits_and_a_unit(count):
+    number, unit = bytes_text(count).split()
+    assert unit in ("B", "kB", "MB", "GB", "TB")
+    assert abs(float(number) * 1000 ** ("B", "kB", "MB", "GB", "TB").index(unit) - count) <= 0.005 * count
+
+
+def test_shares_are_none_or_all_only_where_they_are():
+    assert percent(1e-9) == "<0.1%"
+    assert percent(1 - 1e-9) == ">99.9%"
+    assert (percent(0), percent(1), percent(None)) == ("0%", "100%", "-")
+    assert percents([0.25, None, 0.75], opaque=False) == "25.0% to 75.0%"
+    assert percents([0.5, 0.5], opaque=False) == "50.0%"
+    assert (percents([None], opaque=False), percents([0.5], opaque=True)) == ("-", "?")

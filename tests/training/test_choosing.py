@@ -38,19 +38,6 @@ def test_n_of_m_goes_down_from_m_of_m():
         assert (mask.reshape(-1, 4).sum(1) == 2).all()
 
 
-def test_global_random_numbers_are_left_alone():
-    drawn = []
-    for pruned in (False, True):
-        model = network()
-        optimizer = SGD(model.parameters())
-        torch.manual_seed(3)
-        if pruned:
-            quiet(model, optimizer, 0.8, total_steps=4, criterion=criteria.random)
-        run(model, optimizer, 4)
-        drawn.append(torch.rand(3))
-    assert torch.equal(*drawn)
-
-
 def test_drop_and_grow_keeps_each_tensors_count():
     model = network()
     optimizer = SGD(model.parameters())
@@ -122,15 +109,6 @@ def test_masks_nest_and_are_functions_of_their_arguments():
     assert all(torch.equal(kept[name], second[name]) for name in second)
 
 
-def test_the_share_of_units_that_masks_remove():
-    weights = {"a": torch.randn(4, 8), "b": torch.randn(2, 8)}
-    half = {"a": torch.arange(32).view(4, 8) % 2 == 0}
-    assert choosing.share_removed(rules(), weights, half) == pytest.approx(16 / 48)
-    assert choosing.share_removed(rules(), weights, {}) == 0
-    assert choosing.share_removed(rules(pattern=NM(2, 4)), weights, half) == 0
-    assert choosing.share_removed(rules(inputs_first=["a"]), weights, half) == pytest.approx(16 / 48)
-
-
 def test_what_drops_grows_elsewhere_and_the_count_stays():
     weights = {"a": torch.randn(10, 10)}
     grown = rules(regrow=regrowth.rigl())
@@ -155,15 +133,3 @@ def test_sums_over_steps_are_those_of_the_formulas():
     torch.testing.assert_close(soft, plain - 0.5 * plain.sigmoid() * (1 - plain.sigmoid()))
     assert choosing.movement_after(None, weight.half(), gradients[0].half(), 0.0).dtype == torch.float32
     assert choosing.squares_after(None, gradients[0].double()).dtype == torch.float64
-
-
-def test_own_randomness_is_that_of_the_seed_and_the_step():
-    def drawn(seed, step):
-        with choosing.own_randomness(seed, step):
-            return torch.rand(4)
-
-    before = torch.get_rng_state()
-    assert torch.equal(drawn(0, 3), drawn(0, 3))
-    assert not torch.equal(drawn(0, 3), drawn(0, 4))
-    assert not torch.equal(drawn(0, 3), drawn(1, 3))
-    assert torch.equal(torch.get_rng_state(), before)

@@ -4,7 +4,6 @@ import torch
 from torch import nn
 
 from secateur import Pruner
-from secateur.training.describing import is_first_rank
 from support.training import SGD, quiet
 
 
@@ -37,7 +36,3 @@ def test_defaults_leave_embeddings_recurrence_and_bare_parameters_alone(capsys):
         assert reason in printed
     names = list(quiet(model, SGD(model.parameters()), 0.5, total_steps=10, include="recurrent.weight*").masks)
     assert names == ["recurrent.weight_ih_l0", "recurrent.weight_hh_l0"]
-
-
-def test_without_ranks_this_process_speaks():
-    assert is_first_rank()

@@ -6,9 +6,8 @@ from torch import nn
 
 from secateur import criteria
 from secateur.allocation import everywhere
-from secateur.evidence import collect
 from secateur.patterns import Unstructured
-from secateur.training.gathering import Source, gathered, gradients_of
+from secateur.training.gathering import Source, gathered
 from secateur.training.rules import Rules
 from secateur.training.state import Memory
 from support.training import SGD, assert_zero_where_removed, batch, made_with, network, quiet, train, weights_of
@@ -50,15 +49,6 @@ def shown(model, words, *, batches=(), memory=None, inputs_first=()):
     return gathered(words, weights_of(model), rules, memory or Memory(0), source)
 
 
-def test_gradients_of_a_weight_that_took_no_part_are_zero():
-    model = network()
-    model[0](torch.randn(2, 8)).sum().backward()
-    found = gradients_of(weights_of(model))
-    assert torch.equal(found["0.weight"], model[0].weight.grad)
-    assert not found["3.weight"].any()
-    assert all(found[name].shape == weight.shape for name, weight in weights_of(model).items())
-
-
 def test_what_steps_show_is_not_asked_of_batches():
     """Squares are the mean over the steps that were summed, before the first step zero."""
     model = network()
@@ -70,21 +60,3 @@ def test_what_steps_show_is_not_asked_of_batches():
         assert torch.equal(found[name]["grad"], weight.grad)
         assert torch.equal(found[name]["grad_sq"], totals[name] / 4)
     assert not any(each["grad_sq"].any() for each in shown(model, ["grad_sq"]).values())
-
-
-def test_what_is_collected_from_batches_is_what_collect_finds():
-    model, batches = network(), [batch(step) for step in range(2)]
-    words = ["grad", "input_norm"]
-    found = shown(model, words, batches=batches)
-    direct = collect(model, batches, words, weights=weights_of(model), loss=nn.functional.mse_loss)
-    for name, values in direct.items():
-        assert found[name].keys() == values.keys()
-        assert all(torch.equal(found[name][word], value) for word, value in values.items())
-
-
-def test_evidence_of_weights_stored_as_inputs_by_outputs_is_turned():
-    model = network()
-    model(batch(0)[0]).sum().backward()
-    found = shown(model, ["grad"], inputs_first=["0.weight"])
-    assert torch.equal(found["0.weight"]["grad"], model[0].weight.grad.T)
-    assert torch.equal(found["3.weight"]["grad"], model[3].weight.grad)

@@ -2,15 +2,11 @@
 
 import pytest
 import torch
-from torch import nn
 
 from secateur import schedules
 from secateur.training.optimizers import (
     check_state_goes_on,
     inner_optimizers,
-    is_skipped,
-    remembered_of,
-    zero_remembered,
 )
 from support.training import SGD, assert_zero_where_removed, batch, network, quiet, run
 
@@ -77,32 +73,6 @@ def test_wrappers_are_looked_into():
     assert inner_optimizers([Wrapper(Wrapper(optimizer)), optimizer]) == [optimizer, optimizer]
     with pytest.raises(TypeError, match=r"takes torch\.optim optimizers, not a int"):
         inner_optimizers(Wrapper(5))
-
-
-def test_what_is_remembered_of_entries_is_zeroed_and_nothing_else():
-    layer = nn.Linear(3, 2)
-    optimizer = torch.optim.Adam(layer.parameters())
-    layer(torch.ones(1, 3)).sum().backward()
-    optimizer.step()
-    state = optimizer.state[layer.weight]
-    assert {id(each) for each in remembered_of(optimizer, layer.weight)} == {
-        id(state["exp_avg"]),
-        id(state["exp_avg_sq"]),
-    }
-    mask = torch.tensor([[1.0, 0.0, 1.0], [0.0, 1.0, 1.0]])
-    zero_remembered([optimizer], {"weight": layer.weight}, {"weight": mask})
-    for word in ("exp_avg", "exp_avg_sq"):
-        assert torch.equal(state[word] != 0, mask != 0)
-    assert int(state["step"]) == 1
-    assert bool((optimizer.state[layer.bias]["exp_avg"] != 0).all())
-
-
-def test_a_step_is_skipped_where_infinite_gradients_were_found():
-    optimizer = SGD(network().parameters())
-    assert not is_skipped(optimizer)
-    for found, skipped in ((0.0, False), (1.0, True)):
-        optimizer.found_inf = torch.tensor(found)
-        assert is_skipped(optimizer) == skipped
 
 
 def test_a_state_to_go_back_to_has_what_the_optimizer_has():

@@ -38,22 +38,6 @@ def test_a_moved_model_is_followed():
     assert removed(model) == round(0.8 * (8 * 16 + 16 * 16 + 16 * 4))
 
 
-def test_weights_are_multiplied_where_they_lie_now():
-    weights = {"a": torch.ones(2), "b": torch.ones(3), "dense": torch.ones(2)}
-    masks = {"a": torch.tensor([1.0, 0.0]), "b": torch.tensor([0.0, 1.0, 1.0])}
-    place = Place(weights)
-    place.zero({})
-    place.zero(masks)
-    assert {name: weight.tolist() for name, weight in weights.items()} == {"a": [1, 0], "b": [0, 1, 1], "dense": [1, 1]}
-    assert not place.is_stale
-    weights["a"].data = torch.full((2,), 3.0)
-    assert place.is_stale
-    place.zero(masks)
-    assert weights["a"].tolist() == [3, 0]
-    place.zero({"a": torch.tensor([0.0, 1.0])})
-    assert weights["a"].tolist() == [0, 0]
-
-
 def test_a_weight_of_another_shape_than_its_mask_is_named():
     with pytest.raises(ValueError, match=r"a has another shape than when the Pruner was made"):
         Place({"a": torch.ones(2)}).zero({"a": torch.ones(3)})

@@ -207,15 +207,6 @@ def test_what_was_chosen_leaves_and_nothing_changes(make_optimizer):
     )
 
 
-def test_finish_before_the_end_brings_it_about():
-    model = Residual()
-    optimizer = SGD(model.parameters())
-    pruner = quiet(model, optimizer, regularize=growing(0.5, EXAMPLE, end=100))
-    train(model, optimizer, 2)
-    pruner.finish()
-    assert _size(shrink(model, EXAMPLE).model) == _size(shrink(Residual(), EXAMPLE, 0.5).model)
-
-
 def test_units_that_the_lasso_zeroed_stay_zero_after_its_end():
     model = Residual()
     optimizer = SGD(model.parameters())
@@ -320,16 +311,6 @@ def test_the_lasso_finds_the_units_that_the_task_needs():
     assert errors[1] < errors[0] / 3
 
 
-def test_chosen_units_are_small_before_they_are_zero():
-    model = Residual()
-    optimizer = AdamW(model.parameters())
-    quiet(model, optimizer, regularize=growing(0.5, EXAMPLE, exclude="*norm*", include="up*", target="units", end=60))
-    train(model, optimizer, 59)
-    rows = model.up.weight.detach().square().mean(1).sqrt().sort().values
-    assert rows[0] > 0
-    assert rows[7] < 0.05 * rows[8]
-
-
 # Where it lives
 
 
@@ -360,18 +341,6 @@ def test_resuming_at_any_step_is_the_run_that_was_not_stopped(rule, tmp_path):
         assert pruner.metrics() == resumed[2].metrics()
 
 
-def test_accumulated_gradients_are_one_step():
-    once, twice = Residual(), Residual()
-    for model, parts in ((once, 1), (twice, 2)):
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-        quiet(model, optimizer, regularize=growing(0.5, EXAMPLE, ceiling=1.0, end=5))
-        for _ in range(3):
-            for _ in range(parts):
-                model(torch.ones(2, 8)).sum().backward()
-            optimizer.step()
-    assert all(torch.equal(one, other) for one, other in zip(once.parameters(), twice.parameters(), strict=True))
-
-
 def test_a_step_that_a_scaler_skips_is_none():
     model = Residual()
     optimizer = SGD(model.parameters())
@@ -383,31 +352,6 @@ def test_a_step_that_a_scaler_skips_is_none():
     scaler.update()
     assert pruner.step == 0
     assert same(model, before)
-
-
-def test_a_copy_that_follows_has_the_zeros_too():
-    model = Residual()
-    optimizer = SGD(model.parameters())
-    pruner = quiet(model, optimizer, regularize=growing(0.5, EXAMPLE, end=3))
-    average = torch.optim.swa_utils.AveragedModel(model)
-    pruner.follow(average)
-    train(model, optimizer, 3)
-    assert _size(shrink(average.module, EXAMPLE).model) == _size(shrink(Residual(), EXAMPLE, 0.5).model)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_other_dtypes_shrink_too(dtype):
-    model = Residual(dtype)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    example = torch.zeros(2, 8, dtype=dtype)
-    quiet(model, optimizer, regularize=growing(0.5, example, include="up*", exclude="*norm*", target="units", end=1000))
-    before = model.up.bias.detach().clone()
-    for parameter in model.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    for _ in range(400):
-        optimizer.step()
-    shrunk = (model.up.bias.abs() < 0.9 * before.abs()).sum()
-    assert shrunk == 8, "half of the hidden units"
 
 
 def test_channels_last_tied_and_two_optimizers():
@@ -452,13 +396,6 @@ def test_shrinking_under_a_pruner_says_what_to_do():
     shrink(model, EXAMPLE, optimizer=optimizer)
     with pytest.raises(ValueError, match=r"has another shape than when the Pruner was made: finish\(\) it before"):
         train(model, optimizer, 1)
-
-
-def test_what_it_says():
-    model = Residual()
-    pruner = quiet(model, SGD(model.parameters()), regularize=growing(0.5, EXAMPLE), total_steps=100)
-    assert "Growing(sparsity=0.5, ceiling=None, begin=0, end=0.6): between steps 0 and 60; " in str(pruner)
-    assert f"{pruner.metrics()['leaving']:.1%} of the parameters are to leave" in str(pruner)
 
 
 def made_with(rule, *, freeze=None, total_steps=10, model=None, **options):

@@ -63,13 +63,6 @@ def test_the_first_optimizer_gets_its_state_back_and_the_others_keep_theirs():
     assert str([weights, remembered]) == str(kept)
 
 
-def test_without_a_state_all_optimizers_are_emptied():
-    model, optimizers, (weights, _) = saved_after(2)
-    with Undo() as undo:
-        put_back(model, optimizers, weights_of(model), weights, None, undo)
-    assert not any(optimizer.state for optimizer in optimizers)
-
-
 @pytest.mark.parametrize("fails", ["in it", "after it"])
 def test_the_undo_is_told_of_all_that_changes(fails):
     model, optimizers, (weights, remembered) = saved_after(2)

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch import nn
 
 from secateur import criteria, regrowth
 from secateur.allocation import everywhere
@@ -10,7 +9,6 @@ from secateur.patterns import Unstructured
 from secateur.support import Undo
 from secateur.training.gathering import Source
 from secateur.training.rules import Rules
-from secateur.training.state import Memory
 from secateur.training.zeros import Zeros
 from support.training import SGD, batch, network, weights_of
 
@@ -35,27 +33,6 @@ def backward(model):
 
 def fraction(zeros):
     return 1 - sum(int(mask.sum()) for mask in zeros.masks.values()) / sum(map(torch.numel, zeros.masks.values()))
-
-
-def test_before_the_first_update_all_is_kept():
-    zeros = begun(zeros_of(network()))
-    assert fraction(zeros) == 0
-    assert zeros.memory == Memory(0)
-    assert not zeros.untouched_start()
-
-
-@torch.no_grad()
-def test_updates_nest_reach_their_target_and_a_lower_one_changes_nothing():
-    model = network()
-    zeros = begun(zeros_of(model))
-    before = zeros.masks
-    for target, reached in ((0.25, 0.25), (0.5, 0.5), (0.25, 0.5)):
-        zeros.update(target)
-        assert fraction(zeros) == zeros.memory.target == reached
-        for name, mask in zeros.masks.items():
-            assert not (mask & ~before[name]).any()
-            assert torch.equal(weights_of(model)[name] != 0, mask)
-        before = zeros.masks
 
 
 def test_a_start_is_remembered_until_a_step_or_until_somebody_writes():
@@ -91,19 +68,6 @@ def test_another_runs_memory_is_taken_or_nothing_changes(fails):
         assert all(torch.equal(mask, other.masks[name]) for name, mask in zeros.masks.items())
         assert not zeros.untouched_start()
     assert all(torch.equal(weights_of(model)[name] != 0, mask) for name, mask in zeros.masks.items())
-
-
-@torch.no_grad()
-def test_followers_have_the_zeros_of_every_update():
-    model, twin = network(), network(1)
-    zeros = begun(zeros_of(model))
-    with Undo() as undo:
-        zeros.follow(weights_of(twin), undo)
-    zeros.update(0.5)
-    assert all(torch.equal(weights_of(twin)[name] != 0, mask) for name, mask in zeros.masks.items())
-    assert len(zeros.values()) == 2 * len(zeros.weights)
-    undo.roll_back()
-    assert len(zeros.values()) == len(zeros.weights)
 
 
 @torch.no_grad()
@@ -143,21 +107,6 @@ def test_straight_through_trains_what_is_held_and_takes_it_out_again():
     assert not any(held.any() for held in zeros.memory.held.values())
 
 
-@torch.no_grad()
-def test_squares_are_summed_from_update_to_update():
-    model = network()
-    zeros = begun(zeros_of(model, criterion=lambda weight, *, grad_sq: grad_sq))
-    with torch.enable_grad():
-        backward(model)
-    for _ in range(3):
-        zeros.observe()
-    assert zeros.memory.grad_sq_steps == 3
-    torch.testing.assert_close(zeros.memory.grad_sq["0.weight"], 3 * model[0].weight.grad.square())
-    zeros.update(0.5)
-    assert not zeros.memory.grad_sq
-    assert zeros.memory.grad_sq_steps == 0
-
-
 def test_masks_to_begin_with_are_of_pruned_weights():
     model = network()
     mask = torch.rand_like(model[0].weight) > 0.5
@@ -167,13 +116,3 @@ def test_masks_to_begin_with_are_of_pruned_weights():
     assert torch.equal(zeros.masks["0.weight"], mask)
     assert zeros.masks["3.weight"].all()
     assert zeros.memory.target == fraction(zeros)
-
-
-def test_weights_that_move_take_their_masks_along():
-    model = nn.Sequential(nn.Linear(4, 4))
-    zeros = begun(zeros_of(model), target=0.5)
-    model.double()
-    with torch.no_grad():
-        model[0].weight.fill_(1)
-        zeros.zero()
-    assert int((model[0].weight == 0).sum()) == 8

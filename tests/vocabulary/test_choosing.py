@@ -89,13 +89,6 @@ def test_letters_of_other_scripts_leave_whatever_the_text_has():
         assert len(both) > len(kept)
 
 
-def test_rows_that_the_model_has_not_are_no_tokens_to_keep():
-    tokens = MADE["WordLevel"]
-    kept, _ = chosen(tokens, rows=40, needed={2, 39})
-    assert {2, 39} <= set(kept)
-    assert all(number < 40 or number in tokens.needed() for number in kept)
-
-
 @pytest.mark.parametrize(
     ("how", "message"),
     [

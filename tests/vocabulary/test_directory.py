@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import pathlib
 import shutil
 import signal
 import stat
@@ -96,14 +95,6 @@ def test_a_dry_run_says_the_same_and_writes_nothing(tmp_path):
     assert (said.rows, said.nbytes, said.fields, said.tensors) == (done.rows, done.nbytes, done.fields, done.tensors)
 
 
-def test_the_same_call_writes_the_same_bytes(tmp_path):
-    dense = written(tmp_path / "dense")
-    for out in ("one", "two"):
-        shrink_vocabulary_checkpoint(dense, tmp_path / out, [TEXT[:99]], keep=320)
-    one, two = ({path.name: path.read_bytes() for path in (tmp_path / out).iterdir()} for out in ("one", "two"))
-    assert one == two
-
-
 def test_tensors_that_are_no_part_of_the_model_stay_whole_and_are_said(tmp_path):
     dense = written(tmp_path / "dense")
     tensors = load_file(dense / "model.safetensors")
@@ -176,21 +167,6 @@ def test_a_failure_in_the_middle_leaves_nothing(tmp_path, monkeypatch, failure, 
         shrink_vocabulary_checkpoint(dense, tmp_path / "small", [TEXT[:99]])
     assert [path.name for path in tmp_path.iterdir()] == ["dense"]
     assert {path.name: path.read_bytes() for path in dense.iterdir()} == before
-
-
-def test_a_folder_that_cannot_be_written_to(tmp_path, monkeypatch):
-    dense = written(tmp_path / "dense")
-    made = pathlib.Path.mkdir
-
-    def locked(self, *rest, **more):
-        if "unfinished" in self.name:
-            raise PermissionError(errno.EACCES, "Permission denied", str(self))
-        return made(self, *rest, **more)
-
-    monkeypatch.setattr(pathlib.Path, "mkdir", locked)
-    with pytest.raises(PermissionError):
-        shrink_vocabulary_checkpoint(dense, tmp_path / "small", [TEXT[:99]])
-    assert [path.name for path in tmp_path.iterdir()] == ["dense"]
 
 
 def test_a_process_that_is_killed_leaves_no_directory_of_the_name(tmp_path):

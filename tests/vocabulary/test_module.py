@@ -9,7 +9,7 @@ from torch import nn
 from secateur import shrink_vocabulary
 from secateur.vocabulary import module
 from support.unchanged import is_unchanged, state_of
-from support.vocabularies import KINDS, TEXT, model_of, renamed_alike, same_inside, wrapped
+from support.vocabularies import TEXT, model_of, renamed_alike, same_inside, wrapped
 
 FAMILIES = ("gpt2", "gptj", "llama", "tied", "bert", "encoder", "roberta", "t5", "bart")
 
@@ -34,23 +34,6 @@ def test_hidden_states_are_the_same_bit_for_bit(family):
     model(input_ids=torch.zeros(1, 3, dtype=torch.long), **(
         {"decoder_input_ids": torch.zeros(1, 2, dtype=torch.long)} if model.config.is_encoder_decoder else {}
     ))  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_of_tokenizer(kind):
-    tokenizer = wrapped(kind)
-    model = model_of("tied", len(tokenizer))
-    old, before = copy.deepcopy(model), copy.deepcopy(tokenizer)
-    done = shrink_vocabulary(model, tokenizer, [TEXT], cover=0.9)
-    same_inside(old, model, done.order)
-    assert type(tokenizer) is type(before)
-    assert before.special_tokens_map == tokenizer.special_tokens_map
-    text = "The <|rose|> and"
-    for first, second in ((before(text), tokenizer(text)), (before(text, text), tokenizer(text, text))):
-        numbers = {int(number): at for at, number in enumerate(done.order)}
-        if all(number in numbers for number in first["input_ids"]):
-            assert [numbers[number] for number in first["input_ids"]] == second["input_ids"]
-    assert tokenizer.decode(tokenizer("The rose")["input_ids"]) is not None
 
 
 def test_numbers_of_configurations_follow():

@@ -7,25 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from secateur.vocabulary.proof import agree, encoding, random_texts, renaming, together
+from secateur.vocabulary.proof import agree, encoding, renaming
 from secateur.vocabulary.tokens import Tokens
 from support.vocabularies import trained
 
 TOKENS = Tokens.of(json.loads(trained("byte level").to_str()))
 ORDER = TOKENS.order([*range(300), *TOKENS.added.values()])
 NEW = renaming(ORDER, TOKENS.size)
-
-
-def test_texts_of_tokens_that_stay_are_counted():
-    texts = random_texts(TOKENS, ORDER, count=40)
-    assert len(texts) == 40
-    assert texts == random_texts(TOKENS, ORDER, count=40)
-    assert texts != random_texts(TOKENS, ORDER, count=40, seed=1)
-    ids = encoding(TOKENS.backend)(texts)
-    right, found = agree(texts, ids, encoding(Tokens.of(TOKENS.pruned(ORDER)).backend), NEW, "it")
-    assert 0 < right <= 40
-    assert right == sum((NEW[each] >= 0).all() for each in ids)
-    assert len(found) == 40
 
 
 def test_one_that_is_read_otherwise_is_told():
@@ -38,10 +26,6 @@ def test_one_that_is_read_otherwise_is_told():
         agree(texts, ids, encoding(Tokens.of(values).backend), NEW, "it")
     with pytest.raises(ValueError, match="beyond its own tokens"):
         agree(texts, [np.array([10_000])], encoding(TOKENS.backend), NEW, "it")
-
-
-def test_a_renaming_is_of_all_numbers():
-    assert renaming(np.array([1, 5]), 3).tolist() == [-1, 0, -1, -1, -1, 1]
 
 
 NUMBERS = st.lists(st.lists(st.integers(0, 3), max_size=4), max_size=8)
@@ -60,12 +44,3 @@ def test_texts_together_are_judged_as_one_by_one(first, second, kept):
             agree(texts, old, lambda _: found, new, "tokens")
     else:
         assert agree(texts, old, lambda _: found, new, "tokens")[0] == sum(one_by_one)
-
-
-@given(NUMBERS)
-def test_what_is_together_is_whose_it_was(lists):
-    joined = together([np.array(each, dtype=np.int64) for each in lists])
-    assert [joined.text_of(place) for place in range(len(joined.numbers))] == [
-        at for at, each in enumerate(lists) for _ in each
-    ]
-    assert joined.each(joined.numbers > 0).tolist() == [all(each) for each in lists]

@@ -9,8 +9,7 @@ from tokenizers import Tokenizer
 from torch import nn
 
 from secateur import shrink_vocabulary_checkpoint
-from secateur.checkpoints import CheckpointError
-from secateur.vocabulary import verify_vocabulary_checkpoint
+from secateur.checkpoints import CheckpointError, verify_checkpoint
 from support.damaged import tensor
 from support.vocabularies import TEXT, wrapped
 
@@ -47,7 +46,7 @@ def test_vectors_are_the_same_bit_for_bit(kind, tmp_path):
     inside = [each / "0_StaticEmbedding" for each in (root, tmp_path / "small")]
     assert torch.equal(*(vector(folder, text) for folder in inside))
     assert load_file(inside[1] / "model.safetensors")["embedding.weight"].shape == (done.rows[1], 6)
-    found = verify_vocabulary_checkpoint(tmp_path / "small", root)
+    found = verify_checkpoint(tmp_path / "small", root)
     assert found.ok, found.problems
 
 
@@ -58,8 +57,8 @@ def test_one_in_the_folder_itself_as_model2vec_writes_it(tmp_path):
     assert torch.equal(*(vector(each, TEXT[:99], "embeddings") for each in (root, tmp_path / "small")))
     assert (tmp_path / "small/config.json").read_bytes() == (root / "config.json").read_bytes()
     tensor("embeddings", lambda table: table.flip(0))(tmp_path / "small")
-    found = verify_vocabulary_checkpoint(tmp_path / "small", root)
-    assert found.problems == ("embeddings: is not the rows of the source's that stay.",)
+    found = verify_checkpoint(tmp_path / "small", root)
+    assert "embeddings: its bytes are not what stays of the source's." in found.problems
 
 
 @pytest.mark.parametrize(

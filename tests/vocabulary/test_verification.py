@@ -8,8 +8,6 @@ import torch
 
 from secateur import shrink_vocabulary_checkpoint
 from secateur.checkpoints import CheckpointError, verify_checkpoint
-from secateur.shrinking import is_shrunken
-from secateur.vocabulary import is_shrunken_vocabulary, verify_vocabulary_checkpoint
 from support.commands import run
 from support.damaged import changed, tensor
 from support.vocabularies import TEXT, model_of, wrapped
@@ -32,19 +30,14 @@ def made(tmp_path_factory):
 
 
 def test_what_was_written_holds(made):
-    found = verify_vocabulary_checkpoint(made / "small", made / "dense")
+    found = verify_checkpoint(made / "small", made / "dense")
     assert found.ok, found.problems
     assert not found.unchecked
     assert found.files >= 1
     assert {tensor.unchanged for tensor in found.tensors} == {True}
-    alone = verify_vocabulary_checkpoint(made / "small")
+    alone = verify_checkpoint(made / "small")
     assert alone.ok
     assert "no source was given" in alone.unchecked[0]
-    assert is_shrunken_vocabulary(made / "small")
-    assert not is_shrunken_vocabulary(made / "dense")
-    assert not is_shrunken(made / "small")
-    with pytest.raises(CheckpointError):
-        verify_checkpoint(made / "small")
 
 
 def test_the_command_verifies_it(made):
@@ -70,26 +63,26 @@ def renamed(folder):
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        (tensor(EMBEDDING, lambda each: each.flip(0)), f"{EMBEDDING}: is not the rows"),
-        (tensor(HEAD, lambda each: each + 1), f"{HEAD}: is not the rows"),
+        (tensor(EMBEDDING, lambda each: each.flip(0)), f"{EMBEDDING}: its bytes are not what stays"),
+        (tensor(HEAD, lambda each: each + 1), f"{HEAD}: its bytes are not what stays"),
         (tensor(HEAD, lambda each: each[1:]), "claims"),
         (tensor(HEAD, lambda each: each.half()), f"{HEAD}: F16 of shape"),
-        (tensor("model.norm.weight", lambda each: each * 2), "model.norm.weight: is not the rows"),
+        (tensor("model.norm.weight", lambda each: each * 2), "model.norm.weight: its bytes are not what stays"),
         (tensor("more", lambda _: torch.zeros(1)), "more: not in the source"),
         (changed("config.json", vocab_size=5), "config.json: vocab_size is 5, not"),
-        (changed("config.json", eos_token_id=7), "config.json: is not what the source's becomes"),
+        (changed("config.json", eos_token_id=7), "config.json: eos_token_id is 7, not "),
         (changed("secateur.json", parameters={"from": 1, "to": 1}), "claims 1"),
         (changed("secateur.json", tokens={"from": 9, "to": 1}), "claims 1 tokens"),
         (changed("secateur.json", shorter={"fc": {"dimension": 0}}), "fc: became shorter"),
-        (other_numbers, f"{EMBEDDING}: is not the rows"),
+        (other_numbers, f"{EMBEDDING}: vocabulary.json does not fit the source's shape"),
         (changed("vocabulary.json", kept=[1, 2]), f"{EMBEDDING}: F32 of shape"),
         (changed("vocabulary.json", kept=[1, 2]), "leaves out what the source's tokenizer needs"),
         (changed("vocabulary.json", kept=[10**6]), "is beyond the source's tokens"),
         (renamed, "tokenizer.json: is not what the source's becomes"),
         (renamed, "though each of them stays"),
-        (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer.json: in the source, but not here"),
+        (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer.json: not here"),
         (lambda folder: (folder / "tokenizer.json").write_text("{}"), "no tokenizer that"),
-        (lambda folder: (folder / "tokenizer.model").write_bytes(b""), "tokenizer.model: says the old numbers"),
+        (lambda folder: (folder / "tokenizer.model").write_bytes(b""), "tokenizer.model: says what the source says"),
         (lambda folder: (folder / "README.md").write_text("thorns"), "README.md: its bytes are not the source's"),
         (lambda folder: (folder / "README.md").unlink(), "README.md: in the source, but not here"),
         (lambda folder: (folder / "more.txt").write_text(""), "more.txt: not in the source"),
@@ -98,7 +91,7 @@ def renamed(folder):
 def test_what_does_not_hold_is_named(made, tmp_path, change, problem):
     shutil.copytree(made / "small", tmp_path / "small")
     change(tmp_path / "small")
-    found = verify_vocabulary_checkpoint(tmp_path / "small", made / "dense")
+    found = verify_checkpoint(tmp_path / "small", made / "dense")
     assert any(problem in each for each in found.problems), found.problems
     assert run("verify", tmp_path / "small", "--source", made / "dense").exit_code == 1
 
@@ -120,4 +113,4 @@ def test_what_is_no_record_is_refused(made, tmp_path, change, message):
     shutil.copytree(made / "small", tmp_path / "small")
     change(tmp_path / "small")
     with pytest.raises(CheckpointError, match=message):
-        verify_vocabulary_checkpoint(tmp_path / "small", made / "dense")
+        verify_checkpoint(tmp_path / "small", made / "dense")

@@ -1,4 +1,4 @@
-"""A batch that a model does not run on is named: which one it is, and of what shapes.
+"""Errors of a model on a batch are re-raised with the number and the shapes of the batch.
 
 Law: what this library found itself says so already, and passes; whatever the model or torch raises becomes one line.
 """
@@ -20,9 +20,9 @@ __all__ = ["naming_batch", "naming_batches", "passes", "which"]
 
 
 def naming_batches(batches: Sequence[Any], forward: Forward | None) -> Forward:
-    """How a batch is run: where that fails, the error names the batch.
+    """The function that runs a batch; where that fails, the error names the batch.
 
-    A ``forward`` of one's own raises what it raises, with a note. Where a batch runs has nothing to say of it.
+    A custom ``forward`` raises its own error, with a note.
 
     >>> run = naming_batches([torch.ones(1, 3), torch.ones(1, 4)], None)
     >>> run(nn.Linear(3, 2), torch.ones(1, 4))
@@ -42,13 +42,13 @@ def naming_batches(batches: Sequence[Any], forward: Forward | None) -> Forward:
 def naming_batch(
     batches: Sequence[Any], batch: Any, forward: Forward | None = None, who: str = "the model"
 ) -> Iterator[None]:
-    """Within, a batch is run; where that fails, the error names it, as `naming_batches` says.
+    """A context in which a batch is run: where that fails, the error names the batch, as in `naming_batches`.
 
     Args:
-        batches: of which it is one.
-        batch: as it is among them, whatever is made of it to run it.
-        forward: of one's own, if it is run by that.
-        who: runs it.
+        batches: all batches.
+        batch: the one that is run, as it is in ``batches``.
+        forward: the custom function that runs it, if there is one.
+        who: the model, in words.
     """
     try:
         yield
@@ -91,7 +91,7 @@ def _spelled(batch: Any, name: str = "") -> Iterator[str]:
 
 
 def passes(error: Exception) -> bool:
-    """Whether an error is no one's who wrote the model: it has its own words, or the machine has no room."""
+    """Whether an error passes unchanged: it is this library's own, or memory ran out."""
     known = (CheckpointError, LostOutputError, OSError, MemoryError, torch.OutOfMemoryError)
     return isinstance(error, known) or _is_our_own(error)
 

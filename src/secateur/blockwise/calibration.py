@@ -112,7 +112,7 @@ def read_calibration(
 
 
 def longest_sequence(config: Mapping[str, Any], tokenizer: Any = None) -> int | None:
-    """How many tokens a model takes at most, as its configuration and its tokenizer say; None where neither does.
+    """The largest number of tokens that a model takes, from its configuration and its tokenizer; None if neither says.
 
     >>> longest_sequence({"model_type": "roberta", "max_position_embeddings": 514, "pad_token_id": 1})
     512
@@ -169,7 +169,7 @@ class _Text:
 def _packed(
     pieces: Iterable[Tokens], text: _Text, samples: int, generator: np.random.Generator, where: str
 ) -> list[Tokens]:
-    """Sequences that do not overlap, out of the tokens one after the other; as many as there are, or a shorter one."""
+    """Consecutive sequences that do not overlap, until the tokens end; of too few tokens one shorter sequence."""
     needed = samples * text.body
     held: list[Tokens] = []
     count = 0

@@ -1,4 +1,4 @@
-"""How a walk shares the sparsity out: what an allocation says of the dense model's scores.
+"""How a walk shares the sparsity out: an allocation from the dense model's scores.
 
 Law: `uniform` looks at nothing; any other allocation sees Wanda's scores of the dense model on the same batches, and
 the model and the replay are afterwards as they were. The dense model runs only for an allocation that reads a score.

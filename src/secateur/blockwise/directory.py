@@ -158,7 +158,7 @@ class Written(NamedTuple):
 
 
 class BlockFiles:
-    """The weights of a model on the meta device, in two copies of one checkpoint: as it was, and as it becomes.
+    """The weights of a model on the meta device: read from a checkpoint, and written into a copy of it.
 
     Args:
         model: from `build_on_meta`.

@@ -52,9 +52,10 @@ def find_blocks(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def parts_of(model: nn.Module) -> dict[str, nn.Module]:
-    """What a walk in memory goes through: the blocks, or the whole model under the name "" where it is a network of
-    layers: where no blocks are stacked, or most of what they hold are convolutions and recurrent layers, or the blocks
-    are plain layers beside such.
+    """The parts of a model that a walk in memory prunes in turn: its blocks, or the whole model under the name "".
+
+    It is the whole model where no blocks are stacked, where most of what they hold are convolutions and recurrent
+    layers, or where the blocks are plain layers beside such.
 
     >>> list(parts_of(nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Conv2d(2, 2, 3), nn.Flatten(), nn.Linear(2, 2))))
     ['']

@@ -121,7 +121,7 @@ def _noted(
 
 
 class DirectoryWalk:
-    """A model whose weights lie in files, and the batches that are run through its blocks: for jobs of any kind.
+    """A walk over a model whose weights lie in files: runs batches through its blocks, for any `Job`.
 
     Args:
         source: the checkpoint.
@@ -224,8 +224,8 @@ class DirectoryWalk:
             replay.run(number, batch, lambda *_: None)
 
     def slopes(self, names: Iterable[str], batches: Sequence[Any]) -> dict[Piece, Tensor]:
-        """How far the outputs of the dense model move when those of products in the blocks move; see `slopes`. Nothing
-        is given where the outputs are of all positions together."""
+        """The mean squared slopes of the dense model's outputs along those of products in the blocks; see `slopes`.
+        Empty where the outputs are of all positions together."""
         with prepared(self.model), self.files.arriving():
             return slopes_by_block(
                 self.model,
@@ -258,7 +258,7 @@ class DirectoryWalk:
 
 
 def _run_of_directory(root: Path, batches: Sequence[Any], model: nn.Module, batch: Any) -> Any:
-    """`run`; what a model raises that can't compute with what its configuration says is an error of that."""
+    """`run`; where the model cannot compute as its configuration says, the error names ``config.json``."""
     try:
         return run_batch(model, batch)
     except Exception as error:

@@ -70,8 +70,8 @@ def walk_model(
     forward: Forward | None = None,
     activations: Path | None = None,
 ) -> list[Pruned]:
-    """A walk over the blocks of a model in memory, or the layers of one without blocks (`parts_of`), that does a job of
-    one's own; what it said of each block.
+    """Walks over the blocks of a model in memory, or the layers of one without blocks (`parts_of`), with any `Job`;
+    returns the job's result for each block.
 
     Raises:
         ValueError: the model has no matrices, or runs one of its blocks more than once in a forward pass.
@@ -96,7 +96,7 @@ def walk_model(
 
 
 class InMemory:
-    """The weights are the model's own."""
+    """The `Weights` of a walk over a model in memory."""
 
     def __init__(self, blocks: Mapping[str, nn.Module]) -> None:
         self.blocks = blocks
@@ -129,7 +129,7 @@ def _refuse_unready(model: nn.Module) -> None:
 
 
 def refuse_repeated(model: nn.Module, blocks: Mapping[str, nn.Module], batch: Any, forward: Forward | None) -> None:
-    """A block that runs twice in a forward pass is an error before anything changes.
+    """Raises ValueError for a block that runs twice in a forward pass, before anything changes.
 
     In a directory it is found when it happens, and nothing is published; a model in memory would be half pruned.
     """

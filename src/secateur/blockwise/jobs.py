@@ -1,7 +1,7 @@
-"""What a walk over blocks does at each stage of a block: the seam between walking and solving.
+"""The interface between a walk over blocks and what is done at each stage of a block.
 
-Law: a job sees a stage's weights and what met them, and gives new values; it runs nothing and writes nothing. Where the
-weights are, in memory or in files, it does not know.
+Law: a job sees a stage's weights and the statistics of their inputs, and returns new values; it runs nothing and writes
+nothing. It is the same for weights in memory and in files.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ __all__ = ["Job", "Layer", "Pruned", "Solved"]
 
 @dataclass(frozen=True)
 class Layer:
-    """What became of one weight.
+    """The result for one pruned weight: its sparsity, its error and the number of tokens.
 
     ``sparsity`` is the share of its stored values that are 0, be they removed or 0 by themselves or by rounding.
     ``error`` is ``‖X(W' - W)ᵀ‖² / ‖XWᵀ‖²``, the squared relative error of its outputs on the inputs that reach it in
-    the pruned model, W being the weight that was aimed at; None where no token did, or where the outputs were all 0
+    the pruned model, W being the target weight; None where no token did, or where the outputs were all 0
     and no longer are. ``tokens`` counts those inputs; ``without_tokens`` are the experts that none were sent to, which
     were pruned by magnitude.
     """
@@ -47,26 +47,26 @@ class Solved(NamedTuple):
 
 
 class Pruned(NamedTuple):
-    """What there is to say of a block: of each weight that was solved, and ``{reason: names}`` of those that turned out
-    to be none to prune."""
+    """The result for one block: a `Layer` for each weight that was solved, and ``{reason: names}`` of those that could
+    not be pruned."""
 
     block: str
     layers: tuple[Layer, ...] = ()
     left_alone: Mapping[str, tuple[str, ...]] = {}
 
     def and_then(self, later: Pruned) -> Pruned:
-        """With what a later stage of the block has to say."""
+        """This result, and that of a later stage of the block."""
         reasons = dict.fromkeys([*self.left_alone, *later.left_alone])
         left_alone = {why: (*self.left_alone.get(why, ()), *later.left_alone.get(why, ())) for why in reasons}
         return Pruned(self.block, (*self.layers, *later.layers), left_alone)
 
 
 class Job(Protocol):
-    """What a walk asks at each stage: a pruning of matrices, or one's own, such as of columns that leave as units.
+    """What a walk does at each stage of a block: pruning matrices by a solver, or another task, such as removing units.
 
     The walk takes a block's targets in stages, in the order in which they compute, or all at once. For each stage it
-    sums what meets its weights where the stages before have their new values already, asks `solve_stage`, and puts the
-    values that it gives in the weights' places; they are written when the last stage of the block is solved.
+    sums over the inputs of its weights where the stages before have their new values already, asks `solve_stage`, and
+    puts the returned values in the weights' places; they are written when the last stage of the block is solved.
     """
 
     @property
@@ -83,11 +83,11 @@ class Job(Protocol):
 
     @property
     def beside_dense(self) -> bool:
-        """Whether the dense model is run beside the pruned one, so that each `Met` has what is ``lacking``."""
+        """Whether the dense model is run beside the pruned one, so that each `Met` has the residual to it."""
 
     @property
     def around(self) -> bool:
-        """Whether each `Met` has sums of what its outputs are added up to, such as the residual stream."""
+        """Whether each `Met` has statistics of the sum that its outputs are added to, such as the residual stream."""
 
     @property
     def changes(self) -> bool:
@@ -96,13 +96,13 @@ class Job(Protocol):
     def solve_stage(
         self, block: str, module: nn.Module, stage: Mapping[str, Tensor], found: Mapping[Piece, Met]
     ) -> tuple[Mapping[str, Solved], Pruned]:
-        """New values by names in the block, and what there is to say of them.
+        """New values by names in the block, and the result for this stage.
 
         Args:
             block: its name.
             module: the block, which still has its dense weights.
             stage: ``{name in the block: parameter}``.
-            found: what met them; nothing where the batches never ran the block so far.
+            found: the statistics of their inputs; empty where the batches did not run the block.
 
         The values may be of any of the block's parameters, also of earlier stages, such as the rows of a product that
         nothing reads any more, or of a bias: later stages see them. Nothing is written here.

@@ -5,9 +5,9 @@ nothing; a run with other arguments, data or source files does not go on with wh
 begun is not touched.
 
 Beside the final name is ``<out>.unfinished`` with the journal, the lock, and the copy, ``result``, in which nothing is
-written but what shall be in the end; ``remade``, where that is made of the copy when all blocks are done; and
-``state.safetensors``, what a training of the whole model goes on from; ``sampled.safetensors``, the text of one's own
-making that it is trained on.
+written but what shall be in the end; ``remade``, where the result is made from the copy when all blocks are done; and
+``state.safetensors``, the state from which a training of the whole model continues; ``sampled.safetensors``, the text
+that it was trained on and that the teacher wrote.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from secateur.checkpoints import Checkpoint, CheckpointError, check_new, copy_tree, files_below
+from secateur.checkpoints import Checkpoint, CheckpointError, check_new, copy_tree, digests_of_files, files_below
 from secateur.support import FULL, Fields, naming, printable, track, write_whole
 
 __all__ = ["LOCK", "Unfinished", "locked", "publish", "unfinished", "unfinished_copy", "unfinished_folder"]
@@ -42,9 +42,9 @@ _STATUS = ("size", "mtime_ns", "ctime_ns", "inode")
 
 
 class Unfinished:
-    """The copy that is being pruned, and the journal of what is done.
+    """An unfinished run: the copy that is written, and the journal of finished blocks.
 
-    ``folder`` is the copy, ``blocks`` what `note` was given of each block, in its order, ``facts`` what was found out
+    ``folder`` is the copy, ``blocks`` what `note` was given of each block, in its order, ``facts`` what was computed
     once, such as the sparsity of each weight. Where an earlier run left them, `found` gives them field by field.
     """
 
@@ -52,7 +52,7 @@ class Unfinished:
         self.out, self.source = out, source
         self.place = unfinished_folder(out)
         self.folder = unfinished_copy(out)
-        self.hint = f" Remove {self.place} to begin anew."
+        self.hint = f" Remove {self.place} to start over."
         self.request = json.loads(json.dumps(request))
         self.files: dict[str, dict[str, Any]] = {}  # of the source, as they were copied
         self.blocks: list[dict[str, Any]] = []
@@ -70,7 +70,7 @@ class Unfinished:
         self._write()
 
     def learn(self, **facts: Any) -> None:
-        """What a run that goes on shall not have to find out again."""
+        """Writes facts into the journal, which a continued run does not compute again."""
         self.facts.update(facts)
         self._write()
 
@@ -105,21 +105,26 @@ class Unfinished:
         if differences := list(_differences(request, self.request)):
             raise CheckpointError(
                 f"{self.place}: was begun with {'; '.join(differences)}. Run the same command again to finish it, or "
-                "remove it to begin anew."
+                "remove it to start over."
             )
         if copied and self.folder.is_dir():  # it has been published otherwise, and was taken away since
             self.files, self.blocks, self.facts, self.copied = files, blocks, facts, copied
 
     def begin(self) -> None:
-        """Makes the place one's own, or goes on with it; refuses a source that is another now."""
+        """Starts the run, or continues an earlier one; refuses a source that changed."""
         if self.copied:
             self._check_source()
         else:
             self._write()
 
     def copy(self) -> None:
-        """Copies the source, from the beginning if an earlier copy was broken off."""
+        """Copies the source, from the beginning if an earlier copy was broken off; of a whole one the files that no
+        block is written into are copied again where they are no longer what was copied."""
         if self.copied:
+            for path in files_below(self.source):
+                if path.suffix != ".safetensors" and not self._is_copied(path):
+                    (self.folder / path).parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copyfile(self.source / path, self.folder / path)
             return
         self.empty()
         before = self._statuses()
@@ -133,6 +138,13 @@ class Unfinished:
             self.files[_key(path)].update(status)
         self.copied = True
         self._write()
+
+    def _is_copied(self, path: Path) -> bool:
+        copied = self.folder / path
+        return (
+            copied.is_file()
+            and digests_of_files(self.folder, [path])[path.as_posix()] == self.files[_key(path)]["sha256"]
+        )
 
     def fill(self) -> None:
         """In place of `copy`: a folder, for what the caller writes there. Of the source nothing is read, so that its
@@ -188,7 +200,7 @@ class Unfinished:
         os.replace(new, path)
 
     def remade(self) -> Path:
-        """An empty folder, for what is made of the copy in the end: it is made anew by a run that goes on."""
+        """An empty folder for what is made from the copy in the end; a continued run makes it again."""
         folder = self.place / REMADE
         if folder.exists():
             shutil.rmtree(folder)
@@ -285,7 +297,7 @@ class Unfinished:
     def _of_another(self, name: str, what: str) -> CheckpointError:
         return CheckpointError(
             f"{printable(str(self.source / name))}: {what} since {self.place} was begun; put it back as it was to go "
-            f"on, or remove {self.place} to begin anew."
+            f"on, or remove {self.place} to start over."
         )
 
     def _write(self) -> None:
@@ -302,7 +314,7 @@ class Unfinished:
 
 
 def unfinished_folder(out: Path) -> Path:
-    """Where a directory is until it is complete.
+    """The path of the unfinished folder beside a directory that is being written.
 
     >>> unfinished_folder(Path("models/sparse")).name
     'sparse.unfinished'
@@ -311,7 +323,7 @@ def unfinished_folder(out: Path) -> Path:
 
 
 def unfinished_copy(out: Path) -> Path:
-    """What becomes the directory, in there."""
+    """The path, in the unfinished folder, of the copy that becomes the directory."""
     return unfinished_folder(out) / RESULT
 
 
@@ -319,8 +331,8 @@ def unfinished_copy(out: Path) -> Path:
 def unfinished(
     out: Path, request: Mapping[str, Any], source: Checkpoint, *, first: bool = True, room: int | None = None
 ) -> Iterator[Unfinished]:
-    """The unfinished directory beside ``out``, new or found; it stays where it is if the body fails after a block, and
-    a ValueError then says how to begin anew.
+    """A context with the unfinished directory beside ``out``, new or found; it stays where it is if the body fails
+    after a block, and a ValueError then says how to continue or to start over.
 
     Args:
         out: must not exist; the directory above it must.
@@ -401,7 +413,8 @@ def _as_os_error() -> Iterator[None]:
 
 @contextlib.contextmanager
 def locked(place: Path) -> Iterator[None]:
-    """One process at a time is in an unfinished folder. The lock goes with the process, also if that is killed.
+    """A context that locks an unfinished folder for one process. The lock ends with the process, also if that is
+    killed.
 
     Raises:
         CheckpointError: another one is.

@@ -1,4 +1,4 @@
-"""A model run up to a block and through it: what meets the block's weights, and what it passes on.
+"""Runs a model up to a block and through it: statistics of the inputs of the block's weights, and the block's outputs.
 
 Law: sums are over every batch, and finite; the block's weights do not change here.
 """
@@ -28,10 +28,10 @@ __all__ = ["find_next", "in_place", "observe", "prepared", "stages_of", "store"]
 
 @contextlib.contextmanager
 def prepared(model: nn.Module) -> Iterator[None]:
-    """For replaying: evaluation mode, no key/value caches (a second run of a block would attend to its first), no
-    scores of routers (a loss would take them from all blocks at once), and experts one after the other, so that each
-    one's product is seen. The fused attention of nn.TransformerEncoder reads the weights of its layers without running
-    them, and is off."""
+    """A context for replaying: evaluation mode, no key/value caches (a second run of a block would attend to its
+    first), no scores of routers (a loss would take them from all blocks at once), and experts one after the other, so
+    that each one's product is seen. The fused attention of nn.TransformerEncoder reads the weights of its layers
+    without running them, and is off."""
     model.eval()
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
@@ -95,15 +95,15 @@ def observe(
     keep: bool = False,
     keep_dense: bool = False,
 ) -> dict[Piece, Met]:
-    """The sums of what meets the block's weights when the batches are run up to it and through it, over all processes;
-    one without a share of its own adds nothing.
+    """The statistics of the inputs of the block's weights when the batches are run up to it and through it, summed over
+    all processes; one without a share of its own adds nothing.
 
     Args:
         new: the values of those of its weights that are solved already, one stage or more; None where no stage is, and
             all are wanted.
         repeated: with ``new``, whether a weight of the block is used twice.
-        beside_dense: each batch is run through the dense block first, which gives what each product lacks.
-        around: what the products' outputs are added up to is summed, too.
+        beside_dense: each batch is run through the dense block first, which gives the residual of each product.
+        around: the sums that the products' outputs are added to have statistics, too.
         keep: what the block returns is stored, as by `store`: it is run to its end.
         keep_dense: the same of the dense block.
 
@@ -198,7 +198,9 @@ def store(replay: Replay, batches: Sequence[Any], name: str) -> None:
 
 @contextlib.contextmanager
 def in_place(block: nn.Module, values: Mapping[str, Tensor]) -> Iterator[None]:
-    """Within, the block computes with these values, by names in it; its own parameters are not written to."""
+    """A context in which the block computes with these values, by names in it; its own parameters are not written
+    to.
+    """
     own = dict(block.named_parameters(remove_duplicate=False))
     other = {id(own[name]): nn.Parameter(value, requires_grad=False) for name, value in values.items()}
     places = [

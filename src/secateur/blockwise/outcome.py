@@ -1,4 +1,4 @@
-"""What `oneshot` returns: what became of each layer and what was left alone, as numbers and as a table."""
+"""The result of `oneshot`: each layer's error and sparsity, and what was left alone, as numbers and as a table."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WIDE = 1000  # letters of a line that is not a table's
 
 @dataclass(frozen=True)
 class OneShot(Reported):
-    """What `oneshot` did: its layers in the order of the walk, and ``{reason: names}`` of the matrices left alone.
+    """The result of `oneshot`: its layers in the order of the walk, and ``{reason: names}`` of the matrices left alone.
 
     >>> import torch
     >>> from secateur import oneshot

@@ -1,11 +1,12 @@
-"""Products of the pruned model beside those of the dense one: what each lacks to restore the dense model.
+"""The residual of each product of the pruned model: the dense model's output minus its own, on the same tokens.
 
 Law: nothing is held longer than one batch but the sums; tokens that are not the same in both runs are not compared.
 
-A product inside a block lacks ``X Wᵀ - X' Wᵀ``, X the dense model's inputs and X' the pruned one's. One whose output is
-added to something of its shape, such as the residual stream, lacks what the sum lacks; where several products of one
-stage are added up, each lacks its share of that. Which they are is seen as it is computed: an output is followed by its
-memory, through views, what returns it as it is, and the adding of a bias, up to a sum of two tensors of its shape.
+The residual of a product inside a block is ``X Wᵀ - X' Wᵀ``, X being the dense model's inputs and X' the pruned one's.
+If the output is added to a tensor of its shape, such as the residual stream, it is the residual of that sum; where
+several products of one stage are added up, each has an equal share of it. Such sums are found as they are computed: an
+output is recognised by its memory, through views, functions that return it unchanged, and the adding of a bias, up to a
+sum of two tensors of its shape.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _ADDITIONS = {
 
 
 class Meeting(NamedTuple):
-    """A piece as a pass met it for the n-th time."""
+    """The n-th product with a piece in a pass."""
 
     piece: Piece
     number: int
@@ -46,7 +47,7 @@ class Meeting(NamedTuple):
 
 @dataclass(eq=False)
 class _Inputs:
-    """The inputs of one meeting; ``same`` where another run has these tokens in that order. Only a copy can be looked
+    """The inputs of one product; ``same`` where another run has these tokens in that order. Only a copy can be looked
     at later: what is added to in place, such as a residual stream, is no longer what it was."""
 
     inputs: Inputs
@@ -74,13 +75,13 @@ class _Pass:
     following: list[tuple[Tensor, _Sum]] = field(default_factory=list)
 
     def count(self, piece: Piece) -> int:
-        """How often it was met; each time counts."""
+        """How many products with it there were."""
         number = self.times.get(piece, 0)
         self.times[piece] = number + 1
         return number
 
     def sums(self) -> dict[Meeting, tuple[Tensor, int]]:
-        """Of each meeting the rows of the sum that it ended in, and how many products share that."""
+        """For each product the rows of the sum that it ended in, and how many products share that sum."""
         found = {}
         for each in {id(group): group for _, group in self.following}.values():
             if each.value is not None:
@@ -124,8 +125,8 @@ class Pairs(Products):
 
     @contextlib.contextmanager
     def learning(self) -> Iterator[None]:
-        """Around the runs of the first batch: sums of a product's output and of what was made of it, as in some
-        activations, are told from others."""
+        """Around the runs of the first batch: sums of a product's output with something computed from it,
+        as in some activations, are excluded."""
         with self.marks if self.expected is None else contextlib.nullcontext():
             yield
 
@@ -166,7 +167,7 @@ class Pairs(Products):
         self.before, self.now = None, _Pass()
 
     def found(self) -> dict[Piece, Met]:
-        """As of `Products`, each with what it lacks; sums that matrices share are one object still."""
+        """The statistics of `Products`, each with its residual; sums that matrices share are still one object."""
         return {
             piece: replace(met, around=self.around.get(piece)).and_lacking(self._lacking(piece))
             for piece, met in super().found().items()
@@ -240,7 +241,7 @@ class Pairs(Products):
         if tracked[0] is None and tracked[1] is None:
             return
         one, other = tracked
-        if one is not None and other is not None:  # two of this stage's: they share what the sum lacks
+        if one is not None and other is not None:  # two of this stage's: they share the residual of the sum
             if one is other:
                 return
             one.members.update(other.members)
@@ -291,7 +292,7 @@ def is_turned(tensor: Tensor, view: Tensor) -> bool | None:
 
 
 def _plus(total: Tensor | None, lack: Tensor, rows: Tensor) -> Tensor:
-    """Adds ``lack' [rows 1]``, in float32 or wider."""
+    """Adds ``residual' [rows 1]``, in float32 or wider."""
     wide = in_range(rows)
     both = torch.promote_types(lack.dtype, wide.dtype)
     both = both if total is None else torch.promote_types(both, total.dtype)

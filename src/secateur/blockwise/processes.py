@@ -1,4 +1,4 @@
-"""What several processes share: who is who, what each of them saw, and what each of them solved.
+"""Communication between processes: ranks, sums over all batches, and solved weights.
 
 Law: after each step here all processes hold the same values; an error of one is raised on all.
 """
@@ -22,7 +22,7 @@ _T = TypeVar("_T")
 
 
 def rank_and_world() -> tuple[int, int]:
-    """(this process, how many there are).
+    """``(rank, world size)`` of this process; ``(0, 1)`` where there is only one.
 
     >>> rank_and_world()  # without torchrun
     (0, 1)
@@ -35,7 +35,7 @@ def rank_and_world() -> tuple[int, int]:
 
 
 def barrier() -> None:
-    """Where each process waits for the others; of one process, nothing."""
+    """Waits until all processes are here; with one process it does nothing."""
     if rank_and_world()[1] > 1:
         from torch import distributed
 
@@ -43,8 +43,7 @@ def barrier() -> None:
 
 
 def handed_out(said: Any, tensors: Sequence[Tensor], owner: int) -> Any:
-    """What one process says of what it solved, on all of them, and its tensors in the place of theirs; an error that
-    it says is raised on all."""
+    """Broadcasts one process' result and tensors to all, which overwrite their own; its error is raised on all."""
     if rank_and_world()[1] > 1:
         from torch import distributed
 
@@ -60,7 +59,7 @@ def handed_out(said: Any, tensors: Sequence[Tensor], owner: int) -> Any:
 
 
 def of_the_first(compute: Callable[[], _T]) -> _T:
-    """What the first process computes, on all of them; what it raises is raised on all.
+    """The value that the first process computes, on all of them; its error is raised on all.
 
     >>> of_the_first(lambda: 7)  # of one process
     7
@@ -79,7 +78,7 @@ def of_the_first(compute: Callable[[], _T]) -> _T:
 
 
 def gathered(said: Any) -> list[Any]:
-    """What each process says, first to last.
+    """The values of all processes, in the order of their ranks.
 
     >>> gathered("mine")  # of one process
     ['mine']
@@ -95,7 +94,7 @@ def gathered(said: Any) -> list[Any]:
 
 
 def reduced(products: Products) -> dict[Piece, Met]:
-    """What all processes saw, the same on each; of one process, its own."""
+    """The statistics summed over all processes, the same on each; with one process, its own."""
     if rank_and_world()[1] == 1:
         return products.found()
     here = products.found()

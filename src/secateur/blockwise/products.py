@@ -1,4 +1,4 @@
-"""Where a block's weights meet tokens: every matrix product of an input with a weight, seen as it is computed.
+"""Observes every matrix product of an input with a block's weight, and sums statistics of the inputs.
 
 Law: what is summed are the inputs X of which outputs = X · W' was computed, over the tokens that are no padding, in
 float32, or in float64 where that would overflow; no product is changed, and nothing is held between batches but the
@@ -6,7 +6,7 @@ sums.
 
 Products are watched where they happen, not where modules are called: a weight is recognised by its memory. So a
 projection, transformers' ``Conv1D``, one expert of a fused 3-D tensor, the weight below an adapter and the three parts
-of ``nn.MultiheadAttention``'s ``in_proj_weight`` are all the same thing, a matrix with inputs of its own.
+of ``nn.MultiheadAttention``'s ``in_proj_weight`` are all alike: matrices that each have their inputs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SAMPLE = 256  # tokens kept where a layer's error has no Gram matrix to come fro
 
 
 class AllMetError(BaseException):
-    """Ends a forward pass that has nothing more to show; no `Exception`, so that no model takes it for an error."""
+    """Ends a forward pass early when all products were seen; no `Exception`, so that no model catches it."""
 
 
 class Bias(NamedTuple):
@@ -73,13 +73,13 @@ class Piece(NamedTuple):
 
 @dataclass(eq=False)
 class Met:
-    """What is known of the tokens that met one matrix, or several matrices at once: the sums over them, and a sample
-    of them where the sums hold no Gram matrix.
+    """Statistics of the inputs X of one matrix, or of several that share their inputs: sums over tokens, and a sample
+    of tokens where the sums hold no Gram matrix.
 
-    ``lacking`` is of one matrix, and there where the dense model ran beside the pruned one: ``(T - X Wᵀ)ᵀ X``,
-    (outputs, inputs), where T is what the product would have to give to restore the dense model. ``around`` sums what
-    the outputs were added up to, such as the residual stream, where they were. ``lacked`` is the sum over tokens of
-    what ``lacking`` multiplies with X, (outputs,), and ``bias`` what is added to this product's outputs and no other's.
+    ``lacking`` is the product of residual and inputs, ``(T - X Wᵀ)ᵀ X``, (outputs, inputs), where T are the outputs
+    that would restore the dense model; it is of one matrix, and there only where the dense model ran beside the pruned
+    one. ``lacked`` is the sum of the residual over tokens, (outputs,). ``around`` has statistics of the sum that the
+    outputs were added to, such as the residual stream. ``bias`` is added to this product's outputs and no other's.
 
     >>> met = Met(Sums(frozenset(["gram"])))
     >>> met.add(torch.tensor([[1.0, 2.0], [3.0, 0.0]]))
@@ -108,7 +108,9 @@ class Met:
             self.sample.append(x[:missing].clone())
 
     def and_lacking(self, lack: Tensor | None) -> Met:
-        """With what is lacking, and its sum over tokens as the last column; None: nothing is known of it."""
+        """With ``residualᵀ [X 1]``, whose last column is the sum of the residual over tokens; None: there is no
+        residual.
+        """
         if lack is None:
             return self
         return replace(self, lacking=lack[:, :-1].contiguous(), lacked=lack[:, -1].contiguous())
@@ -118,13 +120,13 @@ class Met:
         return self.sums.is_finite() and all(bool(part.isfinite().all()) for part in parts)
 
     def evidence(self, words: Iterable[str]) -> dict[str, Tensor]:
-        """What a solver asks for by these words; vectors are (1, inputs)."""
+        """The evidence that a solver names by these words; vectors are (1, inputs)."""
         found = {word: self.sums.statistic(word) for word in words}
         return {word: value if word == "gram" else value[None] for word, value in found.items()}
 
     def error(self, before: Tensor, after: Tensor) -> tuple[float, float]:
-        """``‖X(W' - W)ᵀ‖²`` and ``‖XWᵀ‖²``: what a layer's outputs lost, and what they were; over all tokens where
-        there is a Gram matrix, else over a sample of them."""
+        """``‖X(W' - W)ᵀ‖²`` and ``‖XWᵀ‖²``: the squared error of a layer's outputs, and their squares; over all tokens
+        where there is a Gram matrix, else over a sample of them."""
         gram = self.sums.gram
         wide = torch.promote_types(before.dtype, torch.float32)
         old = before.to(wide)
@@ -217,7 +219,7 @@ _PRODUCTS: dict[Any, tuple[str, str]] = {
 
 
 class Inputs(Protocol):
-    """What a matrix is multiplied with."""
+    """The inputs of a matrix in one product."""
 
     @property
     def x(self) -> Tensor:
@@ -232,7 +234,7 @@ class Inputs(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Tokens as they are, but for padding."""
+    """The inputs of a linear layer: one row for each token that is no padding."""
 
     x: Tensor
     every: Tensor
@@ -252,7 +254,7 @@ def _key(x: Tensor) -> tuple[Any, ...]:
 
 
 class Products(TorchFunctionMode):
-    """Watches the products of inputs with the parameters given, while it is entered.
+    """Observes the products of inputs with the given parameters while it is entered, and sums statistics of the inputs.
 
     Args:
         parameters: ``{name: parameter}``.

@@ -98,8 +98,9 @@ def oneshot(
             then the attention's output) on what the pruned stages before it give; else all from one run. By default
             where the solver names ``gram``, and so repairs.
         aim: how far a weight is moved towards restoring the dense model before it is pruned, from 0 to 1: the dense
-            model is run beside the pruned one, and of what a product's output lacks, or the stream that it is added
-            to, least squares makes up this share. By default one half in stages, if the solver names ``gram``, else 0.
+            model is run beside the pruned one, and least squares fits this share of the residual, which is the dense
+            output, or the dense stream that it is added to, minus the present one. By default one half in stages, if
+            the solver names ``gram``, else 0.
         include, exclude: globs over parameter names, as `find_targets` takes them; include can ask for routers.
         out: for a directory, the one to write, which must not exist.
         forward: ``(model, batch) -> outputs``; by default ``model(inputs)``, or ``model(**mapping)``.
@@ -140,7 +141,7 @@ def oneshot(
     if aim is None:
         aim = AIM if stages and "gram" in words else 0.0
     if not 0 <= aim <= 1:
-        raise ValueError(f"aim is how much of what is lacking is made up for, from 0 to 1; got {aim}.")
+        raise ValueError(f"aim must be from 0 to 1: the share of the residual that is fitted; got {aim}.")
     if aim and "gram" not in words:
         raise TypeError(
             f"{name_of(solver)} does not name the Gram matrix, which aim={aim:g} needs; leave aim "

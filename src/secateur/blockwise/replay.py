@@ -1,9 +1,9 @@
-"""Runs a model block by block with its own forward pass, which is cut short at the block that is wanted.
+"""Runs a model block by block with its own forward pass, which is ended at the current block.
 
 Law: what a block receives is what the model's code gives it, masks, position embeddings and outputs of other blocks
 included; replaying every block ends in the outputs of the full forward pass.
 
-The model's forward function is called anew for every block and batch. Blocks that are finished are stand-ins that
+The model's forward function is called again for every block and batch. Blocks that are finished are stand-ins that
 return their stored outputs, so a run costs the code between the blocks and one block. Which stored outputs the rest of
 the model still needs is found out: a stand-in whose output was dropped returns NaN, and a NaN that reaches a block's
 arguments shows that it is needed (an encoder's states, say, which every block of a decoder receives).
@@ -42,7 +42,7 @@ class _Stop(BaseException):
 
 
 class Outputs:
-    """What blocks returned, for each batch: in memory, or in files that are mapped into it.
+    """The stored outputs of blocks for each batch: in memory, or in memory-mapped files.
 
     What is dropped gives its memory to the next of its shape, so that a walk does not cut the heap up.
 

@@ -1,4 +1,4 @@
-"""What is asked of a walk over blocks, as one value, and the batches that it goes through.
+"""The checked arguments of `oneshot`, and the batches of each process.
 
 Law: what the bytes of a result depend on can be said as JSON, so that a run that goes on can be told from another.
 """
@@ -28,7 +28,7 @@ __all__ = ["Request", "RunAlong", "digest", "held_batches"]
 
 @dataclass(frozen=True)
 class Request:
-    """What `oneshot` was asked for, after words became values."""
+    """The checked arguments of `oneshot`, after words became values."""
 
     sparsity: float | None
     solver: Solve
@@ -70,7 +70,8 @@ class Request:
 
 
 class RunAlong(tuple[Any, ...]):
-    """The batches of a process that has no share of its own: run, so that it goes where the others go, and not summed.
+    """The batches of a process without a share of its own: it runs them to stay in step with the others, but sums
+    nothing.
 
     >>> len(RunAlong(["a batch"]))
     1
@@ -78,14 +79,14 @@ class RunAlong(tuple[Any, ...]):
 
 
 def held_batches(batches: Iterable[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
-    """All batches, in a list if they can be gone through only once, and this process's share of them.
+    """All batches, as a list if they are an iterator, and this process's share of them.
 
     Where there are fewer than processes, those without one run along on the first, with a warning of one line.
     """
     check_batches(batches)
     every = batches if isinstance(batches, Sequence) else list(batches)
     if not len(every):
-        raise ValueError("there are no batches: what to prune is learned from running the model.")
+        raise ValueError("there are no batches: pass at least one, since pruning needs the inputs of each layer.")
     rank, world = rank_and_world()
     if len(every) < world:
         warnings.warn(

@@ -1,4 +1,4 @@
-"""What oneshot says on a page beside what it prints: a row and a mark for every weight.
+"""The tables of `oneshot` on a page: a row and a mark for every weight.
 
 Law: what is drawn is what the result holds.
 """
@@ -17,7 +17,7 @@ __all__ = ["pruned_blocks_sheets"]
 
 
 def pruned_blocks_sheets(done: OneShot) -> list[Sheet]:
-    """A row a weight, in the order of the walk."""
+    """The sheets of a `oneshot` result: a table with a row for each weight, in the order of the walk."""
     layers = done.layers
     names = [printable(each.name, 1000) for each in layers]
     removed = [each.sparsity for each in layers]
@@ -34,7 +34,7 @@ def pruned_blocks_sheets(done: OneShot) -> list[Sheet]:
     ]
     order = "in the order of the walk; a line joins what differs in numbers alone."
     of_error = Chart(
-        "What each weight's outputs lost", f"The squared relative error of the outputs, {order}", names, errors, "error"
+        "Each weight's output error", f"The squared relative error of the outputs, {order}", names, errors, "error"
     )
     of_removed = Chart(
         "How much was removed of each",

@@ -88,8 +88,8 @@ def most_common_dtype(checkpoint: Checkpoint) -> torch.dtype:
 
 @contextlib.contextmanager
 def parameters_on_meta() -> Iterator[None]:
-    """Parameters move to the meta device as modules of this thread take them, buffers are made as ever: a rotary
-    embedding computes its frequencies, and no file holds them."""
+    """A context in which new modules of this thread have their parameters on the meta device, but real buffers: a
+    rotary embedding computes its frequencies, and no file holds them."""
     with ONE_AT_A_TIME:  # the class is the process's; what other threads build stays what it is
         original, here = nn.Module.register_parameter, threading.get_ident()
 

@@ -1,12 +1,12 @@
-"""How far the outputs of a model move when those of a product move: squared slopes, from one backward pass a batch; and
-how far they did, as a divergence.
+"""The sensitivity of a model's outputs to errors in each product's outputs (diagonal Fisher information), from one
+backward pass a batch; and the divergence of two outputs.
 
 Law: the model is left as it is; padding does not count; what no slope reaches is not in what is given. Block by block
 it is the same to rounding, with the weights of one block in memory.
 
 For outputs f of a model and a change e of a product's outputs, ``KL(f, f + J e) ≈ ½ eᵀ F e``, F being the Fisher
 information ``E[Jᵀ v vᵀ J]``, v drawn from the model's own distribution: for logits ``onehot(y) - softmax`` with y
-drawn, for all else a normal one, so large as the outputs vary. Of F the diagonal is taken, in the mean over tokens,
+drawn, for other outputs a normal distribution of their variance. Of F only the diagonal is taken, averaged over tokens,
 as for weights in Fisher pruning (Theis et al. 2018, arXiv:1801.05787).
 
 The diagonal takes errors of positions for independent. Where outputs are of all positions together, as a classifier's
@@ -235,7 +235,8 @@ class Lent(Protocol):
 
 
 class RunAgain:
-    """A block's forward that holds no graph: what it is given is kept, and it is run again when gradients come.
+    """A block's forward with gradient checkpointing: it keeps its inputs, no graph, and runs again in the backward
+    pass.
 
     Args:
         name: of the block.
@@ -333,9 +334,10 @@ def _filled(value: Any, tensors: Iterable[Tensor]) -> Any:
 
 
 def divergence(before: Any, after: Any, mask: Tensor | None = None) -> tuple[float, int]:
-    """How far outputs moved, summed over rows (tokens, examples), and how many rows these are; what ``½ eᵀ F e`` of the
-    slopes is near to: of logits the Kullback-Leibler divergence, of all else half of the squared change over the
-    variance.
+    """``(sum over rows, number of rows)`` of the divergence between two outputs; rows are tokens or examples.
+
+    Of logits it is the Kullback-Leibler divergence, of other outputs half of the squared change over the variance.
+    ``½ eᵀ F e`` of the slopes is its second-order approximation.
 
     Args:
         before: the outputs of a model, whatever it returns.
@@ -360,8 +362,10 @@ def divergence(before: Any, after: Any, mask: Tensor | None = None) -> tuple[flo
 
 
 def unexplained(pairs: Iterable[tuple[Any, Any, Tensor | None]]) -> float:
-    """How much of the variance of outputs is no scale and shift of each of the others, which layers behind could make
-    up for; half of it, so that it compares with `divergence`. Of three rows or fewer nothing is known: infinite.
+    """Half the share of the outputs' variance that a scale and a shift of each changed output does not explain.
+
+    Layers behind could undo a scale and a shift. Half, so that it compares with `divergence`. Infinite for three rows
+    or fewer.
 
     Args:
         pairs: ``(before, after, mask)`` of each batch, as for `divergence`.

@@ -1,4 +1,4 @@
-"""A stage of a block solved: new values and masks of its matrices, and what there is to say of each.
+"""Solves a stage of a block: new values and masks of its matrices, and a `Layer` for each.
 
 Law: nothing is written here; a matrix that no token met is pruned by magnitude, and named.
 """
@@ -36,8 +36,9 @@ DOES_NOT_FIT = "of a shape that does not fit the pattern"
 class MatrixJob:
     """The `Job` of pruning each matrix by a solver.
 
-    Where the solver names the Gram matrix, and ``aim`` is not 0, a weight moves so far towards what restores the dense
-    model before it is pruned: see `secateur.solvers.aimed`.
+    Where the solver names the Gram matrix, and ``aim`` is not 0, a weight is first moved that far towards restoring the
+    dense
+    model: see `secateur.solvers.aimed`.
     """
 
     solver: Solve
@@ -128,7 +129,7 @@ def _pattern_for(parameter: Tensor, pieces: Sequence[Piece], pattern: Pattern) -
 
 
 def _why_not(pieces: Sequence[Piece], pattern: Pattern) -> str | None:
-    """Why a weight of these matrices is none to prune, None for one that is."""
+    """Why a weight with these matrices cannot be pruned; None where it can."""
     if not pieces:
         return NOT_A_PRODUCT
     try:

@@ -28,7 +28,7 @@ _Result = TypeVar("_Result")
 
 
 class Weights(Protocol):
-    """Where a model's weights are: in the model, or in files, of which one block at a time is read into it."""
+    """Access to a model's weights for a walk: in the model, or in files, from which one block at a time is read."""
 
     def load(self, block: str, *, finished: bool) -> None:
         """The block's weights are there; those of a finished block are the pruned ones."""
@@ -101,7 +101,7 @@ def run_through(
 
 
 def never_run(replay: Replay, job: Job) -> dict[str, tuple[str, ...]]:
-    """``{reason: names}`` of the weights whose blocks a walk did not come to."""
+    """``{reason: names}`` of the weights whose blocks the walk did not reach."""
     found = tuple(full for full in job.targets if block_of(full, replay.blocks) not in replay.done)
     return {NEVER_RUN: found} if found else {}
 
@@ -121,7 +121,8 @@ def check_pruned(
 
 
 def with_all_outputs(replay: Replay, weights: Weights, batches: Sequence[Any], step: Callable[[], _Result]) -> _Result:
-    """The step; where it needs an output of long ago after all, the finished blocks are run again and all outputs kept.
+    """Runs a step of a walk; where it needs an output that was dropped, the finished blocks are run again with all
+    outputs kept.
 
     That is found before the step writes anything, so that it can be taken twice.
     """

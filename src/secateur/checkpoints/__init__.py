@@ -1,9 +1,16 @@
 """Safetensors on disk: read, written, inspected, pruned and verified, a tensor at a time."""
 
 from secateur.checkpoints import slicing
-from secateur.checkpoints.claims import HINT, about_config, about_parameters, claims_of, is_made_by
+from secateur.checkpoints.claims import HINT, Beside, Part, Structure, claims_of
 from secateur.checkpoints.direct import new_file
-from secateur.checkpoints.families import blaming_config, family_of, meta_model_of, most_parameters, parameters_counted
+from secateur.checkpoints.families import (
+    UnknownModelError,
+    blaming_config,
+    family_of,
+    meta_model_of,
+    most_parameters,
+    parameters_counted,
+)
 from secateur.checkpoints.headers import (
     HEADER_KEY,
     MAX_HEADER,
@@ -43,12 +50,13 @@ from secateur.checkpoints.slicing import (
     sliced_files,
     write_bytes,
 )
-from secateur.checkpoints.tables import inspected_parts, inspected_totals, left_alone_rows, pruned_rows, verified_rows
+from secateur.checkpoints.tables import inspected_parts, inspected_totals, left_alone_rows, pruned_rows, verified_parts
 from secateur.checkpoints.verification import Verification, VerifiedTensor, verify_checkpoint
 from secateur.checkpoints.writing import (
     OTHER_WEIGHTS,
     copy_others,
     copy_tree,
+    digests_of_files,
     files_below,
     new_directory,
     other_weights,
@@ -56,6 +64,7 @@ from secateur.checkpoints.writing import (
 )
 
 __all__ = [
+    "Beside",
     "Checkpoint",
     "CheckpointError",
     "CheckpointSparsification",
@@ -67,13 +76,14 @@ __all__ = [
     "Inspection",
     "MAX_HEADER",
     "OTHER_WEIGHTS",
+    "Part",
     "RECORD",
+    "Structure",
     "TensorEntry",
     "TensorInspection",
+    "UnknownModelError",
     "Verification",
     "VerifiedTensor",
-    "about_config",
-    "about_parameters",
     "blaming_config",
     "check_arguments",
     "check_new",
@@ -81,6 +91,7 @@ __all__ = [
     "claims_of",
     "copy_others",
     "copy_tree",
+    "digests_of_files",
     "dtype_word",
     "family_of",
     "files_below",
@@ -89,7 +100,6 @@ __all__ = [
     "inspected_parts",
     "inspected_sheets",
     "inspected_totals",
-    "is_made_by",
     "left_alone_rows",
     "library_versions",
     "meta_model_of",
@@ -118,7 +128,7 @@ __all__ = [
     "sliced_files",
     "slicing",
     "sparsify_checkpoint",
-    "verified_rows",
+    "verified_parts",
     "verified_sheets",
     "verify_checkpoint",
     "write_bytes",

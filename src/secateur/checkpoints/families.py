@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
 import re
 import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,13 @@ from secateur.checkpoints.headers import CheckpointError
 from secateur.checkpoints.reading import Checkpoint
 from secateur.support import printable
 
-__all__ = ["blaming_config", "family_of", "meta_model_of", "most_parameters", "parameters_counted"]
+__all__ = ["UnknownModelError", "blaming_config", "family_of", "meta_model_of", "most_parameters", "parameters_counted"]
 
 _LAYERS = re.compile(r"(^|[._])n?_?layers?$")
+
+
+class UnknownModelError(CheckpointError):
+    """``config.json`` names no model of transformers' own."""
 
 
 def family_of(checkpoint: Checkpoint) -> tuple[Any, Any]:
@@ -47,10 +52,10 @@ def family_of(checkpoint: Checkpoint) -> tuple[Any, Any]:
             "the model yourself and pass it."
         ) from None
     if not checkpoint.config:
-        raise CheckpointError(f"{root}: has no config.json, which says what model this is.")
+        raise UnknownModelError(f"{root}: has no config.json, which says what model this is.")
     names = checkpoint.config.get("architectures")
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
-        raise CheckpointError(f"{where}: names no architectures; load the model yourself and pass it.")
+        raise UnknownModelError(f"{where}: names no architectures; load the model yourself and pass it.")
     name = printable(names[0])
     check_layers(checkpoint)
     for place, value in _fields(checkpoint.config):
@@ -62,12 +67,13 @@ def family_of(checkpoint: Checkpoint) -> tuple[Any, Any]:
     except Exception:  # a module of transformers' that cannot be imported here
         kind = None
     if not isinstance(kind, type) or not issubclass(kind, transformers.PreTrainedModel):
-        raise CheckpointError(
+        raise UnknownModelError(
             f"{where}: names the architecture {name}, and transformers {transformers.__version__} has no model of that "
             "name; load the model yourself and pass it."
         )
-    with blaming_config(root):
+    with blaming_config(root), _withheld() as logged:
         config = transformers.AutoConfig.from_pretrained(root, local_files_only=True, trust_remote_code=False)
+        logged.clear()  # who loads the model hears it
     wanted: Any = getattr(kind, "config_class", None)
     if not isinstance(wanted, type) or not isinstance(config, wanted):
         raise CheckpointError(
@@ -92,7 +98,7 @@ def _uncollected() -> Iterator[None]:
 def meta_model_of(checkpoint: Checkpoint) -> nn.Module:
     """The model of a Hugging Face directory on the meta device, with the dtypes of its files; no weight is read."""
     if not checkpoint.config:
-        raise CheckpointError(
+        raise UnknownModelError(
             f"{checkpoint.root}: has no config.json, which says what model this is; add it, or in Python give "
             "the model, built on the meta device."
         )
@@ -104,14 +110,40 @@ def meta_model_of(checkpoint: Checkpoint) -> nn.Module:
 
 @contextlib.contextmanager
 def blaming_config(root: Path, what: str = "no model can be made of it") -> Iterator[None]:
-    """Whatever transformers or a model of its own raises becomes one line that names ``config.json``."""
+    """A context in which errors of transformers become one line that names ``config.json``."""
     try:
-        yield
+        with _withheld():
+            yield
     except CheckpointError:
         raise
     except Exception as error:
         said = printable(" ".join(str(error).split()), 400)
         raise CheckpointError(f"{root / 'config.json'}: {what} ({type(error).__name__}: {said}).") from error
+
+
+@contextlib.contextmanager
+def _withheld() -> Iterator[list[tuple[logging.Handler, logging.LogRecord]]]:
+    """What transformers logs in this thread is shown in the end, and not at all where an error says what is wrong."""
+    here, held = threading.get_ident(), list[tuple[logging.Handler, logging.LogRecord]]()
+
+    def holding(handler: logging.Handler) -> Callable[[logging.LogRecord], bool]:
+        def passes(record: logging.LogRecord) -> bool:
+            if record.thread == here:
+                held.append((handler, record))
+            return record.thread != here
+
+        return passes
+
+    filters = [(handler, holding(handler)) for handler in logging.getLogger("transformers").handlers]
+    for handler, each in filters:
+        handler.filters.insert(0, each)  # what is within another is asked first
+    try:
+        yield held
+    finally:
+        for handler, each in filters:
+            handler.removeFilter(each)
+    for handler, record in held:
+        handler.handle(record)
 
 
 def most_parameters(names: Collection[str]) -> int:
@@ -135,7 +167,7 @@ def check_layers(checkpoint: Checkpoint) -> None:
 
 @contextlib.contextmanager
 def parameters_counted(checkpoint: Checkpoint) -> Iterator[None]:
-    """Whatever a configuration asks for, the model that is built in here has no more than the files could hold."""
+    """A context in which a model that is built cannot have more parameters than the files could hold."""
     most, count, here = most_parameters(checkpoint), 0, threading.get_ident()
 
     def counted(*_: object) -> None:

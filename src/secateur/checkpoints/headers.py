@@ -79,7 +79,9 @@ class CheckpointError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """What a header says of one tensor: ``dtype`` in the format's words, ``start`` and ``stop`` as bytes of a file."""
+    """The entry of one tensor in a safetensors header: ``dtype`` in the format's words, ``start`` and ``stop`` as bytes
+    of a file.
+    """
 
     name: str
     dtype: str

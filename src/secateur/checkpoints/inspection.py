@@ -170,7 +170,7 @@ class Inspection(Reported):
 
 
 def inspect_checkpoint(path: Path | str) -> Inspection:
-    """What the checkpoint at ``path`` holds: for every tensor its size, its zeros and the patterns that hold.
+    """Inspects the checkpoint at ``path``: for every tensor its size, its zeros and the patterns that hold.
 
     ``path`` is a ``.safetensors`` file, a ``.safetensors.index.json`` or a Hugging Face directory. It is read once, in
     pieces of 32 MB. Raises `secateur.checkpoints.CheckpointError` for a damaged file.

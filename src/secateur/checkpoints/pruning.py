@@ -36,7 +36,7 @@ __all__ = ["CheckpointSparsification", "choose_targets", "sparsify_checkpoint"]
 
 @dataclass(frozen=True)
 class CheckpointSparsification(Reported):
-    """What `sparsify_checkpoint` did, which prints as a table: ``inspection`` is measured on the written files.
+    """The result of `sparsify_checkpoint`; prints as a table: ``inspection`` is measured on the written files.
 
     ``left_alone`` maps each reason to the tensors; ``stale`` are files that were copied and still hold dense weights.
     """

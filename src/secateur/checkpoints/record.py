@@ -68,7 +68,7 @@ def record_text(
 
 
 def library_versions() -> dict[str, str]:
-    """Of the libraries that the bytes of a directory of transformers' depend on: a run that goes on has the same.
+    """The versions of the libraries on which the bytes of a written directory depend; a continued run needs the same.
 
     >>> [*library_versions()]
     ['secateur', 'torch', 'transformers']
@@ -119,7 +119,7 @@ def _finite(value: Any) -> Any:
 def places(
     source: Path | str, out: Path | str | None, arguments: Mapping[str, Any] | None
 ) -> tuple[Path, Path | None, dict[str, Any]]:
-    """What is read, what is written if anything is, and how that was called: each of them can be.
+    """The checked ``source`` and ``out`` of a verb, and its arguments for the record.
 
     Raises:
         CheckpointError: as `check_places` and `check_new`.

@@ -20,7 +20,7 @@ __all__ = ["inspected_sheets", "patterns_text", "pruned_sheets", "shape_text", "
 
 
 def inspected_sheets(inspection: Inspection) -> list[Sheet]:
-    """A row a tensor."""
+    """The sheets of an `Inspection`: a table with a row for each tensor."""
     return [Sheet("Tensor by tensor", _cells(inspection), [_chart(inspection.tensors)])]
 
 
@@ -60,14 +60,14 @@ def patterns_text(tensor: TensorInspection) -> str:
 
 
 def pruned_sheets(done: CheckpointSparsification) -> list[Sheet]:
-    """A row a tensor, with the reason of those that were left alone."""
+    """The sheets of a `CheckpointSparsification`: a row for each tensor, with the reason where it was left alone."""
     why = {name: reason for reason, names in done.left_alone.items() for name in names}
     reasons = Cells("left alone", [why.get(each.name, "") for each in done.inspection.tensors])
     return [Sheet("Tensor by tensor", [*_cells(done.inspection), reasons], [_chart(done.pruned)])]
 
 
 def verified_sheets(found: Verification) -> list[Sheet]:
-    """A row a tensor: what was counted, and what is claimed of it."""
+    """The sheets of a `Verification`: a row for each tensor, with the counted and the claimed zeros."""
     tensors = found.tensors
     cells = [
         Cells("tensor", [printable(each.name, 1000) for each in tensors]),

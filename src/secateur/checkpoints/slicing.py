@@ -121,7 +121,7 @@ def index_text(checkpoint: Checkpoint, nbytes: int, parameters: int) -> str:
 
 
 def sha256_of(checkpoint: Checkpoint, name: str) -> str:
-    """Of the bytes of a tensor in a file."""
+    """The SHA-256 of a tensor's bytes in a file."""
     total = hashlib.sha256()
     for piece in pieces_of_cut(checkpoint, checkpoint.entries[name], {}):
         total.update(piece.numpy().data)

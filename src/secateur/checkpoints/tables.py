@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from secateur.checkpoints.record import RECORD
 from secateur.checkpoints.sheets import patterns_text, shape_text
 from secateur.support import Part, Rows, bytes_text, percent, percents, printable
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from secateur.checkpoints.pruning import CheckpointSparsification
     from secateur.checkpoints.verification import Verification
 
-__all__ = ["inspected_parts", "inspected_totals", "left_alone_rows", "pruned_rows", "verified_rows"]
+__all__ = ["inspected_parts", "inspected_totals", "left_alone_rows", "pruned_rows", "verified_parts"]
 
 
 def pruned_rows(done: CheckpointSparsification) -> Rows:
@@ -35,7 +36,7 @@ def pruned_rows(done: CheckpointSparsification) -> Rows:
 
 
 def left_alone_rows(done: CheckpointSparsification) -> Rows:
-    """What was left alone, by reasons, each with its largest tensor."""
+    """A table of the tensors left alone: a row for each reason, with its largest tensor."""
     sizes = {tensor.name: tensor.numel for tensor in done.inspection.tensors}
     return Rows(
         ("Left alone", ">Tensors", ">Parameters", "~such as"),
@@ -46,7 +47,22 @@ def left_alone_rows(done: CheckpointSparsification) -> Rows:
     )
 
 
-def verified_rows(found: Verification) -> Rows:
+def verified_parts(found: Verification) -> Iterator[Part]:
+    """What is wrong, what could not be checked, and the verdict."""
+    yield from (f"wrong: {printable(problem, 1000)}" for problem in found.problems)
+    yield from (f"unchecked: {printable(what, 1000)}" for what in found.unchecked)
+    if found.problems or found.unchecked:
+        yield ""
+    if any(tensor.zeros is not None for tensor in found.tensors):  # of a shrunken model no zeros are counted
+        yield _verified_rows(found)
+    yield ""
+    pattern = f", pattern {found.pattern}" if found.pattern else ""
+    compared = f", {found.files} other files compared" if found.source else ""
+    verdict = "holds" if found.ok else f"does not hold: {len(found.problems)} problems"
+    yield f"{printable(str(found.path))}: what {RECORD} claims {verdict}{pattern}{compared}."
+
+
+def _verified_rows(found: Verification) -> Rows:
     """How many tensors the record calls pruned, and how sparse they are; and those left alone, where it says how many
     zeros they have."""
     alone = [tensor for tensor in found.tensors if tensor.alone or tensor.claimed is None]
@@ -63,7 +79,7 @@ def verified_rows(found: Verification) -> Rows:
 
 
 def inspected_parts(inspection: Inspection, *, group: bool = False) -> Iterator[Part]:
-    """A row a tensor, or a kind of tensors, and the totals."""
+    """The printed tables of an `Inspection`: a row for each tensor, or kind of tensors, and the totals."""
     rows = [_row(name, members) for name, members in _grouped(inspection.tensors, group)]
     yield Rows(("~Tensor", "Shape", "Dtype", ">Size", ">Zeros", "~Patterns"), rows)
     yield ""

@@ -1,67 +1,58 @@
-"""Proves what a pruned checkpoint claims of itself: `verify_checkpoint` reads its ``secateur.json`` and every tensor.
+"""Proves what a directory claims of itself: `verify_checkpoint` reads its ``secateur.json`` and every tensor.
 
 Law: what the record claims is counted on the stored bytes, never believed; nothing larger than one tensor's zeros is
 held; whatever is wrong with a file is a problem that is named, or a `CheckpointError` of one line.
-
-The record that is verified, ``secateur.json`` beside the weights. Other keys are ignored::
-
-    {
-      "method": "oneshot",
-      "kept_weights": "updated",
-      "pattern": "2:4",
-      "pruned": {"a.weight": 0.5},
-      "removed": {"a.weight": 512},
-      "left_alone": {"why": ["b"]},
-      "sparsity": {"targets": 0.5, "model": 0.4}
-    }
-
-- ``kept_weights``: "unchanged" where the kept weights have the source's bytes, as by a mask alone; "updated" where they
-  may have changed. Left out: unchanged if ``method`` is "sparsify" or left out, else updated.
-- ``pattern``: a word of `secateur.patterns.parse`, or the repr of one of the library's patterns, such as
-  "NM(n=2, m=4, axis=1)". Null or left out: none is claimed.
-- ``pruned``: for each tensor whose bytes may have changed the fraction of zeros among its stored values, from which
-  the exact count follows.
-- ``removed``: how many entries a tensor's mask removes, kept zeros not counted. Rows, blocks and channels are checked
-  by it; it is left out for a tensor whose parts (experts, q/k/v) were given different sparsities.
-- ``left_alone``: the names of all other tensors, by reasons.
-- ``zeros``: of tensors that are left alone how many entries are zero and are to stay so.
-- ``sparsity``: of all pruned tensors together, and of all tensors of a dtype that torch reads.
 """
 
 from __future__ import annotations
 
+import filecmp
+import importlib
 import math
-import os
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import torch
 from torch import Tensor
 
+from secateur.checkpoints.claims import (
+    Beside,
+    Part,
+    Structure,
+    Zeros,
+    about_config,
+    about_parameters,
+    claims_of,
+)
 from secateur.checkpoints.headers import HEADER_KEY, CheckpointError, TensorEntry
 from secateur.checkpoints.inspection import zero_pieces
 from secateur.checkpoints.layouts import layout_of
 from secateur.checkpoints.reading import Checkpoint, open_checkpoint
-from secateur.checkpoints.record import RECORD
-from secateur.checkpoints.tables import verified_rows
-from secateur.patterns import NM, Block, Channels, GroupedColumns, Pattern, Rows, Unstructured, parse, word_of
+from secateur.checkpoints.record import RECORD, previous_record
+from secateur.checkpoints.slicing import Compared, pieces_of_cut, sha256_of, shape_of_cut
+from secateur.checkpoints.tables import verified_parts
+from secateur.checkpoints.writing import files_below, other_weights
+from secateur.patterns import NM, Block, Channels, GroupedColumns, Pattern, Rows, Unstructured
 from secateur.report import Reported, Sheet
-from secateur.support import Fields, Part, printable, track
+from secateur.support import Fields, printable, track
+from secateur.support import Part as Shown
 
 __all__ = ["Verification", "VerifiedTensor", "verify_checkpoint"]
 
 PIECE = 32 << 20  # bytes of two files compared at once
-_PATTERNS: dict[str, Callable[..., Pattern]] = {
-    kind.__name__: kind for kind in (NM, Block, Channels, GroupedColumns, Rows, Unstructured)
+# By the method of a record: the module whose structure_of reads which part of the source's each tensor is.
+_STRUCTURES = {
+    "shrink": "secateur.shrinking.verification",
+    "experts": "secateur.shrinking.verification",
+    "vocabulary": "secateur.vocabulary.verification",
 }
 
 
 @dataclass(frozen=True)
 class VerifiedTensor:
-    """What was found of one tensor; None where there is nothing to count or to compare with.
+    """The verification of one tensor; fields are None where there is nothing to count or to compare with.
 
     ``zeros`` are counted, ``claimed`` is what the record says (None: nothing), ``pattern`` tells whether the zeros are
     where the pattern wants them, ``unchanged`` whether all that was not removed has the source's bytes, ``alone``
@@ -84,7 +75,7 @@ class VerifiedTensor:
 
 @dataclass(frozen=True)
 class Verification(Reported):
-    """What `verify_checkpoint` found, which prints as a table: it holds if there are no ``problems``.
+    """The result of `verify_checkpoint`; prints as a table. The checkpoint is valid if there are no ``problems``.
 
     ``unchecked`` says what could not be verified and why; ``files`` is how many other files were compared with the
     source's.
@@ -129,36 +120,28 @@ class Verification(Reported):
 
         return verified_sheets(self)
 
-    def _parts(self) -> Iterator[Part]:
-        """What is wrong, what could not be checked, and the verdict."""
-        yield from (f"wrong: {printable(problem, 1000)}" for problem in self.problems)
-        yield from (f"unchecked: {printable(what, 1000)}" for what in self.unchecked)
-        if self.problems or self.unchecked:
-            yield ""
-        if any(tensor.zeros is not None for tensor in self.tensors):  # of a shrunken model no zeros are counted
-            yield verified_rows(self)
-        yield ""
-        pattern = f", pattern {self.pattern}" if self.pattern else ""
-        compared = f", {self.files} other files compared" if self.source else ""
-        verdict = "holds" if self.ok else f"does not hold: {len(self.problems)} problems"
-        yield f"{printable(str(self.path))}: what {RECORD} claims {verdict}{pattern}{compared}."
+    def _parts(self) -> Iterator[Shown]:
+        return verified_parts(self)
 
 
 def verify_checkpoint(directory: Path | str, source: Path | str | None = None) -> Verification:
-    """Counts on the stored bytes what ``secateur.json`` claims; compares with ``source`` where that is given.
+    """Whether a directory is what its ``secateur.json`` says, whichever verb wrote it; compares with ``source``.
 
     Of each tensor that the record calls pruned, or says the zeros of: as many as it says, to the unit; of pruned ones
-    its mask's entries among them, and the pattern, along the inputs as they are stored. With the source: the same
-    tensors, dtypes, shapes and files; the bytes of every tensor that is not pruned, and of every other file; and of
-    pruned tensors whose kept weights are claimed to be unchanged, that whatever differs from the source is +0.
+    its mask's entries among them, and the pattern, along the inputs as they are stored. Where units, blocks, experts or
+    tokens left: the number of parameters, the configuration, and the bytes that were written. With the source: each
+    tensor is what stays of the source's, byte for byte, in the same file, but for those whose values the record says
+    are new, of which the dtype and the shape are; of pruned ones whose kept weights are claimed to be unchanged,
+    whatever differs is +0; and every other file, and every other field of the configuration, is the source's.
 
     Args:
-        directory: what was pruned.
-        source: what it was pruned from, if it is there still.
+        directory: what was pruned or shrunk, or both.
+        source: what it was made from, if it is there still; of what was shrunk and then pruned, what lies before
+            either.
 
     Raises:
-        CheckpointError: either directory is damaged or missing, or there is no ``secateur.json`` to verify: none, or
-            that of a shrunken model; or the weights are compressed. What does not hold is no error, but one of the
+        CheckpointError: either directory is damaged or missing, or there is no ``secateur.json`` to verify; the weights
+            are compressed; or the source is not what the records say. What does not hold is no error, but one of the
             result's ``problems``.
 
     >>> import json, tempfile
@@ -171,54 +154,64 @@ def verify_checkpoint(directory: Path | str, source: Path | str | None = None) -
     >>> (folder / RECORD).write_text(json.dumps({**record, "pattern": "1:4"})) and verify_checkpoint(folder).problems
     ('fc.weight: 1 of 1 groups keeps more than 1 of 4.',)
     """
-    directory = Path(directory)
-    checkpoint = open_checkpoint(directory)
+    directory, source = Path(directory), None if source is None else Path(source)
     if not (directory / RECORD).is_file():
+        open_checkpoint(directory)  # what is none is told first
         raise CheckpointError(f"{directory}: no {RECORD} here, so that nothing is claimed; name a pruned directory.")
+    read = claims_of(directory)
+    shaped, pruned = _shaped(read, directory, source)
+    zeros = None if read is shaped else Zeros.of(read)
+    structure = Structure(open_checkpoint(directory)) if shaped is None else _structure_of(directory, shaped)
+    checkpoint, moved = structure.checkpoint, structure.moved | pruned
     if any(HEADER_KEY in metadata for metadata in checkpoint.metadata.values()):
         raise CheckpointError(
             f"{directory}: compressed, and what {RECORD} says is of the weights before: write "
             "them with secateur expand and verify that directory."
         )
-    hint = " It is not the record of this model, or no longer."
-    read = Fields.read(directory / RECORD, error=CheckpointError, hint=hint, finite=False)
-    if "pruned" not in read.values and "groups" in read.values:
-        raise CheckpointError(
-            f"{read.path}: the record of a model that was shrunken: no zeros are claimed, so that there are none to "
-            "count. secateur shrink proves what it writes, before it writes it."
+    written = {} if shaped is None or "sha256" not in shaped.values else shaped.each_named("sha256", str)
+    problems, unchecked = [*structure.problems], [*structure.unchecked]
+    if zeros is not None:
+        problems += zeros.about_names(checkpoint)
+        unchecked += zeros.unchecked
+    if shaped is not None:
+        problems += about_parameters(checkpoint, shaped)
+        problems += (
+            f"{printable(name)}: was written, {RECORD} says; it is not here."
+            for name in sorted((written.keys() | moved) - {*checkpoint})
         )
-    claims = _Claims.of(read)
-    dense = None if source is None else open_checkpoint(source)
-    problems: list[str] = []
-    unchecked = list(claims.unchecked)
-    problems += claims.about_names(checkpoint)
-    if dense is None:
-        unchecked.append("no source was given: whether all else is unchanged")
+        if moved:
+            unchecked.append(f"{len(moved)} tensors have new values: whether these are the best")
+    beside = None if source is None else structure.beside(source)
+    if beside is None:
+        unknown = "what the tensors hold, and " if shaped is not None and not written else ""
+        unchecked.append(f"no source was given: {unknown}whether all else is unchanged")
     else:
-        problems += _about_entries(checkpoint, dense)
+        problems += [*beside.problems, *_missing(checkpoint, beside, structure.file)]
+    if shaped is not None:
+        problems += about_config(checkpoint, shaped, None if beside is None else beside.dense)
     tensors = []
-    zeros = {"targets": 0, "model": 0}
-    sizes = {"targets": 0, "model": 0}
     for name, entry in track(checkpoint.entries.items(), "verifying", total=len(checkpoint)):
-        found, its = _verified(checkpoint, dense, entry, claims, unchecked)
+        found, its = VerifiedTensor(name, entry.shape, entry.dtype, None), list[str]()
+        if zeros is not None:
+            found, its = _counted(checkpoint, entry, zeros, unchecked)
+        if beside is not None:
+            mask = zeros if shaped is None and zeros is not None and zeros.keeps_weights else None
+            same, wrong = _compared(checkpoint, entry, beside, structure.file, moved, mask)
+            found, its = replace(found, unchanged=same), [*its, *wrong]
+        if name not in pruned and not (beside is not None and its):  # one that is another already says no more
+            its += _stored(checkpoint, entry, written, moved)
         tensors.append(found)
         problems += (f"{printable(name)}: {problem}" for problem in its)
-        for group in ("targets", "model") if name in claims.pruned else ("model",):
-            if found.zeros is not None:
-                zeros[group] += found.zeros
-                sizes[group] += entry.numel
-    for group, claimed in claims.sparsity.items():
-        share = zeros[group] / sizes[group] if sizes[group] else 0.0
-        if not math.isclose(share, claimed, rel_tol=1e-9, abs_tol=1e-12):
-            problems.append(f"{RECORD} claims a sparsity of {claimed} of the {group}; it is {share}.")
+    if zeros is not None:
+        problems += _about_shares(checkpoint, tensors, zeros)
     files = 0
-    if dense is not None:
-        files, others = _about_files(checkpoint, dense)
+    if beside is not None and source is not None:
+        files, others = _about_files(directory, source, checkpoint, beside, structure.file)
         problems += others
     return Verification(
         directory,
-        None if dense is None else dense.root,
-        claims.word,
+        source,
+        None if zeros is None else zeros.word,
         tuple(tensors),
         files,
         tuple(problems),
@@ -226,156 +219,202 @@ def verify_checkpoint(directory: Path | str, source: Path | str | None = None) -
     )
 
 
-# ---- what is claimed ------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Claims:
-    """The record, each value held to its type."""
-
-    word: str | None
-    pattern: Pattern | None
-    keeps_weights: bool
-    pruned: Mapping[str, float]
-    removed: Mapping[str, int]
-    left_alone: frozenset[str] | None
-    zeros: Mapping[str, int]
-    sparsity: Mapping[str, float]
-    unchecked: tuple[str, ...] = field(default=())
-
-    @staticmethod
-    def of(read: Fields) -> _Claims:
-        pruned = read.each_named("pruned", float, least=0, most=1)
-        removed = read.each_named("removed", int, least=0) if "removed" in read.values else {}
-        alone = None
-        if read.values.get("left_alone") is not None:
-            reasons = read.inner("left_alone")
-            alone = frozenset(name for reason in reasons.values for name in reasons.each(reason, str))
-        totals = read.inner("sparsity") if "sparsity" in read.values else Fields({}, read.path)
-        shares = {group: totals.optional(group, float, least=0, most=1) for group in ("targets", "model")}
-        word = read.optional("pattern", str)
-        method, kept = read.optional("method", str), read.optional("kept_weights", str)
-        if kept is None:
-            kept = "unchanged" if method in (None, "sparsify") else "updated"
-        if kept not in ("unchanged", "updated"):
-            raise read.wrong("kept_weights", 'must be "unchanged" or "updated"')
-        unchecked = []
-        pattern = None
-        if word is not None and (pattern := _pattern_of(word)) is None:
-            unchecked.append(f"the pattern {printable(word)}, which is not one of the library's")
-        if alone is None:
-            unchecked.append(f"{RECORD} does not say what was left alone: whether it names all tensors")
-        return _Claims(
-            word_of(pattern) if pattern else word and printable(word),
-            pattern,
-            kept == "unchanged",
-            pruned,
-            removed,
-            alone,
-            read.each_named("zeros", int, least=0) if "zeros" in read.values else {},
-            {group: share for group, share in shares.items() if share is not None},
-            tuple(unchecked),
+def _shaped(read: Fields, directory: Path, source: Path | None) -> tuple[Fields | None, frozenset[str]]:
+    """The record of a verb that wrote parts of tensors, the last before zeros were made in these, unless the source is
+    what that verb wrote; and the tensors with such zeros."""
+    pruned, top, there = set[str](), read, None if source is None else previous_record(source)
+    while read.optional("method", str) not in _STRUCTURES:
+        if read is top or "pruned" in read.values:
+            pruned |= read.each_named("pruned", float, least=0, most=1).keys()
+        if source is None or not isinstance(before := read.values.get("previous"), dict) or before == there:
+            return None, frozenset(pruned)
+        read = read.inner("previous")
+    if read is not top and read.values.get("previous") != there:
+        raise CheckpointError(
+            f"{directory}: was shrunk, and then pruned, and {source} is neither what was shrunk nor what was pruned: "
+            f"their {RECORD} say otherwise. Name one of these two."
         )
-
-    def about_names(self, checkpoint: Checkpoint) -> Iterator[str]:
-        """Whether the record speaks of the tensors that there are, and of each once."""
-        for name in self.pruned:
-            if name not in checkpoint:
-                yield f"{printable(name)}: {RECORD} calls it pruned; it is not in the checkpoint."
-        for name in self.removed:
-            if name not in self.pruned:
-                yield f"{printable(name)}: {RECORD} says how much of it is removed, but not that it is pruned."
-        for name in self.zeros:
-            if name not in checkpoint or name in self.pruned:
-                what = "calls it pruned, too" if name in self.pruned else "it is not in the checkpoint"
-                yield f"{printable(name)}: {RECORD} says how many zeros it has, left alone; {what}."
-        if self.left_alone is None:
-            return
-        for name in sorted(self.left_alone - checkpoint.entries.keys()):
-            yield f"{printable(name)}: {RECORD} calls it left alone; it is not in the checkpoint."
-        for name in checkpoint:
-            if name not in self.pruned and name not in self.left_alone:
-                yield f"{printable(name)}: in the checkpoint, but not in {RECORD}."
-            elif name in self.pruned and name in self.left_alone:
-                yield f"{printable(name)}: {RECORD} calls it both pruned and left alone."
+    return read, frozenset(pruned)
 
 
-def _pattern_of(word: str) -> Pattern | None:
-    """From a word or the repr of a pattern; None if it is of somebody's own."""
-    if len(word) > 100:
-        return None
-    try:
-        if found := re.fullmatch(r"(\w+)\((.*)\)", word):
-            options = dict(part.split("=") for part in found[2].split(", ") if part)
-            if options.pop("reduce", "None") != "None":
-                return None
-            return _PATTERNS[found[1]](**{key: int(value) for key, value in options.items()})
-        return parse(word)
-    except (ValueError, TypeError, KeyError):
-        return None
+def _structure_of(directory: Path, read: Fields) -> Structure:
+    found: Structure = importlib.import_module(_STRUCTURES[read.take("method", str)]).structure_of(directory, read)
+    return found
 
 
-# ---- what is there --------------------------------------------------------------------------------------------------
+# ---- beside the source ----------------------------------------------------------------------------------------------
 
 
-def _verified(
-    checkpoint: Checkpoint, dense: Checkpoint | None, entry: TensorEntry, claims: _Claims, unchecked: list[str]
+def _missing(checkpoint: Checkpoint, beside: Beside, file: str) -> Iterator[str]:
+    """What is not on both sides, and ``__metadata__`` that differs."""
+    names = {*checkpoint} | beside.parts.keys()
+    used = {beside.parts.get(name, Part(name)).name for name in names}
+    said = f", and {file} does not say that it left" if file else ""
+    for name in beside.dense:
+        if name not in used and name not in beside.gone:
+            yield f"{printable(name)}: in the source, but not here{said}."
+    for name in sorted(beside.parts.keys() - {*checkpoint}):
+        yield f"{printable(name)}: {file} says what it was; it is not here."
+    for name in sorted(used & {*beside.gone}):
+        yield f"{printable(name)}: left, {file} says; it is here."
+    for path in checkpoint.files:
+        its = beside.dense.metadata.get(beside.dense.root / path.relative_to(checkpoint.root))
+        if its is not None and checkpoint.metadata[path] != its:
+            yield f"{path.name}: its __metadata__ is not the source's."
+
+
+def _compared(
+    checkpoint: Checkpoint,
+    entry: TensorEntry,
+    beside: Beside,
+    file: str,
+    moved: Collection[str],
+    mask: Zeros | None,
+) -> tuple[bool | None, list[str]]:
+    """Whether a tensor has the bytes that stay of the source's; None where the record says that its values are new."""
+    part, dense = beside.parts.get(entry.name, Part(entry.name)), beside.dense
+    its = dense.entries.get(part.name)
+    old = "" if part.name == entry.name else f" {printable(part.name)}"
+    if its is None:
+        return None, [f"not in the source{old and f', as{old}'}."]
+    whole = all(at < len(its.shape) and _fits(kept, its.shape[at]) for at, kept in part.cuts.items())
+    if not whole or (part.cuts and its.torch_dtype is None):
+        return None, [f"{file} does not fit the source's shape {its.shape}."]
+    if (entry.dtype, entry.shape) != (its.dtype, wanted := shape_of_cut(its, part.cuts)):
+        return None, [f"{entry.dtype} of shape {entry.shape}; of the source{old} stay {its.dtype} {wanted}."]
+    here, there = entry.path.relative_to(checkpoint.root), its.path.relative_to(dense.root)
+    problems = [f"in {here}, in the source in {there}."] if here != there else []
+    if mask is not None and entry.name in mask.pruned:
+        removed = mask.removed.get(entry.name, entry.numel)
+        different, not_zero = _changed(checkpoint, dense, entry)
+        if not_zero:
+            problems.append(f"{not_zero:,} kept values are not the source's.")
+        elif different > removed:
+            problems.append(f"{different:,} values differ from the source's; only {removed:,} are removed.")
+        return not not_zero and different <= removed, problems
+    if entry.name in moved:
+        return None, problems
+    compared = Compared(checkpoint, entry.name)
+    part.write(cast(BinaryIO, compared), dense, its, part.cuts)
+    if not compared.all_of_it:
+        problems.append(f"its bytes are not {'what stays of ' if file else ''}the source's{old}.")
+    return compared.all_of_it, problems
+
+
+def _fits(kept: Any, size: int) -> bool:
+    return bool(len(kept) and kept[0] >= 0 and kept[-1] < size and (kept[1:] > kept[:-1]).all())
+
+
+def _stored(
+    checkpoint: Checkpoint, entry: TensorEntry, written: Mapping[str, str], moved: Collection[str]
+) -> Iterator[str]:
+    """What is wrong with a tensor as it stands in its file."""
+    if written and entry.name not in written:
+        yield f"{RECORD} does not say that it was written."
+    elif written and sha256_of(checkpoint, entry.name) != written[entry.name]:
+        yield "its bytes are not those that were written: their SHA-256 is another."
+    elif (
+        entry.name in moved
+        and entry.shape
+        and entry.numel
+        and entry.is_floating_point
+        and entry.torch_dtype is not None
+        and not all(bool(rows.isfinite().all()) for rows in pieces_of_cut(checkpoint, entry, {}, as_rows=True))
+    ):
+        yield "has new values, and holds NaN or infinity."
+
+
+def _changed(checkpoint: Checkpoint, dense: Checkpoint, entry: TensorEntry) -> tuple[int, int]:
+    """How many values have not the source's bytes, and how many of them are not +0."""
+    width = entry.nbytes // entry.numel if entry.numel and entry.nbytes % entry.numel == 0 else 1
+    step = PIECE // width * width
+    different = not_zero = 0
+    for start in range(0, entry.nbytes, step):
+        stop = min(start + step, entry.nbytes)
+        ours, theirs = (each.raw(entry.name, start, stop) for each in (checkpoint, dense))
+        if torch.equal(ours, theirs):
+            continue
+        unlike = (ours != theirs).view(-1, width).any(1)
+        different += int(unlike.sum())
+        not_zero += int((unlike & ours.view(-1, width).any(1)).sum())
+    return different, not_zero
+
+
+def _about_files(
+    directory: Path, source: Path, checkpoint: Checkpoint, beside: Beside, file: str
+) -> tuple[int, list[str]]:
+    """How many other files are the source's, and which are not what they have to be."""
+    both = ((checkpoint, directory), (beside.dense, source))
+    weights = {path.relative_to(root) for each, root in both for path in each.files}
+    made, gone = {Path(RECORD)}, set[Path]()
+    if file:  # each file of weights is another, and the configuration was seen
+        weights |= {each.index.relative_to(root) for each, root in both if each.index is not None}
+        made |= {Path(file), Path("config.json")}
+        gone = {*other_weights(beside.dense, source)}
+    ours, theirs = ({*files_below(root)} - weights - made - beside.files.keys() for root in (directory, source))
+    problems = [f"{printable(str(path))}: in the source, but not here." for path in sorted(theirs - gone - ours)]
+    problems += [f"{printable(str(path))}: not in the source." for path in sorted(ours - theirs)]
+    for path, text in beside.files.items():
+        if (directory / path).exists() != (text is not None):
+            problems.append(f"{printable(str(path))}: {'says what the source says' if text is None else 'not here'}.")
+        elif text is not None and (directory / path).read_bytes() != text.encode():
+            problems.append(f"{printable(str(path))}: is not what the source's becomes.")
+    same = {path for path in ours & theirs if filecmp.cmp(directory / path, source / path, shallow=False)}
+    problems += [f"{printable(str(path))}: its bytes are not the source's." for path in sorted((ours & theirs) - same)]
+    return len(same), problems
+
+
+# ---- zeros ----------------------------------------------------------------------------------------------------------
+
+
+def _about_shares(checkpoint: Checkpoint, tensors: Sequence[VerifiedTensor], claims: Zeros) -> Iterator[str]:
+    counted = [(tensor, checkpoint.entries[tensor.name].numel) for tensor in tensors if tensor.zeros is not None]
+    for group, claimed in claims.sparsity.items():
+        its = [(each.zeros or 0, size) for each, size in counted if group == "model" or each.name in claims.pruned]
+        size = sum(size for _, size in its)
+        share = sum(zeros for zeros, _ in its) / size if size else 0.0
+        if not math.isclose(share, claimed, rel_tol=1e-9, abs_tol=1e-12):
+            yield f"{RECORD} claims a sparsity of {claimed} of the {group}; it is {share}."
+
+
+def _counted(
+    checkpoint: Checkpoint, entry: TensorEntry, claims: Zeros, unchecked: list[str]
 ) -> tuple[VerifiedTensor, list[str]]:
-    """What is found of a tensor, and what does not hold."""
-    name, problems = entry.name, list[str]()
-    share = claims.pruned.get(name)
-    known = (name, entry.shape, entry.dtype)
-    original = None if dense is None else dense.entries.get(name)
-    comparable = original is not None and (original.dtype, original.shape) == (entry.dtype, entry.shape)
-    if share is None or entry.torch_dtype is None:
-        zeros = None
-        if entry.torch_dtype is not None:
-            zeros = sum(int(piece.count_nonzero()) for piece in zero_pieces(checkpoint, entry))
-        elif share is not None:
-            problems.append(f"{RECORD} calls it pruned; it is of dtype {entry.dtype}, which this torch cannot read.")
-        same = _changed(checkpoint, dense, entry) == (0, 0) if dense is not None and comparable else None
-        if same is False:
-            problems.append("was left alone, but its bytes are not the source's.")
-        claimed = claims.zeros.get(name)
-        if claimed is not None and zeros != claimed:
-            had = (
-                "no values that this torch reads" if zeros is None else f"{zeros:,} of {entry.numel:,} values are zero"
-            )
-            problems.append(f"{had}; {RECORD} claims {claimed:,}.")
-        return VerifiedTensor(*known, zeros, claimed, unchanged=same, alone=share is None), problems
-
-    where, at = torch.empty(entry.numel, dtype=torch.bool), 0
-    for piece in zero_pieces(checkpoint, entry):
-        where[at : at + len(piece)] = piece
-        at += len(piece)
-    zeros, claimed = int(where.count_nonzero()), round(share * entry.numel)
-    removed = claims.removed.get(name)
-    if zeros != claimed:
+    """The zeros of a tensor, and what does not hold of them."""
+    name, problems, alone = entry.name, list[str](), entry.name not in claims.pruned
+    found = VerifiedTensor(name, entry.shape, entry.dtype, None, claims.zeros.get(name), alone=alone)
+    if entry.torch_dtype is None:
+        what = "calls it pruned" if not alone else "says how many zeros it has"
+        if not alone or found.claimed is not None:
+            problems.append(f"{RECORD} {what}; it is of dtype {entry.dtype}, which this torch cannot read.")
+        return found, problems
+    if alone:
+        zeros, claimed = sum(int(piece.count_nonzero()) for piece in zero_pieces(checkpoint, entry)), found.claimed
+    else:
+        where, at = torch.empty(entry.numel, dtype=torch.bool), 0
+        for piece in zero_pieces(checkpoint, entry):
+            where[at : at + len(piece)] = piece
+            at += len(piece)
+        zeros, claimed = int(where.count_nonzero()), round(claims.pruned[name] * entry.numel)
+    found = replace(found, zeros=zeros, claimed=claimed)
+    if claimed is not None and zeros != claimed:
         problems.append(f"{zeros:,} of {entry.numel:,} values are zero; {RECORD} claims {claimed:,}.")
-    if removed is not None and zeros < removed:
-        problems.append(f"{RECORD} says that {removed:,} are removed; only {zeros:,} are zero.")
-    holds = None
-    if claims.pattern is not None and (removed is not None or isinstance(claims.pattern, NM | Unstructured)):
-        rows = layout_of(name, entry.shape, checkpoint.config).to_rows(where.reshape(entry.shape))
+    removed = claims.removed.get(name)
+    if alone or claims.pattern is None:
+        violation = None
+    elif removed is None and not isinstance(claims.pattern, NM | Unstructured):
+        unchecked.append(f"{RECORD} does not say how many entries of some tensors are removed: their pattern")
+        return found, problems
+    else:
         try:
+            rows = layout_of(name, entry.shape, checkpoint.config).to_rows(where.reshape(entry.shape))
             violation = _violation(claims.pattern, rows, removed or 0)
         except ValueError as error:
             violation = str(error)
-        holds = violation is None
-        if violation is not None:
-            problems.append(violation)
-    elif claims.pattern is not None:
-        unchecked.append(f"{RECORD} does not say how many entries of some tensors are removed: their pattern")
-    same = None
-    if dense is not None and comparable:
-        different, not_zero = _changed(checkpoint, dense, entry)
-        if claims.keeps_weights:
-            same = not not_zero and (removed is None or different <= removed)
-            if not_zero:
-                problems.append(f"{not_zero:,} kept values are not the source's.")
-            elif not same:
-                problems.append(f"{different:,} values differ from the source's; only {removed:,} are removed.")
-    return VerifiedTensor(*known, zeros, claimed, holds, same), problems
+        found = replace(found, pattern=violation is None)
+    if not alone and removed is not None and zeros < removed:
+        problems.append(f"{RECORD} says that {removed:,} are removed; only {zeros:,} are zero.")
+    return found, problems if violation is None else [*problems, violation]
 
 
 def _violation(pattern: Pattern, zero: Tensor, removed: int) -> str | None:
@@ -419,76 +458,3 @@ def _violation(pattern: Pattern, zero: Tensor, removed: int) -> str | None:
         covered = int(channels.all(1).sum()) * channels.shape[1]
         kind = "channels"
     return f"{removed:,} are removed; whole {kind} of zeros have only {covered:,}." if covered < removed else None
-
-
-def _changed(checkpoint: Checkpoint, dense: Checkpoint, entry: TensorEntry) -> tuple[int, int]:
-    """How many values have not the source's bytes, and how many of them are not +0."""
-    width = entry.nbytes // entry.numel if entry.numel and entry.nbytes % entry.numel == 0 else 1
-    step = PIECE // width * width
-    different = not_zero = 0
-    for start in range(0, entry.nbytes, step):
-        stop = min(start + step, entry.nbytes)
-        ours, theirs = (each.raw(entry.name, start, stop) for each in (checkpoint, dense))
-        if torch.equal(ours, theirs):
-            continue
-        unlike = (ours != theirs).view(-1, width).any(1)
-        different += int(unlike.sum())
-        not_zero += int((unlike & ours.view(-1, width).any(1)).sum())
-    return different, not_zero
-
-
-def _about_entries(checkpoint: Checkpoint, dense: Checkpoint) -> Iterator[str]:
-    """Whether both have the same tensors in the same files."""
-    for name in dense:
-        if name not in checkpoint:
-            yield f"{printable(name)}: in the source, but not here."
-    for name, entry in checkpoint.entries.items():
-        original = dense.entries.get(name)
-        if original is None:
-            yield f"{printable(name)}: not in the source."
-            continue
-        if (entry.dtype, entry.shape) != (original.dtype, original.shape):
-            yield (
-                f"{printable(name)}: {entry.dtype} of shape {entry.shape}, in the source {original.dtype} of shape "
-                f"{original.shape}."
-            )
-        files = [at.path.relative_to(where.root) for at, where in ((entry, checkpoint), (original, dense))]
-        if files[0] != files[1]:
-            yield f"{printable(name)}: in {files[0]}, in the source in {files[1]}."
-    for file in checkpoint.files:
-        original_file = dense.root / file.relative_to(checkpoint.root)
-        if checkpoint.metadata[file] != dense.metadata.get(original_file, checkpoint.metadata[file]):
-            yield f"{file.name}: its __metadata__ is not the source's."
-
-
-def _about_files(checkpoint: Checkpoint, dense: Checkpoint) -> tuple[int, list[str]]:
-    """How many other files are the source's, and which are not."""
-    weights = {file.relative_to(each.root) for each in (checkpoint, dense) for file in each.files}
-    ours, theirs = ({*_files(each.root)} - weights - {Path(RECORD)} for each in (checkpoint, dense))
-    problems = [f"{printable(str(file))}: in the source, but not here." for file in sorted(theirs - ours)]
-    problems += [f"{printable(str(file))}: not in the source." for file in sorted(ours - theirs)]
-    same = 0
-    for file in sorted(ours & theirs):
-        if _same_bytes(checkpoint.root / file, dense.root / file):
-            same += 1
-        else:
-            problems.append(f"{printable(str(file))}: its bytes are not the source's.")
-    return same, problems
-
-
-def _files(root: Path) -> Iterator[Path]:
-    for directory, folders, names in os.walk(root):
-        if Path(directory) == root:  # git's own copy of the files is not carried over
-            folders[:] = [name for name in folders if name != ".git"]
-            names = [name for name in names if name != ".git"]
-        yield from ((Path(directory) / name).relative_to(root) for name in names)
-
-
-def _same_bytes(ours: Path, theirs: Path) -> bool:
-    if not (ours.is_file() and theirs.is_file()) or ours.stat().st_size != theirs.stat().st_size:
-        return False  # a named pipe would wait for ever
-    with open(ours, "rb") as first, open(theirs, "rb") as second:
-        while piece := first.read(PIECE):
-            if piece != second.read(PIECE):
-                return False
-    return True

@@ -1,12 +1,15 @@
 """Tensors into files, files into directories: a directory appears under its name complete or not at all."""
 
 import contextlib
+import hashlib
 import os
 import secrets
 import shutil
 import stat
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from io import BufferedReader
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -21,6 +24,7 @@ __all__ = [
     "OTHER_WEIGHTS",
     "copy_others",
     "copy_tree",
+    "digests_of_files",
     "files_below",
     "new_directory",
     "other_weights",
@@ -52,7 +56,7 @@ def copy_tree(source: Path, target: Path, skip: Collection[Path] = ()) -> Iterat
     """
     for relative, folders, files in _walked(source):
         for name in folders:
-            (target / relative / name).mkdir()
+            (target / relative / name).mkdir(exist_ok=True)
         for name in files:
             if relative / name in skip:
                 continue
@@ -86,6 +90,15 @@ def files_below(source: Path) -> Iterator[Path]:
     """The relative paths of the files that `copy_tree` copies."""
     for relative, _, files in _walked(source):
         yield from (relative / name for name in files)
+
+
+def digests_of_files(root: Path, paths: Iterable[Path] | None = None) -> dict[str, str]:
+    """The SHA-256 of each file, by its relative path: of these ``paths``, or of all that `copy_tree` copies."""
+    found = {}
+    for path in track(sorted(files_below(root) if paths is None else paths), "reading the files"):
+        with open_regular(root / path, error=CheckpointError) as file:
+            found[path.as_posix()] = hashlib.file_digest(cast(BufferedReader, file), "sha256").hexdigest()
+    return found
 
 
 def _walked(source: Path) -> Iterator[tuple[Path, list[str], list[str]]]:

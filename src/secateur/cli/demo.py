@@ -19,15 +19,13 @@ def demo(
         list[str] | None,
         typer.Option(metavar="NAME", help="Prune by this method; repeatable, or several with commas. list shows all."),
     ] = None,
-    train: Annotated[bool, typer.Option("--train", help="Add what prunes while it trains: gradual and RigL.")] = False,
 ) -> None:
     """Train a small network on handwritten digits, prune it in many ways, and report what that cost and gained."""
     with clear_errors():
-        from secateur.demo import DEFAULT_METHODS, METHODS, run_demo
+        from secateur.demo import METHODS, run_demo
 
         if method and any("list" in name.split(",") for name in method):
             for name, each in METHODS.items():
-                typer.echo(f"{name:<10} {'*' if name in DEFAULT_METHODS else ' '} {each.line}")
-            typer.echo("\n* without --method")
+                typer.echo(f"{name:<10} {each.line}")
             return
-        run_demo(out, methods=method or None, training=train)
+        run_demo(out, methods=method or None)

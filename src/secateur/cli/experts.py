@@ -35,8 +35,7 @@ def experts(
         Path | None,
         typer.Option(
             metavar="FILE.json",
-            help="Write what the text says here, and what mixtures lose on a held-out quarter of it; added to a "
-            "profile that is there.",
+            help="Write what the text says here, and what the model loses on a held-out quarter of it.",
             show_default=False,
         ),
     ] = None,
@@ -48,15 +47,10 @@ def experts(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="What ranks experts: reap, total, frequency, activation; criterion, their magnitude; or exhaustive, "
-            "where they are few: all sets are tried.",
+            help="What ranks experts: reap, frequency; or criterion, their magnitude.",
             show_default=False,
         ),
     ] = None,
-    how: Annotated[
-        str,
-        typer.Option(metavar="NAME", help="remove, or merge: with data, into those that stay, as REAM does."),
-    ] = "remove",
     unreached_first: Annotated[
         bool, typer.Option("--unreached-first", help="Experts that no token was sent to leave before others.")
     ] = False,
@@ -85,8 +79,8 @@ def experts(
     than are chosen at a time. With a text, the last matrices of those that stay take over what the others gave. A run
     that was stopped goes on if the same command is given again, and under torchrun the text is shared out.
 
-    With --profile alone nothing leaves: what the outputs of each mixture lose without so many experts is printed, and
-    kept for --plan.
+    With --profile alone nothing leaves: what the model's outputs lose without a share of its experts is printed, and
+    what the text says is kept for --plan.
     """
     with clear_errors(), terminable(), resumable() if out is not None else contextlib.nullcontext():
         page = page_at(report)
@@ -103,7 +97,6 @@ def experts(
             "profile": profile,
             "plan": plan,
             "rank": rank,
-            "how": how if how != "remove" else None,
             "unreached_first": unreached_first,
             "no_repair": no_repair,
             "include": include,
@@ -130,7 +123,6 @@ def experts(
             profile=profile,
             plan=plan,
             rank=rank,
-            how=how,
             unreached_first=unreached_first,
             repair=not no_repair,
             include=include,

@@ -209,6 +209,6 @@ Store = Annotated[
     Path | None,
     typer.Option(
         metavar="FOLDER",
-        help="Keep levels and scores here: a run that was stopped goes on, and what is there already is not made anew.",
+        help="Keep levels and scores here: a run that was stopped goes on, and finished parts are not made again.",
     ),
 ]

@@ -92,11 +92,6 @@ def recover(
     local_batches: Annotated[
         int, typer.Option(min=1, metavar="N", help="How many batches a block sees, spread over all of them.")
     ] = 128,
-    decay: Annotated[float, typer.Option(metavar="RATE", help="By the outputs, AdamW's decay of what moves.")] = 0.0,
-    clip: Annotated[
-        float,
-        typer.Option(metavar="NORM", help="The largest norm of a step's gradients, of a block's too."),
-    ] = 1.0,
     batch: Batch = 8,
     samples: Samples = 512,
     sequence_length: SequenceLength = None,
@@ -142,8 +137,6 @@ def recover(
             "autocast": autocast,
             "local-rate": local_rate,
             "local-batches": local_batches,
-            "decay": decay,
-            "clip": clip,
             "batch": batch,
             "samples": samples,
             "sequence-length": sequence_length,
@@ -171,8 +164,6 @@ def recover(
                 autocast=autocast,
                 local_rate=local_rate,
                 local_batches=local_batches,
-                decay=decay,
-                clip=clip,
                 include=include or None,
                 exclude=exclude or None,
                 seed=seed,
@@ -205,7 +196,7 @@ def _in_batches(texts: list[Any], size: int) -> list[Any]:
 def _say_part(part: LocalPart) -> None:
     """A line a part of a block, on stderr."""
     print(
-        f"{part.block}, up to {part.part}: lacks {part.after:.5f} of what the teacher's gives, before {part.before:.5f}"
+        f"{part.block}, up to {part.part}: relative error {part.after:.5f} to the teacher, before {part.before:.5f}"
         f"{memory()}",
         file=sys.stderr,
         flush=True,

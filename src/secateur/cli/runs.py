@@ -19,7 +19,7 @@ __all__ = ["join_processes", "one_process", "read_text", "resumable", "warnings_
 
 
 def read_text(directory: Path, data: str, *, samples: int, sequence_length: int | None, seed: int) -> list[Any]:
-    """The batches of ``--data``; a directory that holds no model is told before its tokenizer is missed."""
+    """The batches of ``--data``; a directory without a model is reported before a missing tokenizer."""
     from secateur.blockwise import family_of, read_calibration
     from secateur.checkpoints import open_checkpoint
 

@@ -49,8 +49,7 @@ def shrink(
         str,
         typer.Option(
             metavar="NAME",
-            help="params; of the example macs (multiply-adds), memory or latency (measured time); or units (channels, "
-            "heads, ...).",
+            help="params; of the example macs (multiply-adds) or latency (measured time); or units (channels, heads).",
         ),
     ] = "params",
     criterion: Annotated[
@@ -93,15 +92,6 @@ def shrink(
             "directory whole blocks, by what the outputs lose on --data, and with -s 0 nothing else.",
         ),
     ] = 0.0,
-    rank_branches: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="What ranks branches: influence, on the example, if left out; or criterion, by their weights. Of a "
-            "directory outputs.",
-            show_default=False,
-        ),
-    ] = None,
     uniform: Annotated[
         bool,
         typer.Option(
@@ -150,7 +140,6 @@ def shrink(
             "no_verify": no_verify,
             "dry_run": dry_run,
             "branches": branches or None,
-            "rank_branches": (rank_branches or "influence") if branches else None,
             "uniform": uniform,
         }
         how = {key: asked[key] for key in ("target", "criterion", "allocate", "include", "exclude", "round_to")}
@@ -160,7 +149,7 @@ def shrink(
             if weights is not None:
                 raise ValueError(f"{factory} is a directory: leave out --weights.")
             if branches:
-                _check_blocks(factory, how, sparsity=sparsity, rank_branches=rank_branches, data=data)
+                _check_blocks(factory, how, sparsity=sparsity, data=data)
             from secateur.cli.factories import inputs_of
             from secateur.cli.printing.shrunken import blocks_parts, directory_parts
             from secateur.shrinking import blocks_sheets, directory_sheets, shrink_checkpoint, shrink_depth_checkpoint
@@ -173,7 +162,6 @@ def shrink(
                 "data": data,
                 "without_data": without_data,
                 "no_repair": no_repair,
-                "rank_branches": rank_branches,
             }
             if data is not None:  # which chooses: what the criterion is if left out is not what was asked
                 asked["criterion"] = None if criterion == "magnitude" else criterion
@@ -240,9 +228,6 @@ def shrink(
                 timing_of(Path(factory), done.out),
             )
             return
-        rank_branches = rank_branches or "influence"
-        if rank_branches == "outputs":
-            raise ValueError("--rank-branches outputs is for directories, with --data; here influence or criterion.")
         if data is not None:
             raise ValueError("--data is for directories; in Python, shrink(model, example, batches=...) takes batches.")
         import torch
@@ -274,7 +259,6 @@ def shrink(
                     inputs,
                     sparsity,
                     branches=branches,
-                    rank_branches=rank_branches,
                     uniform=uniform,
                     verify=not no_verify,
                     **how,
@@ -298,9 +282,7 @@ def shrink(
             )
 
 
-def _check_blocks(
-    directory: str, how: dict[str, Any], *, sparsity: float, rank_branches: str | None, data: str | None
-) -> None:
+def _check_blocks(directory: str, how: dict[str, Any], *, sparsity: float, data: str | None) -> None:
     """`ValueError` for what cannot be asked of the blocks of a directory."""
     if data is None:
         raise ValueError(f"{directory} is a directory: its blocks leave by what a text shows; pass --data FILE.")
@@ -309,8 +291,6 @@ def _check_blocks(
             f"{directory} is a directory: whole blocks leave it, and nothing else with them. Ask for -s 0 with "
             "--branches, and then for the units of what that wrote."
         )
-    if rank_branches not in (None, "outputs"):
-        raise ValueError(f"{directory} is a directory: its blocks leave by outputs, not by {rank_branches}.")
     given = [name for name in ("allocate", "round_to") if how[name] is not None]
     if given or how["criterion"] != "magnitude" or how["target"] != "params":
         others = ", ".join(f"--{name.replace('_', '-')}" for name in (*given, "criterion", "target"))

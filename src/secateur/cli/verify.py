@@ -37,31 +37,10 @@ def verify(
     Exit code 0: all that was checked holds. 1: something does not, and is named. 2: there is nothing to check.
     """
     with clear_errors():
-        from secateur.checkpoints import verified_sheets, verify_checkpoint
-        from secateur.cli.printing.checkpoints import verified_parts
-        from secateur.shrinking import (
-            has_fewer_blocks,
-            has_fewer_experts,
-            is_shrunken,
-            verify_depth_checkpoint,
-            verify_experts_checkpoint,
-            verify_pruned_later,
-            verify_shrunken_checkpoint,
-            was_pruned_later,
-        )
-        from secateur.vocabulary import is_shrunken_vocabulary, verify_vocabulary_checkpoint
+        from secateur.checkpoints import verified_parts, verified_sheets, verify_checkpoint
 
         page = page_at(report)
-        if is_shrunken_vocabulary(directory):
-            found = verify_vocabulary_checkpoint(directory, source)
-        elif has_fewer_experts(directory):
-            found = verify_experts_checkpoint(directory, source)
-        elif has_fewer_blocks(directory):
-            found = verify_depth_checkpoint(directory, source)
-        elif source is not None and was_pruned_later(directory, source):
-            found = verify_pruned_later(directory, source)
-        else:
-            found = (verify_shrunken_checkpoint if is_shrunken(directory) else verify_checkpoint)(directory, source)
+        found = verify_checkpoint(directory, source)
         if as_json:
             print(json.dumps(found.as_json(), indent=2), flush=True)
         else:

@@ -1,4 +1,4 @@
-"""Which slices of which tensors live and die together: `find_coupling`."""
+"""`find_coupling`: finds which slices of which tensors have to leave together."""
 
 from secateur.coupling.axes import (
     Axis,

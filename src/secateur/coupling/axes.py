@@ -45,7 +45,7 @@ _numbers = itertools.count()
 
 @dataclass(eq=False)
 class Axis:
-    """So many things that may be removed one by one, unless the axis is frozen or was refined.
+    """A set of positions that may be removed one by one, unless the axis is frozen or was refined.
 
     >>> heads = Axis(4)
     >>> size_of(heads), size_of(multiplied([heads, Axis(8)]))
@@ -67,7 +67,7 @@ class Axis:
 
 @dataclass(frozen=True, eq=False)
 class Product:
-    """Row-major: the last factor runs fastest.
+    """A dimension that is a product of axes, row-major: the last factor runs fastest.
 
     >>> size_of(Product((Axis(4), Axis(8))))
     32
@@ -87,7 +87,7 @@ Expression = Axis | Product | Sum
 
 
 def size_of(expression: Expression) -> int:
-    """How many positions.
+    """The number of positions of an expression of axes.
 
     >>> size_of(Product((Axis(3), Sum((Axis(2), Axis(5))))))
     21
@@ -100,7 +100,7 @@ def size_of(expression: Expression) -> int:
 
 
 def resolved(expression: Expression) -> Expression:
-    """The same with refined axes replaced by what they are bound to, and without nesting or factors of size 1.
+    """An expression with refined axes replaced by their definitions, flattened, without factors of size 1.
 
     >>> axis = Axis(6)
     >>> factored(axis, 3)
@@ -119,7 +119,7 @@ def resolved(expression: Expression) -> Expression:
 
 
 def multiplied(factors: Iterable[Expression]) -> Expression:
-    """The product, without factors of size 1 and without products in products.
+    """The product of expressions of axes, flattened, without factors of size 1.
 
     >>> heads = Axis(4)
     >>> multiplied([heads, Axis(1)]) is heads
@@ -135,7 +135,7 @@ def multiplied(factors: Iterable[Expression]) -> Expression:
 
 
 def concatenated(segments: Iterable[Expression]) -> Expression:
-    """The sum, without empty segments and without sums in sums.
+    """The concatenation of expressions of axes, flattened, without empty segments.
 
     >>> size_of(concatenated([Axis(3), Axis(0), Axis(5)]))
     8
@@ -150,7 +150,7 @@ def concatenated(segments: Iterable[Expression]) -> Expression:
 
 
 def leaves(expression: Expression) -> Iterator[Axis]:
-    """The axes that it consists of, in order; one that occurs twice comes twice.
+    """The axes in an expression, in order; one that occurs twice comes twice.
 
     >>> [axis.size for axis in leaves(concatenated([Axis(3), multiplied([Axis(4), Axis(8)])]))]
     [3, 4, 8]
@@ -190,7 +190,7 @@ def tie(first: Expression, second: Expression, reason: str) -> None:
 
 
 def tied_to(axis: Axis) -> Axis:
-    """The axis that stands for all whose counts stay equal.
+    """The representative of all axes whose counts are tied to this one's.
 
     >>> from secateur.coupling import representative
     >>> axis = Axis(8)
@@ -243,7 +243,8 @@ def unify(first: Expression, second: Expression, reason: str = "") -> bool:
 
 
 def factored(expression: Expression, inner: int) -> tuple[Expression, Expression] | None:
-    """(outer, inner) with ``inner`` of that size running fastest, refining axes; None where it does not divide.
+    """Factors a dimension into (outer, inner), ``inner`` of that size running fastest, refining axes; None if it does
+    not divide.
 
     >>> factored(Product((Axis(4), Axis(6))), 12)
     (Axis(2), Product(factors=(Axis(2), Axis(6))))
@@ -288,7 +289,8 @@ def factored(expression: Expression, inner: int) -> tuple[Expression, Expression
 
 
 def cut(expression: Expression, at: int) -> tuple[Expression, Expression] | None:
-    """(the first ``at`` positions, the rest), refining axes; None where a product has no such boundary.
+    """Splits a dimension into (the first ``at`` positions, the rest), refining axes; None where a product has no such
+    boundary.
 
     >>> cut(Product((Axis(4), Axis(6))), 6)
     (Axis(6), Product(factors=(Axis(3), Axis(6))))

@@ -134,7 +134,7 @@ def axes_of(outcome: Outcome, values: Mapping[Attribute, Polynomial]) -> set[Axi
 
 
 def evaluated(polynomial: Polynomial, counts: Mapping[Axis, int]) -> int:
-    """The number, given how many stay of each axis; of those not named all do."""
+    """The value of a polynomial, given how many units stay of each axis; of axes that are not named all stay."""
     total = Fraction(0)
     for variables, coefficient in polynomial.items():
         term = coefficient

@@ -131,9 +131,10 @@ def _in_turns(
 
 
 def _watch(model: nn.Module, inputs: Any, trace: Trace, tensors: Mapping[str, Tensor]) -> list[Branch]:
+    again = bool(trace.touched)
     trace.touched.clear()
     trace.calls.clear()
-    first, trace.products, trace.made = (trace.products, trace.made), [], []
+    first, trace.products = trace.products, []
     training = trace.in_pass[1]
     remembering = numbers_that_remember(model, trace.equations)
     assert trace.where is not None
@@ -150,8 +151,8 @@ def _watch(model: nn.Module, inputs: Any, trace: Trace, tensors: Mapping[str, Te
                 for dim in trace.dims(each):
                     freeze(dim, OUTPUT)
     finally:
-        if any(first):
-            trace.products, trace.made = first  # the cost is that of the first pass
+        if again:
+            trace.products = first  # the cost is that of the first pass
     branches = branches_of(flow, tensors_in(out))
     trace.forget(tensors.values())
     return branches

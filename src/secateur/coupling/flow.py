@@ -65,7 +65,7 @@ class Strange:
 
 
 class SameDraws(TorchFunctionMode):
-    """Random numbers that do not depend on how many were drawn before, such as by branches that are not there.
+    """Makes random functions independent of how many numbers were drawn before, such as by a removed branch.
 
     ``zeroed`` are ``(number of a sum, position)`` of the terms that become zero. ``seen`` is called with the number
     and both sides of every sum, before it is taken; what it returns is called with the result.

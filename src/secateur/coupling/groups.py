@@ -73,7 +73,7 @@ class Group:
 
 
 class Coupling(Shown):
-    """What `find_coupling` found: the free groups, and what is frozen, with the reason; as a string, tables.
+    """The result of `find_coupling`: the free groups, and what is frozen, with the reason; prints as tables.
 
     Attributes:
         groups: the `Group`\\ s, in the order of the model's parameters.
@@ -189,7 +189,7 @@ class Coupling(Shown):
         return found
 
     def contradicted(self, counts: Mapping[Axis, int]) -> list[Group]:
-        """The groups of which a comparison in the code depends that would come out otherwise with these counts."""
+        """The groups on which a comparison in the code depends whose result would change with these counts."""
         by_representative = {representative(axis): count for axis, count in counts.items()}
         axes: set[Axis] = set()
         for each in self._trace.equations:
@@ -210,17 +210,9 @@ class Coupling(Shown):
         """The dimensions of each contraction that was watched, whose sizes multiply to its work, and 1."""
         return [(dims, 1) for dims in self._trace.products]
 
-    def held(self) -> list[tuple[Sequence[Expression], int]]:
-        """The dimensions of parameters, buffers and all results of the first pass, and the bytes of an entry."""
-        return [*((self._dims[name], each.element_size()) for name, each in self._tensors.items()), *self._trace.made]
-
     def multiply_adds(self, counts: Mapping[Axis, int]) -> int:
         """Multiply-adds of the passes that were watched, when so many stay of each axis; only those of contractions."""
         return _total(self.contractions(), counts)
-
-    def memory(self, counts: Mapping[Axis, int]) -> int:
-        """Bytes of parameters, buffers and all results of the first pass, as training holds them."""
-        return _total(self.held(), counts)
 
     def looks(self) -> list[Look]:
         """Where scores are made and compared, by which something is chosen."""

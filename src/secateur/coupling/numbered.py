@@ -128,7 +128,7 @@ class Numbered:
             self._pieces |= {id(out): (out, dim, number) for out in outs}
 
     def compared(self, known: Known, number: int) -> bool:
-        """Whether a size was compared with the number of a place: those before it are told from those behind."""
+        """Whether a size was compared with the number of a place: positions before it differ from those behind."""
         left = self._meaning(number)
         places = None if left is None else left.dims[number]
         end = int.__index__(known)

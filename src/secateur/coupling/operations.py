@@ -39,7 +39,7 @@ class Weight:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Operation:
-    """What a function of torch does; each facet answers one question.
+    """The declaration of a torch function for tracing; each facet answers one question about it.
 
     Attributes:
         axes: what it does to the dimensions of tensors, a function of the `Call`. Without one it freezes all that it
@@ -89,7 +89,7 @@ _FACETS = frozenset(each.name for each in fields(Operation))
 
 
 def operation(name: str) -> Operation:
-    """What is known of a function of torch, by its `name_of`.
+    """The declaration of a torch function, by its `name_of`.
 
     >>> import secateur.coupling  # with its rules
     >>> operation("relu").values, operation("iadd").stream, operation("something_else").axes
@@ -99,7 +99,8 @@ def operation(name: str) -> Operation:
 
 
 def declare(*names: str, **facets: Any) -> None:
-    """Say what functions of torch do; the facets are those of `Operation`. What is not said stays as it was declared.
+    """Declare what torch functions do; the facets are those of `Operation`. Facets that are not given stay as they
+    were.
 
     Names are without leading or trailing underscores.
 
@@ -150,7 +151,7 @@ def _check(names: tuple[Any, ...]) -> None:
 
 
 def name_of(func: Any) -> str:
-    """The name of a function of torch without underscores around it; of an attribute the attribute's.
+    """The name of a torch function, or of an attribute, without underscores around it.
 
     >>> import torch
     >>> name_of(torch.Tensor.__add__), name_of(torch.nn.functional.relu)
@@ -163,6 +164,6 @@ def name_of(func: Any) -> str:
 
 
 def written_in_others(func: Any, name: str) -> Callable[..., Any] | None:
-    """The body of a function without a rule that calls others; None for one that is looked at as a whole."""
+    """The Python body of a function that has no rule and calls others, to be traced; None for one that has a rule."""
     known = operation(name)
     return None if known.axes is not None else known.instead or private.written_in_python(func)

@@ -28,7 +28,7 @@ _Marks = list[Tensor]  # integers in the tensor's shape: what it is the sum of
 
 @dataclass(frozen=True, eq=False)
 class Origin:
-    """The call that made a tensor, and as the how-manieth of its results."""
+    """The call that produced a tensor, and its index among that call's outputs."""
 
     name: str
     func: Callable[..., Any]

@@ -42,7 +42,7 @@ class _Zeros:
 
 
 class Removed(nn.Module):
-    """What stays in place of a module of a residual branch that left: it returns zeros, and holds nothing.
+    """The module in place of one whose residual branch left: it returns zeros, and has no parameters.
 
     They have the structure of what the module returned, and its shapes only where the code around asks for them:
     otherwise a single 0, which adds at no cost. ``form`` is what a plan holds; see `secateur.shrinking`.
@@ -63,7 +63,7 @@ class Removed(nn.Module):
         self.returns: Any = self._held(form["returns"])
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Zeros; a cache of keys and values that is handed in gets as many as there are new words."""
+        """Zeros; a cache of keys and values that is passed in gets one entry for each new token."""
         x = kwargs[self.input] if isinstance(self.input, str) else args[self.input]
         if self.cache is not None and kwargs.get(self.cache) is not None:
             _fill(kwargs[self.cache], x, self.layer_idx, crossed=_crossed(kwargs))
@@ -113,7 +113,7 @@ def _fill(cache: Any, x: Tensor, layer: int, *, crossed: bool) -> None:
 
 
 def replacement(form: Mapping[str, Any]) -> nn.Module:
-    """The module that a plan's words describe.
+    """The replacement module that a plan's entry describes.
 
     >>> replacement({"was": "LayerNorm", "returns": "input"})
     Identity()

@@ -1,4 +1,4 @@
-"""Where in a model a function of torch is called: in which module, and the how-manieth of its name there.
+"""Call sites: in which module of a model a function of torch is called, and the index of the call there.
 
 Law: a spot does not depend on what other modules did before, so that it is the same where tokens go other ways.
 """
@@ -18,7 +18,7 @@ __all__ = ["Spot", "Whereabouts"]
 
 @dataclass(frozen=True)
 class Spot:
-    """The ``number``-th call of a function in a call of the module at ``path``; of its own code, not its children's."""
+    """A call site: the ``number``-th call of a function in the own code of the module at ``path``."""
 
     path: str
     name: str
@@ -26,7 +26,7 @@ class Spot:
 
 
 class Whereabouts:
-    """While it is entered, knows which module of a model runs.
+    """Knows which module of a model runs, while it is entered.
 
     >>> model = nn.Sequential(nn.ReLU(), nn.ReLU())
     >>> with Whereabouts(model) as where:

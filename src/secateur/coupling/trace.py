@@ -3,7 +3,7 @@
 Law: a function without a rule freezes every axis that it touches, and the reason says its name; what the passes did not
 touch is frozen too. Pruning less is allowed, pruning wrongly is not.
 
-A rule (`rules`, of the operation's declaration in `operations`) is told the dimensions of a call's tensors as
+A rule (`rules`, of the operation's declaration in `operations`) is given the dimensions of a call's tensors as
 expressions of axes, unifies what has to be the same, and says what the dimensions of the result are. Numbers keep their
 origin (`numbers`): sizes that were read off tensors and integers that modules hold follow what leaves, those written in
 the code freeze what they fix.
@@ -70,7 +70,7 @@ class Flag:
 
 @dataclass(frozen=True)
 class Look:
-    """Where scores are made or compared, of which the best are chosen.
+    """A call site where a router's scores are made or compared, such as a ``topk``.
 
     ``made``: the call's result has the scores along dimension ``at``; else its first tensor has, and it compares them.
     """
@@ -100,7 +100,6 @@ class Trace(TorchFunctionMode):
         self.in_pass: Any = None  # which pass is being watched
         self.reached: set[Axis] = set()  # what some function did more with than to move or cut it
         self.pooled: dict[int, list[Expression]] = {}  # ids of statistics -> the dimensions they were taken over
-        self.made: list[tuple[Dims, int]] = []  # results with memory of their own, and the bytes of an entry
         self.products: list[Dims] = []  # per contraction the dimensions whose sizes multiply to its multiply-adds
         self.unknown: dict[str, int] = {}  # functions without a rule, and how often they were called
         self.calls = Counter[str]()  # of functions by name, in this pass
@@ -237,7 +236,7 @@ class Trace(TorchFunctionMode):
         return True
 
     def ranks(self, ordered: Axis) -> Axis:
-        """The places in an order of the things of an axis, the best first: as many as there are things."""
+        """The positions of an axis in the order of their scores, the best first; the size is that of the axis."""
         made = Axis(ordered.size)
         tie(ordered, made, "as many as were ordered")
         self.ranked[made] = ordered
@@ -271,7 +270,6 @@ class Trace(TorchFunctionMode):
         spot = Spot("", name, self.calls[name]) if self.where is None else self.where.spot(name)
         plain_args, plain_kwargs = private.tree_map_only(Known, int.__index__, (args, kwargs))
         plain_args, plain_kwargs = private.tree_map_only(Along, Along.plain, (plain_args, plain_kwargs))
-        given = {private.memory_of(each) for each in tensors if _is_dense(each)}
         self.inside += 1
         if self.turn is not None and name in _CHOOSING:
             plain_args = self._in_turn(name, plain_args, plain_kwargs)
@@ -291,13 +289,7 @@ class Trace(TorchFunctionMode):
             self.spots[id(out)] = spot
         self._follow_statistics(call)
         self._follow_places(call)
-        made = tensors_of_tree(out)
-        self.numbered.meet(call.tensors(), made)
-        self.made += [
-            (self.dims(each), each.element_size())
-            for each in made
-            if _is_dense(each) and private.memory_of(each) not in given
-        ]
+        self.numbered.meet(call.tensors(), tensors_of_tree(out))
         return call.out
 
     def _in_turn(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -433,7 +425,7 @@ class Unseen(private.DispatchMode):  # type: ignore[no-untyped-call]
 
 
 class Call:
-    """One call, as a rule sees it."""
+    """A call of a torch function during tracing: its arguments, results and axes, for a rule."""
 
     def __init__(
         self,
@@ -499,10 +491,6 @@ def without_rule(call: Call) -> None:
     for tensor in tensors_of_tree(call.out):
         if not call.trace.knows(tensor) or [size_of(dim) for dim in call.dims(tensor)] != list(tensor.shape):
             call.trace.declare(tensor, [call.fresh(size, why) for size in tensor.shape])
-
-
-def _is_dense(tensor: Tensor) -> bool:
-    return tensor.layout == torch.strided and not private.is_wrapped(tensor)
 
 
 def tensors_of_tree(tree: Any) -> list[Tensor]:

@@ -15,8 +15,8 @@ _PREFERRED = 2.5  # more than two scores are apart that are scaled to [-1, 1]
 
 
 def in_turn(scores: Tensor, at: int, places: Tensor, turn: int) -> Tensor:
-    """The scores along a dimension, scaled to [-1, 1], and more for one of ``places`` in each row: another in each, and
-    others in the next turn.
+    """Scores along a dimension, scaled to [-1, 1], with a bonus for one of ``places`` in each row, so that each is
+    chosen in turn.
 
     >>> import torch
     >>> in_turn(torch.tensor([[1.0, 4.0, 2.0]]), 1, torch.arange(3), 2)

@@ -47,13 +47,13 @@ class Packed:
     trial: Trial
     one: nn.Module
     many: nn.Module
-    packing: Packing  # for a batch
+    packings: tuple[Packing, Packing]  # for one image, and for a batch
 
 
 def packed_of(trial: Trial, data: Digits) -> Packed:
     one, many = (copy.deepcopy(trial.model).eval() for _ in range(2))
-    pack(one, data.train_images[:1])
-    return Packed(trial, one, many, pack(many, data.train_images[:BATCH]))
+    packings = pack(one, data.train_images[:1]), pack(many, data.train_images[:BATCH])
+    return Packed(trial, one, many, packings)
 
 
 @torch.inference_mode()
@@ -116,4 +116,4 @@ def parameters_of(model: nn.Module) -> int:
 def network_of(trial: Trial) -> Network:
     whole = {name: torch.ones_like(weight, dtype=torch.bool) for name, weight in trial.originals.items()}
     title = f"{trial.label}, {100 * sparsity_of(trial.model):.1f} % removed, seed {trial.seed}"
-    return describe(title, trial.originals, whole | dict(trial.masks), method=trial.label)
+    return describe(title, trial.originals, whole | dict(trial.masks))

@@ -36,7 +36,6 @@ def run_demo(
     out: Path | None = None,
     *,
     methods: Sequence[str] | None = None,
-    training: bool = False,
     seeds: Sequence[int] = SEEDS,
     sparsities: Sequence[float] = SPARSITIES,
     epochs: int = EPOCHS,
@@ -47,13 +46,11 @@ def run_demo(
     Args:
         out: the folder for the two files, made if missing; ``secateur-demo`` by default. Files of these names in it are
             replaced once the new ones are complete.
-        methods: names among `METHODS`; the default ones if None.
-        training: whether to add the methods that prune while training.
+        methods: names among `METHODS`; all if None.
         seeds: one dense network is trained for each.
         sparsities: fractions of the weights that each method removes; 2:4 has its own.
         epochs: of dense training.
-        tuning_epochs: of fine-tuning, the same for all methods and for the dense network. What starts from scratch is
-            trained for ``epochs + tuning_epochs``.
+        tuning_epochs: of fine-tuning, the same for all methods and for the dense network.
 
     Raises:
         ValueError: a method is unknown.
@@ -63,7 +60,7 @@ def run_demo(
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    chosen = choose_methods(methods, training=training)
+    chosen = choose_methods(methods)
     plan = Plan(chosen, tuple(seeds), tuple(sparsities), epochs, tuning_epochs)
     folder = Path("secateur-demo") if out is None else Path(out)
     _check_extras()  # everything that can be missing is asked for before a minute has gone
@@ -76,9 +73,8 @@ def run_demo(
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     # Pruners in parallel threads fork the global generator, each over the others: it is put back when all are done
     with _one_thread(), torch.random.fork_rng(devices=[]), Progress(*columns, console=console) as progress:
-        untrained = untrained_networks(seeds)
-        dense = train_dense(untrained, data, epochs, progress)
-        trials = pruned_trials(plan, untrained, dense, data, progress)
+        dense = train_dense(untrained_networks(seeds), data, epochs, progress)
+        trials = pruned_trials(plan, dense, data, progress)
         checks = spoilt_trials(trials, dense, sparsities)
         shrunken = [*grouped_trials(dense, tuning_epochs), *shrunken_trials(dense, data, tuning_epochs, progress)]
         train_all([*trials, *(trial for check in checks.values() for trial in check), *shrunken], data, progress)
@@ -92,7 +88,7 @@ def run_demo(
         times = milliseconds(models, progress, images=BATCH, calls=1)
         batches = dict(zip([*map(id, first), *map(id, packed)], times, strict=True))
     seconds = time.perf_counter() - started
-    words = ["secateur demo", *(f"--method {name}" for name in methods or ()), *(["--train"] * training)]
+    words = ["secateur demo", *(f"--method {name}" for name in methods or ())]
     results = results_of(plan, trials, checks, latencies, data, seconds)
     results = with_shrunken(results, beside, packed, latencies, batches)
     results = replace(results, command=" ".join([*words, *(["--out DIR"] * (out is not None))]))

@@ -4,6 +4,7 @@ Law: every figure is a cell of the tables, or a setting of the run.
 """
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ from typing import Any
 from secateur.demo.data import Digits
 from secateur.demo.measuring import Packed
 from secateur.demo.training import BATCH
-from secateur.demo.trials import COLUMN_SPARSITY, COLUMNS, EVIDENCE_BATCH, LESS_WORK, Plan
+from secateur.demo.trials import COLUMN_SPARSITY, COLUMNS, LESS_WORK, Plan
+from secateur.inference import Packing
 from secateur.report import Row, Run, summarize
 
 __all__ = ["checks_in_words", "notes", "smaller_in_words", "story"]
@@ -37,17 +39,27 @@ def story(runs: Sequence[Run], sparsity: float) -> tuple[str, ...]:
 def smaller_in_words(rows: Sequence[Row], packed: Packed) -> tuple[str, ...]:
     """What the table of shrunken and packed networks says: of its first row, its last, and the last packed one."""
     skips = [row for row in rows if row.method.endswith(", packed")][-1]
-    layers = packed.packing
     told = _paragraphs(
         "smaller",
         first=rows[0],
         last=rows[-1],
         skips=skips,
-        packed=len(layers.packed),
-        layers=len(layers.layers),
+        packings=[_what_packed(packing) for packing in packed.packings],
         batch=BATCH,
     )
     return tuple(map(_tight, told))
+
+
+def _what_packed(packing: Packing) -> dict[str, Any]:
+    """What `pack` measured: how many layers it replaced, how fast the 3×3 convolutions were, why others stayed."""
+    speeds = [each.speedup for each in packing.layers if each.shape[2:] == (3, 3) and each.speedup]
+    stay = Counter(each.why for each in packing.layers if each.kind == "dense")
+    return {
+        "packed": len(packing.packed),
+        "layers": len(packing.layers),
+        "speeds": (min(speeds), max(speeds)) if speeds else (),
+        "stay": [f"{why} ({count})" for why, count in stay.items()],
+    }
 
 
 def checks_in_words(label: str, epochs: int) -> dict[str, str]:
@@ -61,10 +73,8 @@ def notes(plan: Plan, data: Digits, seconds: float, *, checked: bool) -> tuple[s
         "notes",
         plan=plan,
         names={method.name for method in plan.methods},
-        scratch=[method.label for method in plan.methods if method.from_scratch],
         train_images=len(data.train_images),
         test_images=len(data.test_images),
-        evidence_batch=EVIDENCE_BATCH,
         batch=BATCH,
         less_work=LESS_WORK,
         columns=COLUMNS,

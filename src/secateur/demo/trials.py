@@ -1,7 +1,7 @@
 """Networks on their way to the table: methods × sparsities × seeds, sanity checks, and networks without some channels.
 
-Law: every method gets the same networks and the same budget (those that start from scratch: the same total), and the
-same seeds give the same accuracies on the same machine, whatever its number of cores.
+Law: every method gets the same networks and the same budget, and the same seeds give the same accuracies on the same
+machine, whatever its number of cores.
 """
 
 import copy
@@ -14,15 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from secateur.allocation import uniform
-from secateur.criteria import magnitude
 from secateur.demo.data import Digits
 from secateur.demo.methods import Method
 from secateur.demo.network import DigitsNet
 from secateur.demo.training import RATE, accuracy, train
-from secateur.evidence import needs
 from secateur.patterns import GroupedColumns
 from secateur.pipeline import apply_, reestimate_batchnorm, sparsify
 from secateur.report import count_multiply_adds
@@ -36,7 +33,6 @@ if TYPE_CHECKING:
 __all__ = [
     "COLUMNS",
     "COLUMN_SPARSITY",
-    "EVIDENCE_BATCH",
     "LESS_WORK",
     "Plan",
     "SEEDS",
@@ -58,7 +54,6 @@ LESS_WORK = (0.5, 0.75)  # the fractions of the multiply-adds that leave with wh
 COLUMNS, COLUMN_SPARSITY = GroupedColumns(16), 0.8  # a pattern that layers can skip in any runtime
 # What is added to a seed: masks drawn from the stream that drew the weights would keep the largest of them
 WEIGHTS, ORDER, FRESH_WEIGHTS, SCORES, CHECKS = 0, 1000, 2000, 3000, 4000
-EVIDENCE_BATCH = 22  # mean squared gradients of large batches hide what single images say
 
 
 @dataclass(frozen=True)
@@ -125,40 +120,25 @@ def train_dense(
     return models
 
 
-def pruned_trials(
-    plan: Plan,
-    untrained: Mapping[int, nn.Module],
-    dense: Mapping[int, nn.Module],
-    data: Digits,
-    progress: "Progress",
-) -> list[Trial]:
+def pruned_trials(plan: Plan, dense: Mapping[int, nn.Module], data: Digits, progress: "Progress") -> list[Trial]:
     """All networks of the table, pruned where that comes before training."""
     wanted: list[tuple[Method | None, float | None]] = [(None, 0.0)]
     for one in plan.methods:
         fixed = "pattern" in (one.choices or {})
         wanted += [(one, sparsity) for sparsity in ([None] if fixed else plan.sparsities)]
     bar = progress.add_task("Pruning, networks", total=len(wanted) * len(dense))
-    pieces = [torch.split(part, EVIDENCE_BATCH) for part in (data.train_images, data.train_labels)]
-    batches = list(zip(*pieces, strict=True))
     trials = []
     for method, sparsity in wanted:
-        from_scratch = method is not None and method.from_scratch
         for seed in dense:
-            model = copy.deepcopy(untrained[seed] if from_scratch else dense[seed])
+            model = copy.deepcopy(dense[seed])
             originals = {name: weight.detach().clone() for name, weight in find_targets(model).items()}
             masks: Mapping[str, Tensor] = {}
             if method is not None and method.choices is not None:
                 torch.manual_seed(SCORES + seed)  # random scores come from the global generator
-                evidence: dict[str, Any] = {}
-                if needs(method.choices.get("criterion", magnitude)):
-                    evidence = {"batches": batches, "loss": functional.cross_entropy, "reestimate": False}
-                masks = sparsify(model, sparsity, **evidence, **method.choices)
+                masks = sparsify(model, sparsity, **method.choices)
             label = method.label if method else "dense"
-            epochs, order = plan.tuning_epochs, ORDER + seed
-            if from_scratch:
-                epochs, order = plan.epochs + plan.tuning_epochs, seed
-            trial = Trial(label, sparsity, seed, model, masks, epochs, order, method, originals)
-            if method is None or (method.choices is not None and not from_scratch):
+            trial = Trial(label, sparsity, seed, model, masks, plan.tuning_epochs, ORDER + seed, method, originals)
+            if method is None or method.choices is not None:
                 trial.before = _measured(model, data)
             trials.append(trial)
             progress.advance(bar)
@@ -169,11 +149,7 @@ def spoilt_trials(
     trials: Sequence[Trial], dense: Mapping[int, nn.Module], sparsities: Sequence[float]
 ) -> dict[str, list[Trial]]:
     """Networks that share all but one thing with a method's: of LAMP at 95 %, where these are among what was asked."""
-    sound = [
-        trial
-        for trial in trials
-        if trial.method and trial.masks and not trial.method.from_scratch and trial.asked is not None
-    ]
+    sound = [trial for trial in trials if trial.method and trial.masks and trial.asked is not None]
     if not sound:
         return {}
     label = "LAMP" if any(trial.label == "LAMP" for trial in sound) else sound[0].label
@@ -228,7 +204,7 @@ def grouped_trials(dense: Mapping[int, nn.Module], epochs: int) -> list[Trial]:
 
 def those_beside(trials: Sequence[Trial], shrunken: Sequence[Trial]) -> list[Trial]:
     """The dense networks, of one method those with about as many multiply-adds left, then the shrunken ones."""
-    masked = [trial for trial in trials if trial.method and not trial.method.from_scratch]
+    masked = [trial for trial in trials if trial.method]
     label = next(
         (trial.label for trial in reversed(masked) if trial.label == "gradual"), masked[0].label if masked else ""
     )
@@ -265,15 +241,15 @@ def train_all(trials: Sequence[Trial], data: Digits, progress: "Progress") -> No
 
 def _train_one(trial: Trial, data: Digits, after_epoch: Callable[[], object]) -> None:
     settings: dict[str, Any] = {"epochs": trial.epochs, "rate": RATE, "seed": trial.order, "after_epoch": after_epoch}
-    if trial.method is None or trial.method.pruner is None:
+    if trial.method is None or trial.method.choices is not None:
         train(trial.model, data, masks=trial.masks or None, **settings)
         return
-    make, sparsity = trial.method.pruner, trial.asked
+    sparsity = trial.asked
     assert sparsity is not None
     pruners: list[Pruner] = []
 
     def begin(optimizer: torch.optim.Optimizer, steps: int) -> None:
-        pruner = make(trial.model, optimizer, sparsity, steps, trial.masks)
+        pruner = Pruner(trial.model, optimizer, sparsity, total_steps=steps, verbose=False)  # the default recipe
         pruners.append(pruner)
         trial.masks = pruner.masks
         trial.history.append((0, pruner.metrics()["sparsity"], 0.0))
@@ -290,6 +266,6 @@ def _train_one(trial: Trial, data: Digits, after_epoch: Callable[[], object]) ->
 
 
 def _measured(model: nn.Module, data: Digits) -> float:
-    """The accuracy on the test images, with batch normalization made anew from the training images."""
+    """The accuracy on the test images, with batch normalization re-estimated from the training images."""
     reestimate_batchnorm(model, [data.train_images])
     return accuracy(model, data.test_images, data.test_labels)

@@ -1,4 +1,4 @@
-"""What data says about weights: collection, gradients, and the sums of what flows through a layer."""
+"""Evidence about weights from data: statistics of layers' inputs, and gradients."""
 
 from secateur.evidence.collection import collect
 from secateur.evidence.statistics import Sums, add_gram, in_range, mirrored, sum_over_ranks

@@ -27,7 +27,7 @@ _AT_ONCE = 1 << 24  # entries of patches: a convolution's inputs are unfolded fo
 
 @dataclass(frozen=True, eq=False)
 class Patches:
-    """What the weights of one group of a convolution are multiplied with; rows are made a few examples at a time."""
+    """The unfolded inputs (patches) of one group of a convolution; rows are made a few examples at a time."""
 
     x: Tensor  # (examples, channels, *places), padded
     kernel: tuple[int, ...]

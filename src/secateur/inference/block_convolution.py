@@ -34,7 +34,7 @@ class BlockConv2d(SparseConv2d):
 
 
 class BlockConv1d(BlockConv2d, SparseConv1d):
-    """The same in one dimension: an image of one row.
+    """A `BlockConv2d` for one dimension: it computes an image of one row.
 
     >>> import torch
     >>> from torch import nn

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from secateur.inference.blocks import FusedBlock, FusedSequential, chains, fused_block, sequences, twin_of
-from secateur.inference.dense import ChannelsLastMaxPool2d, FoldedConv2d, may_be_turned, may_fold
+from secateur.inference.dense import ChannelsLastMaxPool2d, FoldedConv2d, lay_out, may_be_turned, may_fold
 from secateur.inference.followers import Absorbed, may_be_absorbed
 from secateur.inference.kinds import KINDS
-from secateur.inference.packing import is_conv1d, put
+from secateur.inference.packing import freeze_like, is_conv1d, put
 from secateur.inference.pointwise import Pointwise
 from secateur.inference.sparse_convolution import SparseConv2d
 from secateur.support import Fields, Part, Rows, Shown, bytes_text, device_of, printable, private, records, write_whole
@@ -29,7 +29,7 @@ __all__ = ["PackedFile", "load_packed", "save_packed"]
 
 @dataclass(frozen=True)
 class PackedFile(Shown):
-    """What `save_packed` wrote or `load_packed` read, which prints as a table: ``layers`` are the packed layers' forms.
+    """The result of `save_packed` or `load_packed`; prints as a table: ``layers`` are the packed layers' forms.
 
     ``nbytes`` are those of the whole file.
     """
@@ -79,7 +79,7 @@ def save_packed(model: nn.Module, path: str | os.PathLike[str]) -> PackedFile:
     absorbed = [name for name, module in model.named_modules() if isinstance(module, Absorbed)]
     blocks = {name: each for name, each in model.named_modules() if isinstance(each, FusedBlock) and not each.is_chain}
     for name, block in blocks.items():
-        for inner in block.rectified:  # by the block, which is made anew when it is read
+        for inner in block.rectified:  # by the block, which makes it again when it is read
             forms[f"{name}.{inner}"]["rectified"] = 0
     modules = dict(model.named_modules())
     header = {
@@ -136,6 +136,7 @@ def load_packed(model: nn.Module, path: str | os.PathLike[str]) -> PackedFile:
         replacements = {name: _module_of(name, form, tensors) for name, form in forms}
         for name, replacement in replacements.items():
             _check_fits(name, model.get_submodule(name), replacement)
+            freeze_like(model.get_submodule(name), replacement)
         for name in _listed(header, "absorbed"):
             if not may_be_absorbed(model.get_submodule(name)):
                 raise header.wrong("absorbed", f"names {name}, a {type(model.get_submodule(name)).__name__} here")
@@ -171,6 +172,7 @@ def load_packed(model: nn.Module, path: str | os.PathLike[str]) -> PackedFile:
     for name, chain in chains(model).items() if blocks else ():
         put(model, name, chain)
     sequences(model, lines)
+    lay_out(model)
     model.load_state_dict(rest, strict=False)
     kinds = {name: form.take("kind", str) for name, form in forms}
     return PackedFile(Path(path), kinds, Path(path).stat().st_size)

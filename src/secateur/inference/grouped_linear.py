@@ -88,7 +88,7 @@ class GroupedLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The dense weight (outputs, inputs), made anew at each reading; changing it changes nothing."""
+        """The dense weight (outputs, inputs), computed at each access; changing it has no effect."""
         groups, kept, outputs = self.values.shape
         at = self.indices.long()[..., None].expand(groups, kept, outputs)
         dense = self.values.new_zeros(groups, self.in_features, outputs).scatter_add(1, at, self._values())

@@ -77,7 +77,7 @@ class KernelLayer(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The dense weight (outputs, inputs), made anew at each reading; changing it changes nothing."""
+        """The dense weight (outputs, inputs), computed at each access; changing it has no effect."""
         raise NotImplementedError
 
     def _scaled(self, weight: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from torch.nn import functional
 from secateur.inference.block_convolution import BlockConv1d, BlockConv2d
 from secateur.inference.block_linear import BlockLinear
 from secateur.inference.blocks import chains, fused_blocks, sequences
-from secateur.inference.dense import ChannelsLastMaxPool2d, FoldedConv2d, may_be_turned, may_fold
+from secateur.inference.dense import ChannelsLastMaxPool2d, FoldedConv2d, lay_out, may_be_turned, may_fold
 from secateur.inference.followers import Absorbed, may_follow, rectifier_of, run_and_follow
 from secateur.inference.grouped_linear import GroupedLinear
 from secateur.inference.pointwise import Pointwise
@@ -58,7 +58,7 @@ from secateur.support import (
     unchanged,
 )
 
-__all__ = ["PackedLayer", "Packing", "is_conv1d", "pack", "put"]
+__all__ = ["PackedLayer", "Packing", "freeze_like", "is_conv1d", "pack", "put"]
 
 _GROUPS = (256, 128, 64, 32, 16)  # outputs that may share a choice of inputs, the fastest first
 _SLACK = 1.05  # times the fewest products that any number of groups needs
@@ -66,12 +66,13 @@ _FEW_VECTORS = 16  # with more, SparseLinear is faster than WindowLinear
 _WORTH_TRYING = 0.8  # of the dense products; above that no form was ever faster
 _TOO_WRONG = 0.1  # of its output that rounding may change of a layer
 _WORTH_CONVOLVING = 0.5  # the same of convolutions
+_CHANNELS_LAST = {4: (torch.channels_last,), 5: (torch.channels_last_3d,)}  # by the dimensions of an input
 _WORTH_SHARING = 2  # times the kept products: a block of outputs was never faster by more for each product
 
 
 @dataclass(frozen=True)
 class PackedLayer:
-    """What `pack` found about one layer.
+    """The result of `pack` for one layer: the form that was chosen, the times, and why.
 
     - ``kind``: the form that it has now; ``"dense"`` where it stayed.
     - ``why``: the reason for staying dense, or empty.
@@ -108,7 +109,7 @@ class PackedLayer:
 
 @dataclass(frozen=True)
 class Packing(Reported):
-    """What `pack` did; ``str()`` of it is a table.
+    """The result of `pack`; prints as a table.
 
     ``blocks`` are the names of modules that add a shortcut in the store of a packed convolution, ``poolings`` those of
     max-poolings that are computed with the channels of a place side by side.
@@ -200,7 +201,9 @@ def pack(
     (``blocks``), and an `nn.Sequential` in which packed convolutions or such blocks follow each other a
     `FusedSequential`, in place. Beside packed convolutions, one that stays dense takes in its batch normalization
     (`FoldedConv2d`), and a max-pooling takes images whose channels lie side by side, where that is measured to be
-    faster (`ChannelsLastMaxPool2d`).
+    faster (`ChannelsLastMaxPool2d`). The weights of the other convolutions are laid out in torch's usual memory format,
+    which packed ones read and write: a network in ``channels_last`` comes out like any other, and either runs on images
+    of both formats.
 
     With ``values="int8"`` the kernels' weights are rounded to 8 bits, with a scale for each output, and zeros stay
     zeros. That takes a quarter of float32's bytes; with one vector at a time reading them is all the work. What it
@@ -285,6 +288,7 @@ def pack(
         put(model, name, chain)
     if fuse:
         sequences(model)
+    lay_out(model)
     return Packing(tuple(layers.values()), tuple(blocks), tuple(poolings))
 
 
@@ -297,7 +301,7 @@ def _poolings(model: nn.Module, seen: _Seen, at_least: float) -> dict[str, nn.Mo
             continue
         turned = ChannelsLastMaxPool2d(cast("nn.MaxPool2d", module))
         with torch.no_grad():
-            as_it_is, faster = _timed([module.forward, turned], x)
+            as_it_is, faster = _timed([module.forward, turned], x.contiguous())
         if as_it_is >= at_least * faster:
             found[name] = turned
     return found
@@ -453,12 +457,13 @@ def _consider(
             why = no_fours or _no_form(module, zeros, with_kernels)
             return dataclasses.replace(known, why=why), None
         expected = module(x)
-        trained = any(parameter.requires_grad for parameter in module.parameters(recurse=False))
+        # what a packed layer is given where others are packed, too, whatever memory format the network came in
+        usual = x.contiguous() if with_kernels and private.is_convolution(module) else x
         of_rounded = _of_rounded(module, x) if any(_rounds(each) for each in candidates) else expected
         errors: list[float | None] = []
         for each in candidates:
-            each.to(x.device).requires_grad_(trained).eval()
-            made = each(x)
+            freeze_like(module, each.to(x.device).eval())
+            made = each(usual)
             if not _rounds(each, inputs=True):  # those see other inputs
                 _check_same(name, made, of_rounded if _rounds(each) else expected)
             errors.append(_error(made, expected) if _rounds(each) else None)
@@ -469,12 +474,13 @@ def _consider(
             return dataclasses.replace(known, error=least, why=why), None
         was_training = module.training
         module.eval()
-        dense: list[Callable[[Tensor], Any]] = [module.forward, *_other_dense(module, matrix, bias, x)]
+        as_it_was = functools.partial(_of_another, module.forward, x)  # in its own memory format
+        dense: list[Callable[[Tensor], Any]] = [as_it_was, *_other_dense(module, matrix, bias, x)]
         product = _dense_int8(module, matrix, bias, x) if asked.values else None
         if product is not None:
             dense.append(product)
         try:
-            times = _timed([*dense, *(candidate for candidate, _ in near)], x)
+            times = _timed([*dense, *(candidate for candidate, _ in near)], usual)
         finally:
             module.train(was_training)
     best_dense, dense_int8 = min(times[: len(dense)]), times[len(dense) - 1] if product is not None else None
@@ -670,14 +676,16 @@ def _other_dense(
 
 
 def _other_convolutions(module: Any, x: Tensor) -> Iterator[Callable[[Tensor], Any]]:
-    inputs = [x]
-    if x.dim() == 4:
-        turned = copy.deepcopy(module).to(memory_format=torch.channels_last)
-        inputs.append(x.contiguous(memory_format=torch.channels_last))
-        yield lambda _: turned.forward(inputs[1])
-    for each in inputs:
-        if x.dim() == len(module.kernel_size) + 2 and (made := private.frozen_convolution(module, each)) is not None:
-            yield functools.partial(_of_another, made, each)
+    """In each memory format but its own, and in each with the weight laid out beforehand."""
+    if x.dim() != len(module.kernel_size) + 2:
+        return
+    for layout in (torch.contiguous_format, *_CHANNELS_LAST.get(x.dim(), ())):
+        given, turned = x.contiguous(memory_format=layout), copy.deepcopy(module)
+        turned.weight = nn.Parameter(module.weight.detach().clone(memory_format=layout), requires_grad=False)
+        if (given.stride(), turned.weight.stride()) != (x.stride(), module.weight.stride()):
+            yield functools.partial(_of_another, turned.forward, given)
+        if (made := private.frozen_convolution(turned, given)) is not None:
+            yield functools.partial(_of_another, made, given)
 
 
 def _of_another(convolved: Callable[[Tensor], Any], given: Tensor, _: Tensor) -> Any:
@@ -711,6 +719,16 @@ def _timed(functions: list[Callable[[Tensor], Any]], x: Tensor) -> list[float]:
     repeats = max(1, min(50, int(0.001 / max(longest, 1e-6))))
     times = alternating(calls, 9, repeats=repeats, finish=finish)
     return [1e3 * statistics.median(seconds) for seconds in times.values()]
+
+
+def freeze_like(dense: nn.Module, packed: nn.Module) -> None:
+    """A packed layer trains its weight and its bias where the dense one does, each by itself."""
+    own = [*dense.named_parameters(recurse=False)]
+    of_weight, of_bias = (
+        any(each.requires_grad for name, each in own if name.startswith("bias") == is_bias) for is_bias in (False, True)
+    )
+    for name, parameter in packed.named_parameters():
+        parameter.requires_grad_(of_bias if name.endswith("bias") else of_weight)
 
 
 def put(model: nn.Module, name: str, module: nn.Module) -> None:

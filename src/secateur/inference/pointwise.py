@@ -34,7 +34,7 @@ class Pointwise(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The dense weight (outputs, inputs, 1, ...), made anew at each reading."""
+        """The dense weight (outputs, inputs, 1, ...), computed at each access."""
         dense = cast("Tensor", self.linear.weight)
         return dense.reshape(*dense.shape, *[1] * len(self.stride))
 

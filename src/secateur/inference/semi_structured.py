@@ -106,7 +106,7 @@ class SemiStructuredLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The dense weight (outputs, inputs), in main memory, made anew at each reading."""
+        """The dense weight (outputs, inputs), in main memory, computed at each access."""
         places = torch.stack([self.places % 4, self.places // 4], 2).long()
         pairs = self.values.view(*places.shape)
         return pairs.new_zeros(*places.shape[:2], 4).scatter_(2, places, pairs).flatten(1)

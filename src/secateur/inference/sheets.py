@@ -17,7 +17,7 @@ __all__ = ["layers_sheet"]
 
 
 def layers_sheet(title: str, packing: Packing) -> Sheet:
-    """A row a layer."""
+    """The sheets of a `pack` result: a table with a row for each layer."""
     layers = packing.layers
     names = [printable(each.name, 1000) for each in layers]
     zeros = [each.sparsity for each in layers]

@@ -237,7 +237,7 @@ class SparseConv2d(KernelLayer):
 
     @property
     def weight(self) -> Tensor:
-        """The dense weight (outputs, channels of a group, ...), made anew at each reading; to change it is no use."""
+        """The dense weight (outputs, channels of a group, ...), computed at each access; changing it has no effect."""
         return self._weight()
 
     def _weight(self) -> Tensor:
@@ -332,7 +332,7 @@ class SparseConv2d(KernelLayer):
 
 
 class SparseConv1d(SparseConv2d):
-    """The same in one dimension: an image of one row.
+    """A `SparseConv2d` for one dimension: it computes an image of one row.
 
     >>> import torch
     >>> from torch import nn

@@ -37,7 +37,7 @@ def library() -> Any:
 
 
 def describe() -> str:
-    """What ``secateur --version`` says about the kernels.
+    """A line about the compiled kernels, for ``secateur --version``.
 
     >>> describe() == ("kernels: " + _library()[1])
     True

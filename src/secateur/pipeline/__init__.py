@@ -1,4 +1,6 @@
-"""From scores to a pruned model: masks, made, applied and attached; the verb `sparsify`; batch normalization anew."""
+"""From scores to a pruned model: masks, made, applied and attached; the verb `sparsify`; re-estimation of batch
+normalization.
+"""
 
 from secateur.pipeline.batch_normalization import BatchNormShift, Reestimation, reestimate_batchnorm
 from secateur.pipeline.masks import (

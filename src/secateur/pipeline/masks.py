@@ -137,8 +137,8 @@ def make_masks(
 
     Raises:
         ValueError: a score is NaN, a shape does not fit the pattern, a sparsity that contradicts it or earlier masks.
-        TypeError: the criterion names evidence that is unknown or was not given, or what a function or pattern of one's
-            own returned is not what it has to return.
+        TypeError: the criterion names evidence that is unknown or was not given, or a
+            custom function or pattern returned a wrong type.
 
     >>> make_masks({"weight": torch.tensor([[1.0, -4.0, 3.0, 2.0]])}, 0.5)
     {'weight': tensor([[False,  True,  True, False]])}

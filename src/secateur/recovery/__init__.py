@@ -1,4 +1,4 @@
-"""Training of what pruning left towards a teacher, the model it came from: `recover`."""
+"""`recover`: trains a pruned model to match a teacher, the model it came from."""
 
 from secateur.recovery.directory import recover_checkpoint
 from secateur.recovery.distillation import Distillation

@@ -2,8 +2,8 @@
 
 Law: what the mask removes stays zero, and nothing is written here.
 
-Of a part that comes to ``y = … + X Wᵀ + b`` the matrix is found by its gradient, which is that of y itself. What the
-part lacks, ``R = teacher's y - y``, is then linear in a change of W and b: with token weights D, ``G = Xᵀ D X``,
+In a part with the output ``y = … + X Wᵀ + b`` the matrix is found by its gradient, which is that of y itself. The
+residual, ``R = teacher's y - y``, is then linear in a change of W and b: with token weights D, ``G = Xᵀ D X``,
 ``C = Rᵀ D X``, the best one is ``C G⁻¹``, and under a mask `secateur.solvers.refit`'s.
 """
 

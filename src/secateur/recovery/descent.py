@@ -1,4 +1,4 @@
-"""AdamW with a warm start and a cosine end, its gradients clipped, of which every step can be taken up again.
+"""AdamW with a warm-up, a cosine decay and clipped gradients, which can be resumed after any step.
 
 Law: what a step does follows from the state before it and its number alone; a step that is not finite is an error, and
 changes nothing.
@@ -43,6 +43,9 @@ def order_of(seed: int, round_: int, count: int) -> list[int]:
     return [int(each) for each in torch.randperm(count, generator=generator)]
 
 
+CLIP = 1.0  # the largest norm of a step's gradients; they are scaled down to it
+
+
 class Descent:
     """The optimizer of some movers (`secateur.recovery.moving`).
 
@@ -50,18 +53,14 @@ class Descent:
         movers: what moves.
         steps: how many there will be.
         rate: the highest learning rate.
-        decay: of the weights (decoupled, Loshchilov and Hutter 2017, arXiv:1711.05101).
-        clip: the largest norm of a step's gradients; they are scaled down to it.
     """
 
-    def __init__(
-        self, movers: Sequence[Mover], steps: int, *, rate: float, decay: float = 0.0, clip: float = 1.0
-    ) -> None:
-        self.movers, self.steps, self.rate, self.clip = movers, steps, rate, clip
+    def __init__(self, movers: Sequence[Mover], steps: int, *, rate: float) -> None:
+        self.movers, self.steps, self.rate = movers, steps, rate
         self.leaves = [leaf for mover in movers for leaf in mover.leaves]
         # fused looks at no strides
         fused = all(leaf.device.type in FUSED and leaf.is_contiguous() for leaf in self.leaves)
-        self.optimizer = torch.optim.AdamW(self.leaves, lr=rate, weight_decay=decay, fused=fused)
+        self.optimizer = torch.optim.AdamW(self.leaves, lr=rate, weight_decay=0.0, fused=fused)
         self.done = 0
 
     def step(self, loss: Tensor) -> float:
@@ -78,7 +77,7 @@ class Descent:
         loss.backward()  # type: ignore[no-untyped-call]
         for mover in self.movers:
             mover.gather()
-        norm = torch.nn.utils.clip_grad_norm_(self.leaves, self.clip)
+        norm = torch.nn.utils.clip_grad_norm_(self.leaves, CLIP)
         if not bool(norm.isfinite()):
             raise ValueError(f"the gradients of step {step} are not finite; look at the batches, or lower rate=.")
         for group in self.optimizer.param_groups:
@@ -128,7 +127,7 @@ class Descent:
                 there = key != "step" or self.optimizer.defaults["fused"]
                 remembered[int(at)][key] = value.to(leaf.device if there else value.device, copy=True)
         if any(value is None for value in values) or any(len(each) not in (0, 3) for each in remembered):
-            raise ValueError("lacks some of what the optimizer remembers")
+            raise ValueError("has no full state of the optimizer")
         for leaf, held, own in zip(self.leaves, values, remembered, strict=True):
             assert held is not None
             leaf.copy_(held)

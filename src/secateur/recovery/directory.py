@@ -1,4 +1,4 @@
-"""A pruned directory trained towards its teacher's: `recover_checkpoint`.
+"""`recover_checkpoint`: trains a pruned directory to match its teacher's directory.
 
 Law: the source and the teacher are not changed; OUT appears complete or not at all; a run that was killed goes on where
 it was, to the same bytes. Block by block one block of each model is in memory; by the outputs both models are.
@@ -78,8 +78,6 @@ def recover_checkpoint(
     rate: float = 1e-4,
     local_rate: float = 2e-4,
     local_batches: int = 128,
-    decay: float = 0.0,
-    clip: float = 1.0,
     share: float = 1.0,
     include: str | Iterable[str] | None = None,
     exclude: str | Iterable[str] | None = None,
@@ -93,8 +91,10 @@ def recover_checkpoint(
     on_part: OnPart | None = None,
     on_step: OnStep | None = None,
 ) -> Recovered:
-    """`recover` of a directory into another one: its zeros stay, to the last one, and ``secateur.json`` says how many
-    each tensor has, so that ``secateur verify`` counts them.
+    """Trains the model of a pruned directory to match its teacher, and writes it to ``out``; its zeros stay.
+
+    It does what `recover` does. ``secateur.json`` says how many zeros each tensor has, so that ``secateur verify``
+    counts them.
 
     Args:
         directory: what any verb wrote; a Hugging Face directory of safetensors.
@@ -102,7 +102,7 @@ def recover_checkpoint(
         out: must not exist.
         batches: token batches, such as `read_calibration` gives; or `Sampled`: text that the teacher writes, which
             loads it whole. None: ``Sampled()``.
-        steps, local, loss, adapters, rate, local_rate, local_batches, decay, clip, share, include, exclude, forward,
+        steps, local, loss, adapters, rate, local_rate, local_batches, share, include, exclude, forward,
             seed, autocast: as for `recover`. With ``steps=0`` a block of each model is in memory; else both models are.
         activations: a folder for what blocks pass on; None: memory.
         teacher_on_disk: by the outputs, too, one block of the teacher is in memory, and all of them are read at each
@@ -126,8 +126,6 @@ def recover_checkpoint(
         rate,
         local_rate,
         local_batches,
-        decay,
-        clip,
         seed,
         share,
         None,
@@ -332,7 +330,7 @@ def _local(
         walk_on = recover_blocks(
             sides[0],
             sides[1],
-            Epochs(request.local, request.local_rate, request.clip, request.seed),
+            Epochs(request.local, request.local_rate, request.seed),
             trained=of_one_block(place.student.model, place.student.blocks, place.trained),
             masks_of=place.masks_of,
             commit=commit,
@@ -350,7 +348,7 @@ def _local(
 
 
 def _gone_on_with(begun: Unfinished, blocks: Mapping[str, nn.Module]) -> tuple[list[str], list[LocalPart]]:
-    """The blocks that an earlier run recovered, and what became of them."""
+    """Restores the blocks that an earlier run recovered, with their results."""
     done: list[str] = []
     parts: list[LocalPart] = []
     for block in begun.found().inners("blocks"):
@@ -371,7 +369,7 @@ def _gone_on_with(begun: Unfinished, blocks: Mapping[str, nn.Module]) -> tuple[l
 
 
 class _Ended:
-    """What the steps came to: the new values, by names in the model."""
+    """The result of the steps: the new values, by names in the model."""
 
     def __init__(self, steps: Steps, values: Mapping[str, Tensor], judged: Judged) -> None:
         self.steps, self.values, self.judged = steps, values, judged

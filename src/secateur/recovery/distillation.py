@@ -1,4 +1,4 @@
-"""What a training loop of one's own needs to learn from a teacher: `Distillation`, whose loss joins the loop's.
+"""`Distillation`: adds the loss against a teacher to a custom training loop.
 
 Law: the teacher is only run, in evaluation mode and without gradients; what the model returns is not changed.
 """
@@ -39,7 +39,7 @@ class Distillation:
 
     def __init__(self, teacher: nn.Module, loss: str | OutputLoss | None = None, share: float = 1.0) -> None:
         if not 0 < share <= 1:
-            raise ValueError(f"share is how much of the loss is the teacher's, above 0 and at most 1; got {share!r}.")
+            raise ValueError(f"share must be above 0 and at most 1, the teacher's part of the loss; got {share!r}.")
         self.teacher, self.loss, self.share = teacher, parse(loss), float(share)
         self.last: tuple[Tensor, int] | None = None
 

@@ -1,7 +1,7 @@
 """Which blocks of its teacher each block of a model follows, where some have left.
 
-Law: told by the weights and in the teacher's order, or not at all; a model of all its teacher's blocks follows each its
-own.
+Law: matched by the weights and in the teacher's order, or not at all; a model of all its teacher's blocks follows each
+its own.
 
 A block follows the one whose weights it has, and those after it that have left: the one before a gap can give the next
 block what that was trained on.

@@ -1,5 +1,5 @@
-"""Block by block against the teacher's activations: what each part of a block gives comes nearer to what the teacher's
-gives there, by descent on what reaches the block from the recovered blocks before it.
+"""Training block by block: each part of a block is fitted to the teacher's activations, on the inputs that the
+recovered blocks before it give.
 
 Law: one block is trained at a time, and what is kept of the others is what they pass on; a part that did not come
 nearer is left as it was.
@@ -47,7 +47,7 @@ class NotComparableError(Exception):
 
 @dataclass(frozen=True)
 class LocalPart:
-    """What became of one part of a block: the share of the teacher's activations that it lacked, before and after."""
+    """The result for one part of a block: its relative squared error to the teacher's activations, before and after."""
 
     block: str
     part: str
@@ -66,11 +66,10 @@ class Side:
 
 @dataclass(frozen=True)
 class Epochs:
-    """How each part is trained: how often on each batch, the highest rate, the largest norm of gradients, the seed."""
+    """How each part is trained: how often on each batch, the highest rate, the seed."""
 
     count: int
     rate: float
-    clip: float
     seed: int
 
 
@@ -123,7 +122,7 @@ def recover_blocks(
     follows: Mapping[str, Follows],
     already: Sequence[str] = (),
 ) -> Iterator[LocalPart]:
-    """Trains block after block, in the order in which the model runs them; gives what became of each part.
+    """Trains block after block, in the order in which the model runs them; yields the `LocalPart` of each part.
 
     Args:
         student, teacher: the two models, between installed replays, and the same batches for both.
@@ -367,7 +366,7 @@ class _Run:
                 each.requires_grad_(local in named)
             self.close(part, held)
             movers = movers_for(self.block, named, held.masks)
-            descent = Descent(movers, way.count * len(self.met), rate=way.rate, clip=way.clip)
+            descent = Descent(movers, way.count * len(self.met), rate=way.rate)
             with torch.enable_grad():
                 for epoch in range(way.count):
                     for at in order_of(seed, epoch, len(self.met)):

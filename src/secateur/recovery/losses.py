@@ -1,4 +1,4 @@
-"""How far a model's outputs are from its teacher's: one number that gradients can be asked of.
+"""Differentiable losses between a model's outputs and its teacher's.
 
 Law: equal outputs lose nothing, and padding does not count.
 """
@@ -276,17 +276,17 @@ def _summed(outputs: Tensor, lost_of: Callable[..., Tensor], other: Tensor, kept
 
 
 def loss_between(outputs: Any, wanted: Any, batch: Any, loss: str | OutputLoss, mask: Tensor | None) -> Tensor:
-    """The loss of one batch, a scalar.
+    """The differentiable loss between a model's and its teacher's outputs on one batch, a scalar tensor.
 
     Args:
         outputs, wanted: of the student and of the teacher.
-        batch: what a function of one's own may look at.
+        batch: passed to a custom loss.
         loss: a word of `WORDS`, or ``(outputs, wanted, batch) -> scalar``.
         mask: (batch, sequence), True where a token is no padding.
 
     Raises:
         ValueError: student and teacher return tensors of two shapes.
-        TypeError: a function of one's own gives no number.
+        TypeError: a custom loss returns no number.
     """
     if callable(loss):
         found = loss(outputs, wanted, batch)

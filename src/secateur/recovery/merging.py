@@ -21,7 +21,8 @@ __all__ = ["Merged", "merge_keeping_zeros"]
 
 @dataclass(frozen=True)
 class Merged(Shown):
-    """The merged model, and what became of the zeros of each weight that had an adapter or was trained as a copy.
+    """The result of `merge_keeping_zeros`: the merged model, and the zeros of each weight that had an adapter or was
+    trained as a copy.
 
     ``kept`` are those before and after; ``plain`` those that a merge without masks would have left.
     """
@@ -52,7 +53,7 @@ class Merged(Shown):
 
 
 def merge_keeping_zeros(model: nn.Module) -> Merged:
-    """``W + mask ∘ Δ`` in the place of every adapter of a `peft` model, where the mask is 0 where W is: the zeros stay.
+    """Merges the adapters of a `peft` model as ``W + mask ∘ Δ``; the mask is 0 where W is, so that the zeros stay.
 
     A plain ``merge_and_unload`` fills them. An adapter that was trained without the mask computed with the entries that
     are left out here, so that the merged model is another one than was trained; `recover` with ``adapters=`` trains

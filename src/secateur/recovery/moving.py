@@ -134,7 +134,8 @@ class Moving:
 
 @contextlib.contextmanager
 def moving(model: nn.Module, trained: Collection[str], masks: Mapping[str, Tensor]) -> Iterator[Moving]:
-    """Within, the model computes with copies of the named parameters, and with float32 where it has a narrower dtype.
+    """A context in which the model computes with copies of the named parameters, in float32 where their dtype is
+    narrower.
 
     Raises:
         ValueError: a parameter can't be trained here: it is on the meta device, sharded, or made under inference_mode.

@@ -1,4 +1,4 @@
-"""What `recover` returns: how the losses went, what became of each block, and that the zeros are those of before.
+"""The result of `recover`: the losses, the error of each part of a block, and the zeros before and after.
 
 Law: it holds the numbers, and says them as lines and tables.
 """
@@ -80,12 +80,12 @@ def apart(before: float, after: float) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Recovered(Reported):
-    """What became of a model.
+    """The result of `recover` or `recover_checkpoint`; prints as a table.
 
     Attributes:
         losses: of each step by the outputs, before it.
         loss: the word or the name of what they are.
-        parts: of each part of a block that was trained locally the share of the teacher's activations that it lacked.
+        parts: a `LocalPart` for each part of a block that was trained locally.
         zeros: ``{name: (before, after)}`` of the weights that have zeros, or are masked.
         rows: of the outputs that were compared, such as tokens, over all steps.
         seconds: wall time.
@@ -147,7 +147,7 @@ class Recovered(Reported):
         if self.parts:
             before, after = (_mean([getattr(each, name) for each in self.parts]) or 0 for name in ("before", "after"))
             yield (
-                f"{len(self.parts)} parts of blocks lack {after:.5f} of what the teacher's give, in the mean; before "
+                f"{len(self.parts)} parts of blocks: mean relative error {after:.5f} to the teacher, before "
                 f"{before:.5f}."
             )
         if self.losses:

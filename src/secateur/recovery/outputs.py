@@ -1,4 +1,4 @@
-"""The whole model against the teacher's outputs: steps over batches, which each follow from their number.
+"""Training of the whole model on the teacher's outputs: a step over a batch follows from its number alone.
 
 Law: the teacher is only run; the batches of a list come in an order that follows from the seed and the round, so that a
 run that was stopped after any step goes on as if it had not been. Numbers are narrow within the two runs alone.
@@ -204,5 +204,5 @@ class Steps:
 def _rows(outputs: Any, mask: Tensor | None) -> int:
     try:
         return count_rows(features_of(outputs), mask)
-    except TypeError:  # what a loss of one's own understands
+    except TypeError:  # what a custom loss understands
         return 0

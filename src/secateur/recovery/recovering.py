@@ -1,4 +1,4 @@
-"""The verb `recover`: training of what pruning left, towards the model it came from.
+"""The verb `recover`: trains a pruned model to match the model it came from.
 
 Law: a call that fails changes nothing; one that ends has changed the parameters alone, and no zero of them.
 """
@@ -53,8 +53,6 @@ def recover(
     rate: float = 1e-4,
     local_rate: float = 2e-4,
     local_batches: int = 128,
-    decay: float = 0.0,
-    clip: float = 1.0,
     share: float = 1.0,
     masks: Any = None,
     include: str | Iterable[str] | None = None,
@@ -87,8 +85,6 @@ def recover(
             nothing else does; the optimizer then remembers that of the factors only.
         rate, local_rate: the highest learning rates of AdamW, by the outputs and of a block; a tenth of the steps leads
             up to them, and half a cosine down.
-        decay: of the weights.
-        clip: the largest norm of a step's gradients.
         share: how much of the loss by the outputs is the teacher's. The rest is the text's own, the cross-entropy of
             the next token (or what a model returns for batches with ``labels``): what the text is like is learned, too.
             0: of the text alone, and the teacher is not run.
@@ -132,8 +128,6 @@ def recover(
         rate,
         local_rate,
         local_batches,
-        decay,
-        clip,
         seed,
         share,
         masks,
@@ -271,7 +265,7 @@ def recovered_locally(
         walk = recover_blocks(
             sides[0],
             sides[1],
-            Epochs(request.local, request.local_rate, request.clip, request.seed),
+            Epochs(request.local, request.local_rate, request.seed),
             trained=of_one_block(model, stacks[0], trained),
             masks_of=lambda block: {
                 name.removeprefix(f"{block}."): mask for name, mask in removed.items() if name.startswith(f"{block}.")
@@ -317,7 +311,7 @@ def steps_of(
     movers = movers_for(model, chosen, removed, rank=request.adapters, adapted=adapted, generator=generator)
     for each in chosen.values():
         each.requires_grad_(True)
-    descent = Descent(movers, request.steps, rate=request.rate, decay=request.decay, clip=request.clip)
+    descent = Descent(movers, request.steps, rate=request.rate)
     return Steps(
         model,
         teacher,

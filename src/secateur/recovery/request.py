@@ -1,4 +1,4 @@
-"""What is asked of a recovery, as one value: checked before anything is run.
+"""The checked arguments of `recover`.
 
 Law: what the bytes of a result depend on can be said as JSON.
 """
@@ -21,7 +21,7 @@ __all__ = ["Request", "check_vocabularies", "names_to_train"]
 
 @dataclass(frozen=True)
 class Request:
-    """What `recover` was asked for; see there."""
+    """The checked arguments of `recover`; see there."""
 
     steps: int
     local: int
@@ -30,8 +30,6 @@ class Request:
     rate: float
     local_rate: float
     local_batches: int
-    decay: float
-    clip: float
     seed: int
     share: float = 1.0
     masks: Any = None
@@ -55,15 +53,13 @@ class Request:
             raise ValueError("steps=0 and local=0: nothing is asked for.")
         if self.adapters is not None and (type(self.adapters) is not int or self.adapters < 1):
             raise ValueError(f"adapters is the rank of the updates, 1 or more; got {self.adapters!r}.")
-        for name in ("rate", "local_rate", "clip"):
+        for name in ("rate", "local_rate"):
             value = getattr(self, name)
             if not (_is_number(value) and 0 < value < math.inf):
                 raise ValueError(f"{name} is a number above 0; got {value!r}.")
-        if not (_is_number(self.decay) and 0 <= self.decay < math.inf):
-            raise ValueError(f"decay is 0 or more; got {self.decay!r}.")
         if not (_is_number(self.share) and 0 <= self.share <= 1):
             raise ValueError(
-                f"share is how much of the loss by the outputs is the teacher's, 0 to 1; got {self.share!r}."
+                f"share must be from 0 to 1, the teacher's part of the loss by the outputs; got {self.share!r}."
             )
         if not self.steps and self.adapters is not None:
             raise ValueError("adapters= move weights by the outputs; steps=0 leaves that out.")
@@ -79,7 +75,7 @@ class Request:
 
     def described(self) -> dict[str, Any]:
         """As JSON: what a run that goes on must have in common with the one that was killed, beside the data."""
-        plain = ("steps", "local", "adapters", "rate", "local_rate", "local_batches", "decay", "clip", "seed", "share")
+        plain = ("steps", "local", "adapters", "rate", "local_rate", "local_batches", "seed", "share")
         said = {name: getattr(self, name) for name in plain}
         loss = self.loss if self.loss is None or isinstance(self.loss, str) else described(self.loss)
         globs = {name: _listed(getattr(self, name)) for name in ("include", "exclude")}
@@ -98,7 +94,7 @@ def _listed(globs: str | Iterable[str] | None) -> list[str] | None:
 
 def check_vocabularies(model: nn.Module, teacher: nn.Module, forward: Forward | None) -> None:
     """`ValueError` where tokens have left one of them: those that stay have other numbers than in the other, and both
-    are run on the same. A ``forward`` of one's own may translate them."""
+    are run on the same. A custom ``forward`` may translate them."""
     sizes = []
     for each in (model, teacher):
         find: Any = getattr(each, "get_input_embeddings", None)
@@ -128,7 +124,7 @@ def names_to_train(
     """The parameters that move: those of these names, whether they ask for a gradient or not; without ``include`` those
     of floating numbers that ask, but for embeddings that nothing else uses, if that leaves any.
 
-    An embedding is told little by little text, of most of its rows nothing; it is half of a small encoder's parameters,
+    An embedding learns little from little text, most of its rows nothing; it is half of a small encoder's parameters,
     and of the optimizer's work at each step.
 
     Args:

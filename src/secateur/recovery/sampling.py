@@ -31,7 +31,7 @@ TOGETHER = 32  # sequences are drawn at a time, by a seed of their own: a run th
 
 @dataclass(frozen=True)
 class Sampled:
-    """Text that is drawn from the teacher, in the place of batches.
+    """Requests training text that is sampled from the teacher, in place of batches.
 
     Args:
         samples: how many sequences.

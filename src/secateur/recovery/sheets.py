@@ -1,4 +1,4 @@
-"""What recover says on a page: the learning curve, parts of blocks, zeros before and after.
+"""The tables of `recover` on a page: the learning curve, parts of blocks, zeros before and after.
 
 Law: the zeros before and after are said.
 """
@@ -20,7 +20,7 @@ ROWS = 20  # of its table
 
 
 def recovered_sheets(done: Recovered) -> list[Sheet]:
-    """The learning curve; a row a part of a block; a row a weight that has zeros."""
+    """The sheets of a `recover` result: the learning curve, the parts of blocks, and the weights with zeros."""
     sheets = []
     if done.losses:
         curve, rows = done.curve(POINTS), done.curve(ROWS)
@@ -53,7 +53,7 @@ def recovered_sheets(done: Recovered) -> list[Sheet]:
         ]
         places = list(range(1, 1 + len(names)))
         chart = Chart(
-            "What each part lacks of the teacher's activations",
+            "Each part's relative error to the teacher",
             "The share of the squared activations that is missing, in the order of the walk.",
             [f"{name}, up to {end}" for name, end in zip(names, ends, strict=True)] * 2,
             [*before, *after],

@@ -1,4 +1,4 @@
-"""What happened, on one page: results, their tables and plots, and the page."""
+"""Reports on one HTML page: results, their tables and plots."""
 
 from secateur.report.account import Account, Cells, Chart, Sheet
 from secateur.report.describing import count_multiply_adds, describe

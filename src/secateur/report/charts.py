@@ -60,7 +60,7 @@ def map_of(chart: Chart) -> Map | None:
     if len(set(values)) < 2 or len(found) > _ROWS or min(values) < 0:
         return None
     high, columns = max(values), sorted({column for each in found.values() for column in each})
-    low = min(values) if chart.share or 2 * min(values) > high else 0.0  # what is alike is told apart
+    low = min(values) if chart.share or 2 * min(values) > high else 0.0  # equal marks get different shapes
     span = high - low
 
     def field(pair: tuple[float, str] | None) -> tuple[float, str] | None:

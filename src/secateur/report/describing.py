@@ -16,9 +16,7 @@ from secateur.support import in_mode, private, run_example
 __all__ = ["count_multiply_adds", "describe"]
 
 
-def describe(
-    title: str, weights: Mapping[str, Tensor], masks: Mapping[str, Tensor], *, method: str = "", bins: int = 60
-) -> Network:
+def describe(title: str, weights: Mapping[str, Tensor], masks: Mapping[str, Tensor], *, bins: int = 60) -> Network:
     """The `Network` that the masks make of these weights, which are those **before** pruning.
 
     ``weights`` and ``masks`` go by parameter name; a mask is a bool tensor of its weight's shape, True = kept. Weights
@@ -48,7 +46,7 @@ def describe(
         kept += np.histogram(weight[mask].numpy(), edges)[0]
         removed += np.histogram(weight[~mask].numpy(), edges)[0]
         layers.append(Layer(name, tuple(mask.shape), int(mask.sum())))
-    return Network(title, tuple(layers), tuple(edges.tolist()), tuple(kept.tolist()), tuple(removed.tolist()), method)
+    return Network(title, tuple(layers), tuple(edges.tolist()), tuple(kept.tolist()), tuple(removed.tolist()))
 
 
 def _few(names: Iterable[str]) -> str:

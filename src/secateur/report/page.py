@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 
 from secateur.report.account import Account
 from secateur.report.charts import chart_of, map_of
-from secateur.report.plots import STYLE, accuracy_plots, cost_plots, histogram, history_plot, layer_plot
+from secateur.report.plots import STYLE, accuracy_plots, cost_plots, histogram, history_plot
 from secateur.report.results import Results
 from secateur.report.summary import best_rows, missing_baselines, summarize
 from secateur.report.tables import columns_of, shrunken_table
@@ -57,9 +57,7 @@ def write_report(results: Results, path: str | os.PathLike[str]) -> Path:
         shrunken=shrunken,
         shrunken_columns=shrunken_columns,
         plots=_drawn(
-            lambda: [
-                plot for draw in (accuracy_plots, cost_plots, layer_plot, history_plot) for plot in draw(results, rows)
-            ]
+            lambda: [plot for draw in (accuracy_plots, cost_plots, history_plot) for plot in draw(results, rows)]
         ),
         histograms=_drawn(lambda: [histogram(network, number) for number, network in enumerate(results.networks, 1)]),
         data=dataclasses.asdict(results),
@@ -117,7 +115,7 @@ def write_account(account: Account, path: str | os.PathLike[str]) -> Path:
 
 
 def check_page(path: str | os.PathLike[str]) -> None:
-    """Raises where a page could not be written to ``path``; for before the work that it shall tell of.
+    """Raises an error if a page could not be written to ``path``; to be called before long work.
 
     Raises:
         ValueError: it is not named as a page is, so that no other file is replaced by mistake.

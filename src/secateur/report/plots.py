@@ -5,14 +5,11 @@ Law: what is drawn is what the results say; a name is text, whatever is in it.
 
 import dataclasses
 import html
-import itertools
 import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
-
-import numpy as np
 
 from secateur.report.results import Network, Results
 from secateur.report.summary import Row, interval_of
@@ -27,7 +24,6 @@ __all__ = [
     "cost_plots",
     "histogram",
     "history_plot",
-    "layer_plot",
     "svg_of",
 ]
 
@@ -187,55 +183,13 @@ def _place_labels(axes: Any, labels: Sequence[tuple[float, float | None, str, st
             ceiling = heights[index] - gap
     edge = (right - left) * 0.035
     for (y, x, name, color), height in zip(wanted, heights, strict=True):
-        start = right if x is None else x
-        line_ends_here = x is None or abs(x - right) <= abs(right - left) * 0.35
-        if line_ends_here:
-            axes.plot(
-                [start, right + edge * 0.9], [y, height], color=color, linewidth=0.8, alpha=0.7, clip_on=False, zorder=1
-            )
-            axes.text(
-                right + edge * 1.15,
-                height,
-                _short(name),
-                color=color,
-                va="center",
-                ha="left",
-                **_NAME,
-            )
-        else:  # a line that stops early carries its name where it stops
-            arrow = {"arrowstyle": "-", "color": color, "linewidth": 0.8, "shrinkB": 3}
-            offset = _free_place(axes, start, y, 0.62 * _NAME["fontsize"] * len(_short(name)))
-            axes.annotate(
-                _short(name), (start, y), offset, textcoords="offset points", color=color, arrowprops=arrow, **_NAME
-            )
+        start = right if x is None else x  # a line that stops early is led on to its name
+        axes.plot(
+            [start, right + edge * 0.9], [y, height], color=color, linewidth=0.8, alpha=0.7, clip_on=False, zorder=1
+        )
+        axes.text(right + edge * 1.15, height, _short(name), color=color, va="center", ha="left", **_NAME)
     axes.set_xlim(left, right)
     axes.set_ylim(bottom, top)
-
-
-def _free_place(axes: Any, x: float, y: float, width: float) -> tuple[float, float]:
-    """Where, in points from (x, y), a name of this width is farthest from every line: on a grid of places below."""
-    pixel = axes.figure.dpi / 72
-    lines = [
-        axes.transData.transform(line.get_xydata())
-        for line in axes.get_lines()
-        if line.get_transform() == axes.transData
-    ]
-    steps = np.linspace(0, 1, 30)[:, None]
-    points = np.concatenate(
-        [a + (b - a) * steps for line in lines for a, b in itertools.pairwise(line)] or [np.zeros((1, 2))]
-    )
-    middle, height = axes.transData.transform((x, y)) / pixel, _NAME["fontsize"]
-
-    def clearance(offset: tuple[float, float]) -> float:
-        left, bottom = middle + offset
-        across = np.maximum(np.maximum(left - points[:, 0] / pixel, points[:, 0] / pixel - left - width), 0)
-        along = np.maximum(np.maximum(bottom - points[:, 1] / pixel, points[:, 1] / pixel - bottom - height), 0)
-        near = float(np.hypot(across, along).min())
-        return min(near, 8) - 0.05 * math.hypot(*offset)  # 8 points are enough; then rather close to its own mark
-
-    bottom = axes.transAxes.transform((0, 0))[1] / pixel
-    places = [(dx, dy) for dx in (-6.0, 10.0, 30.0) for dy in range(-140, -15, 6) if middle[1] + dy > bottom + 4]
-    return max(places, key=clearance, default=(8.0, 12.0))
 
 
 def _short(name: str, limit: int = 16) -> str:
@@ -344,51 +298,6 @@ def history_plot(results: Results, rows: Sequence[Row]) -> list[Plot]:
     title = "Pruned while training"
     caption = "Sparsity, and the share of the weights whose mask an update changed, in one network of each method."
     return [Plot(title, caption, svg_of(figure, "history", f"{title}: {caption}"))]
-
-
-def layer_plot(results: Results, rows: Sequence[Row]) -> list[Plot]:
-    """Where each method cuts: the sparsity of every layer. Left out for one network only, or very many layers."""
-    from matplotlib.figure import Figure
-
-    styles = _styles(rows)
-    networks = [network for network in results.networks if network.method in styles]
-    names = list(dict.fromkeys(layer.name for network in networks for layer in network.layers))
-    if len(networks) < 2 or not 2 <= len(names) <= 24:
-        return []
-    legend = 0.2 * max(math.ceil(len(networks) / 3), 2)  # inches
-    height = max(4.1, 1.2 + 0.22 * len(names)) + legend - 0.4
-    inner = height - 0.65 - legend
-    figure = Figure(figsize=(5.6, height))
-    axes = figure.add_axes((0.335, 0.533 / height, 0.635, inner / height))
-    places = {name: -number for number, name in enumerate(names)}
-    for network in networks:
-        color, marker = styles[network.method]
-        xs, ys = zip(*((100 * layer.sparsity, places[layer.name]) for layer in network.layers), strict=True)
-        axes.plot(
-            xs, ys, color=color, marker=marker, linewidth=0.6, markersize=6, markeredgecolor=PAPER,
-            markeredgewidth=0.8, alpha=0.9, clip_on=False,
-        )  # fmt: skip
-    axes.set_yticks(list(places.values()), [name if len(name) <= 23 else f"…{name[-22:]}" for name in names])
-    for label in axes.get_yticklabels():
-        label.set_parse_math(False)
-    axes.set_xlim(-2, 102)
-    axes.set_ylim(-len(names) + 0.4, 0.6)
-    axes.set_xlabel("weights of the layer removed (%)")
-    axes.tick_params(length=0)
-    axes.spines["left"].set_visible(False)
-    for number, network in enumerate(networks):  # the legend, in rows of three
-        color, marker = styles[network.method]
-        x, y = -0.5 + 0.5 * (number % 3), 1 + (legend - 0.04 - 0.2 * (number // 3)) / inner
-        axes.plot(x, y + 0.004, marker=marker, color=color, markersize=6, transform=axes.transAxes, clip_on=False)
-        axes.text(
-            x + 0.03, y, _short(network.method), color=color, transform=axes.transAxes, va="center", **_NAME,
-        )  # fmt: skip
-    title = "Where each method cuts"
-    removed = sorted(
-        1 - sum(layer.kept for layer in n.layers) / sum(layer.weights for layer in n.layers) for n in networks
-    )
-    caption = f"Sparsity of each layer, in networks with {100 * removed[0]:.3g} to {100 * removed[-1]:.3g} % removed."
-    return [Plot(title, caption, svg_of(figure, "layers", f"{title}: {caption}"))]
 
 
 def histogram(network: Network, number: int) -> Plot:

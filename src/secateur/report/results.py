@@ -10,7 +10,7 @@ import os
 import platform
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -19,6 +19,13 @@ from secateur.support import Fields, processor, write_whole
 from secateur.version import __version__
 
 __all__ = ["Check", "History", "Layer", "Network", "Results", "Run", "environment", "load_results", "save_results"]
+
+
+def _as_tuples(value: Any, *names: str) -> None:
+    """JSON gives lists, and mappings for what they hold."""
+    for name in names:
+        parts = (_PARTS[name](**one) if isinstance(one, Mapping) else one for one in getattr(value, name))
+        object.__setattr__(value, name, tuple(parts))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +93,7 @@ class Layer:
     kept: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "shape", tuple(self.shape))  # JSON gives lists
+        _as_tuples(self, "shape")
         if not 0 <= self.kept <= self.weights:
             raise ValueError(
                 f"{self.name} has {self.weights} weights of shape {self.shape}; {self.kept} cannot be kept."
@@ -108,11 +115,11 @@ class Network:
     """One pruned network in detail: its layers, and a histogram of the weights kept and removed.
 
     ``edges`` has one element more than ``kept`` and ``removed``, which count the weights between two edges. Made by
-    `describe`. ``method`` is the `Run.method` that it is an example of, if any: it then has the colour of that method.
+    `describe`.
 
     >>> from secateur.report import describe
     >>> weights = {"weight": torch.tensor([1.0, 2.0])}
-    >>> network = describe("mine", weights, {"weight": torch.tensor([True, False])}, method="magnitude")
+    >>> network = describe("mine", weights, {"weight": torch.tensor([True, False])})
     >>> network.layers[0].sparsity, sum(network.kept), sum(network.removed)
     (0.5, 1, 1)
     """
@@ -122,13 +129,9 @@ class Network:
     edges: tuple[float, ...]
     kept: tuple[int, ...]
     removed: tuple[int, ...]
-    method: str = ""
 
     def __post_init__(self) -> None:
-        layers = tuple(one if isinstance(one, Layer) else Layer(**one) for one in self.layers)
-        object.__setattr__(self, "layers", layers)
-        for name in ("edges", "kept", "removed"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
+        _as_tuples(self, "layers", "edges", "kept", "removed")
         if not len(self.edges) == len(self.kept) + 1 == len(self.removed) + 1:
             raise ValueError(
                 f"{self.title!r}: n counts need n + 1 edges; there are {len(self.edges)} edges, "
@@ -153,8 +156,7 @@ class History:
     churn: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        for name in ("steps", "sparsity", "churn"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
+        _as_tuples(self, "steps", "sparsity", "churn")
         if not len(self.steps) == len(self.sparsity) == len(self.churn) > 0:
             raise ValueError(
                 f"history of {self.method!r}: {len(self.steps)} steps, {len(self.sparsity)} sparsities and "
@@ -179,8 +181,7 @@ class Check:
     runs: tuple[Run, ...]
 
     def __post_init__(self) -> None:
-        runs = tuple(one if isinstance(one, Run) else Run(**one) for one in self.runs)
-        object.__setattr__(self, "runs", runs)
+        _as_tuples(self, "runs")
         if not self.runs:
             raise ValueError(f"check {self.name!r} holds no runs; give one at least.")
 
@@ -218,16 +219,7 @@ class Results:
         for name in ("text", "notes"):
             if isinstance(value := getattr(self, name), str):
                 raise TypeError(f"{name} is a sequence of paragraphs; write [{value[:30]!r}] for a single one.")
-            object.__setattr__(self, name, tuple(value))
-        for name in ("runs", "shrunken"):
-            runs = tuple(one if isinstance(one, Run) else Run(**one) for one in getattr(self, name))
-            object.__setattr__(self, name, runs)
-        networks = tuple(one if isinstance(one, Network) else Network(**one) for one in self.networks)
-        object.__setattr__(self, "networks", networks)
-        histories = tuple(one if isinstance(one, History) else History(**one) for one in self.histories)
-        object.__setattr__(self, "histories", histories)
-        checks = tuple(one if isinstance(one, Check) else Check(**one) for one in self.checks)
-        object.__setattr__(self, "checks", checks)
+        _as_tuples(self, "text", "notes", "runs", "shrunken", "networks", "histories", "checks")
         if not self.runs:
             raise ValueError(f"results {self.title!r} hold no runs; a report needs one at least.")
         if self.examples is not None and self.examples < 1:

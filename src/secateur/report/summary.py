@@ -1,6 +1,6 @@
 """Runs summed up: means over seeds and their spread, intervals, the best of each sparsity.
 
-Law: a score that some of the seeds lack has no mean over the others.
+Law: a score that is missing for some of the seeds has no mean over the others.
 """
 
 import dataclasses
@@ -8,6 +8,7 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from secateur.report.results import Results, Run
 
@@ -45,6 +46,9 @@ class Row:
     compressed: float | None
 
 
+_MEANS = ["sparsity", "overall", "bytes", "zipped", "multiply_adds", "latency_ms", "batch_ms", "memory", "compressed"]
+
+
 def summarize(runs: Iterable[Run]) -> list[Row]:
     """One `Row` for each method and sparsity (to a tenth of a percent), in the order of first appearance.
 
@@ -60,28 +64,12 @@ def summarize(runs: Iterable[Run]) -> list[Row]:
         groups[run.method, round(run.sparsity, 3)].append(run)
     rows = []
     for (method, _), group in groups.items():
-        before, after = _all_or_none(run.before for run in group), _all_or_none(run.after for run in group)
-        rows.append(
-            Row(
-                method,
-                statistics.fmean(run.sparsity for run in group),
-                _mean(run.overall for run in group),
-                len({run.seed for run in group}),
-                statistics.fmean(before) if before else None,
-                _sd(before),
-                (min(before), max(before)) if before else None,
-                statistics.fmean(after) if after else None,
-                _sd(after),
-                (min(after), max(after)) if after else None,
-                _mean(run.bytes for run in group),
-                _mean(run.zipped for run in group),
-                _mean(run.multiply_adds for run in group),
-                _mean(run.latency_ms for run in group),
-                _mean(run.batch_ms for run in group),
-                _mean(run.memory for run in group),
-                _mean(run.compressed for run in group),
-            )
-        )
+        found: dict[str, Any] = {name: _mean(getattr(run, name) for run in group) for name in _MEANS}
+        for stage in ("before", "after"):
+            values = _all_or_none(getattr(run, stage) for run in group)
+            found |= {stage: statistics.fmean(values) if values else None, f"{stage}_sd": _sd(values)}
+            found[f"{stage}_range"] = (min(values), max(values)) if values else None
+        rows.append(Row(method=method, seeds=len({run.seed for run in group}), **found))
     return rows
 
 

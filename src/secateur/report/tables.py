@@ -4,6 +4,7 @@ Law: a column is shown if something of it was measured; both tables say the same
 """
 
 import dataclasses
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -105,6 +106,18 @@ class Column:
         return max(map(len, self.texts.values()), default=0)
 
 
+# What a network costs: a field of `Row`, heads on a page and on a terminal, unit, how it is shown, beside it
+_COSTS = (
+    ("bytes", "file", "file", "kB", ".1f", 1e-3, "times smaller"),
+    ("zipped", "file, zipped", "zipped", "kB", ".1f", 1e-3, "times smaller"),
+    ("compressed", "file, compressed", "", "kB", ".1f", 1e-3, "times smaller"),
+    ("memory", "in memory", "", "kB", ".1f", 1e-3, "times smaller"),
+    ("multiply_adds", "multiply-adds", "", "thousands", ",.0f", 1e-3, "times fewer"),
+    ("latency_ms", "latency", "latency", "ms", ".2f", 1.0, "times faster"),
+    ("batch_ms", "latency of a batch", "batch", "ms", ".2f", 1.0, "times faster"),
+)
+
+
 def columns_of(results: Results, rows: Sequence[Row]) -> list[Column]:
     """What both tables show: only columns for which something was measured."""
     tuned = any(row.after is not None for row in rows)
@@ -114,12 +127,7 @@ def columns_of(results: Results, rows: Sequence[Row]) -> list[Column]:
     columns = [Column("method", "method", "method", "", False, names, {row: row.method for row in rows})]
 
     def add(
-        key: str,
-        head: str,
-        brief: str,
-        unit: str,
-        value: Callable[[Row], float | None],
-        show: Callable[[Row], str],
+        key: str, head: str, brief: str, unit: str, value: Callable[[Row], float | None], show: Callable[[Row], str]
     ) -> None:
         values: dict[Row, float | str | None] = {row: value(row) for row in rows}
         if any(measured is not None for measured in values.values()):
@@ -161,21 +169,10 @@ def columns_of(results: Results, rows: Sequence[Row]) -> list[Column]:
     )
     plain("overall", "of all parameters", "", "%", ".1f", 100)
     compare("overall", "times fewer", lambda row: None if row.overall is None else 1 - row.overall)
-    plain("bytes", "file", "file", "kB", ".1f", 1e-3)
-    if len({row.bytes for row in rows}) > 1:
-        compare("bytes", "times smaller", lambda row: row.bytes)
-    plain("zipped", "file, zipped", "zipped", "kB", ".1f", 1e-3)
-    compare("zipped", "times smaller", lambda row: row.zipped)
-    plain("compressed", "file, compressed", "", "kB", ".1f", 1e-3)
-    compare("compressed", "times smaller", lambda row: row.compressed)
-    plain("memory", "in memory", "", "kB", ".1f", 1e-3)
-    compare("memory", "times smaller", lambda row: row.memory)
-    plain("multiply_adds", "multiply-adds", "", "thousands", ",.0f", 1e-3)
-    compare("multiply_adds", "times fewer", lambda row: row.multiply_adds)
-    plain("latency_ms", "latency", "latency", "ms", ".2f")
-    compare("latency_ms", "times faster", lambda row: row.latency_ms)
-    plain("batch_ms", "latency of a batch", "batch", "ms", ".2f")
-    compare("batch_ms", "times faster", lambda row: row.batch_ms)
+    for key, head, brief, unit, form, scale, aside in _COSTS:
+        plain(key, head, brief, unit, form, scale)
+        if key != "bytes" or len({row.bytes for row in rows}) > 1:
+            compare(key, aside, operator.attrgetter(key))
     return columns
 
 

@@ -1,4 +1,4 @@
-"""What a model may spend, and what it gives up for it: levels of every group, what each costs; `sensitivity`, `fit`.
+"""`fit` and `sensitivity`: compression levels of every group, what each costs, and the best choice within a budget.
 
 Modules and the functions in them share names; here the name is the function.
 """

@@ -1,6 +1,6 @@
-"""What the result may cost, or what it has to keep, read once.
+"""Budgets: limits on the cost of the result, or the share of the score that it has to keep.
 
-Law: a budget holds values, no words; what cannot be asked for is refused before the model runs.
+Law: a budget holds values, not words; arguments that are not allowed are refused before the model runs.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _ABOVE = 1 - 1e-9  # of a limit: a share times a size is no exact number
 
 @dataclass(frozen=True)
 class Budget:
-    """What may be spent, or what has to be kept: one of the two.
+    """Limits on the cost of a fitted model, or the share of the score that it has to keep: one of the two.
 
     Attributes:
         limits: ``{word of COSTS: limit}``: up to 1 a share of what the dense model costs, above that the cost itself.
         keep: the share of the dense model's score that has to be kept; None where there are limits.
-        target: the word of what is to be as little as it gets, where a score is kept.
+        target: the word of the cost that is minimized, where a score is kept.
     """
 
     limits: Mapping[str, float]
@@ -83,8 +83,7 @@ def parse_budget(budget: Mapping[str, float] | None, keep: float | None = None, 
     if (budget is None) == (keep is None):
         which = "neither" if budget is None else "both"
         raise ValueError(
-            f'give budget={{"latency": 0.6}}, what may be spent, or keep=0.99, what has to stay of the score; got '
-            f"{which}."
+            f'give either budget={{"latency": 0.6}}, limits of costs, or keep=0.99, a share of the score; got {which}.'
         )
     if keep is not None:
         _number("keep", keep)

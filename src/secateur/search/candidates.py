@@ -1,4 +1,4 @@
-"""The fixed allocations that there are, as choices of levels: what a search begins with, and is measured by.
+"""The fixed allocations as choices of levels: a search starts from them and is compared with them.
 
 Law: each fits the budget; the model is left as it is.
 """
@@ -39,7 +39,7 @@ def candidates(
     - ``"uniform"``: the same share of each group.
     - ``"erk"``, ``"owl"``, ``"progression"``, ``"everywhere"``: of the entries of matrices, by Wanda's scores of the
       dense model; see `secateur.allocation`. Units leave in equal shares.
-    - ``"shrink"``: what `secateur.shrink` does by default: what loses least for what it saves comes next, on the lower
+    - ``"shrink"``: what `secateur.shrink` does by default: the least loss per cost saved comes next, on the lower
       convex hull of each group's curve.
 
     Args:

@@ -1,5 +1,5 @@
-"""Which level of each group: by dynamic programming, by the fixed allocations, by switching levels from there on, and
-in the end by what finished models lose.
+"""The search for a level of each group: dynamic programming, the fixed allocations, an evolutionary search from there,
+and in the end the measured loss of finished models.
 
 Law: nothing of the model changes; what is chosen fits the budget, and loses no more than any fixed allocation of the
 same levels and budget does, on the batches held back; finished, no more than any of these that was finished.
@@ -47,7 +47,7 @@ from secateur.shrinking import (
 )
 from secateur.support import Forward, track, unwrapped
 
-__all__ = ["ByItself", "Choosing", "Finishing", "WHOLE", "kept_by"]
+__all__ = ["ByItself", "Choosing", "Finishing", "kept_by"]
 
 _POINTS = 6  # of the curve, below the dense model
 _LEAST = 0.01  # of what the model costs, that the curve goes down to
@@ -56,7 +56,6 @@ _CORRECTIONS = 3
 _SMALLER = 0.96  # of a budget, from one try to keep the score to the next
 _TRIES = 4
 _NEAR_ENOUGH = 0.01  # of what a model costs: two shares are one
-WHOLE = ("branch", "experts")  # kinds of what leaves in one piece
 ERRORS = "errors"  # what the sum of the levels' errors chooses
 SEARCHED, DEFAULT = "searched", "shrink, by itself"
 _ALONE = 1 / 3  # of the passes, that groups are measured alone in
@@ -78,10 +77,10 @@ def kept_by(lost: float, most: float) -> bool:
 
 @dataclass(frozen=True)
 class ByItself:
-    """What `secateur.shrink` makes of a budget without a search.
+    """The result of `secateur.shrink` at a budget, without a search.
 
     Attributes:
-        judged: what the finished model loses.
+        judged: the loss of the finished model.
         units: ``{group of the coupling: how many stay}``.
         costs: of the finished model.
     """
@@ -95,10 +94,10 @@ class Finishing(Protocol):
     """Choices carried out on a copy of the model, by what levels were made of."""
 
     def judged(self, choice: Mapping[str, int]) -> Judged:
-        """What the finished model loses."""
+        """The loss of the finished model."""
 
     def held(self, choice: Mapping[str, int]) -> float:
-        """What it loses on the batches held back, of which it saw nothing."""
+        """Its loss on the held-back batches, which it was not fitted on."""
 
     def by_itself(self, limits: Mapping[str, float], *, by_all: bool = False) -> ByItself | None:
         """What a verb makes of the budget, by what levels were made of or by all batches; None where none takes such a
@@ -133,11 +132,11 @@ class _Seen:
         masks = {groups[name].axis: np.asarray(mask) for name, mask in kept.items() if name in groups}
         counts = {axis: int(mask.sum()) for axis, mask in masks.items()}
         if self.coupling.contradicted(counts):
-            return "a comparison in the code would come out otherwise"
+            return "a comparison in the code would change its result"
         if self.configured is None or not counts:
             return None
         if not self.configured.is_possible(counts):
-            return "the configuration cannot say such a count of it"
+            return "the configuration cannot express this size of it"
         if example is not None:
             its = [groups[name] for name in kept if name in groups]
             try:
@@ -190,7 +189,7 @@ class Choosing:
         free = self._in_scope([name for name in self.levels if self.levels.kind[name] in self.kinds])
         self._seen_alone = _Seen(self.coupling)
         self._seen = [(self._seen_alone, None)]
-        tied: Iterable[Iterable[str]] = self._mixtures_alike([[name] for name in free])
+        tied: Iterable[Iterable[str]] = [[name] for name in free]
         if self.uniform:
             tied = self._uniform(free)
         classes = [self._allowed(each) for each in classes_of(self.levels, tied)]
@@ -209,7 +208,6 @@ class Choosing:
         known = names_of(self.coupling) | modules | {name for name, _ in self.inner.named_parameters()}
         check_globs(known, (*(include or ()), *exclude))
         members = {group.name: {name for name, _ in group.members} for group in self.coupling.groups}
-        members |= {each.name: {*each.modules, *each.parameters} for each in self.coupling.branches}
 
         def may(name: str) -> bool:
             groups = self.levels.groups[name]
@@ -254,7 +252,7 @@ class Choosing:
         return [*([name] for name in layers), *found]
 
     def _said_of(self, model: nn.Module, example: Any, find: Callable[[nn.Module, Any], Coupling]) -> tuple[_Seen, Any]:
-        """A coupling of one's own, which is tied, and what it is asked with."""
+        """A private copy of the coupling, with its groups tied, and the example that it was traced with."""
         coupling = find(model, example)
         if has_configuration(model):
             return _Seen(coupling, Configured(model, coupling)), shorter(example)
@@ -280,7 +278,7 @@ class Choosing:
                 for seen, _ in self._seen:
                     if place in seen.coupling.frozen:
                         return seen.coupling.frozen[place]
-        return "no configuration says that some of it left"
+        return "no configuration describes it with fewer units"
 
     def _allowed(self, each: Class) -> Class:
         """With the levels that nothing objects to."""
@@ -297,8 +295,6 @@ class Choosing:
 
     def _is_possible(self, choice: Mapping[str, int]) -> bool:
         """Whether shrink would take such a choice."""
-        if "branches" in self.over and not self._one_branch_stays(choice):
-            return False
         kept = self.levels.kept(choice)
         return all(seen.objection(kept) is None for seen, _ in self._seen)
 
@@ -315,18 +311,6 @@ class Choosing:
         ]
         return f" {'; '.join(said)}."
 
-    def _one_branch_stays(self, choice: Mapping[str, int]) -> bool:
-        branches = {each.name: {*each.parameters} for each in self.coupling.branches}
-        gone = set().union(*(branches[name] for name in choice if self.levels.kind[name] == "branch"))
-        return not all(each <= gone for each in branches.values())
-
-    def _mixtures_alike(self, tied: Sequence[Sequence[str]]) -> list[list[str]]:
-        """All mixtures lose as many experts, as `shrink` takes them; of several sizes none does."""
-        mixtures = [name for (name,) in tied if self.levels.kind[name] == "experts"]
-        alike = {tuple((level.kept, level.of) for level in self.levels[name]) for name in mixtures}
-        others = [list(each) for each in tied if each[0] not in mixtures]
-        return [*others, mixtures] if len(alike) == 1 else others
-
     # ---- latency --------------------------------------------------------------------------------------------------
 
     def _predicted(self) -> Predicted:
@@ -339,8 +323,7 @@ class Choosing:
                 costs = tuple((each.kept, each.of, each.costs["macs"], each.costs["params"]) for each in levels)
                 of[name] = alike.setdefault((self.levels.kind[name], costs), name)
         plans = {
-            (name, at): next(iter(self.levels.plans({name: at})), None)
-            or plan_of(self.whole, self.coupling, self._masks({name: at}))
+            (name, at): plan_of(self.whole, self.coupling, self._masks({name: at}))
             for name in alike.values()
             for at in range(1, len(self.levels[name]))
         }
@@ -354,15 +337,12 @@ class Choosing:
         return {self.axes[name]: np.asarray(mask) for name, mask in self.levels.kept(named).items()}
 
     def _tried(self, choice: Choice) -> float:
-        """Milliseconds of a model of this structure, measured beside the dense one."""
+        """The milliseconds of a model of this structure, measured in turns with the dense one."""
         if choice not in self.trials:
             assert self.whole is not None
             assert self.space.predicted is not None
             smaller = copy.deepcopy(self.whole)
-            named = self.space.named(choice)
-            counted = {name: at for name, at in named.items() if self.levels.kind[name] not in WHOLE}
-            for plan in (plan_of(smaller, self.coupling, self._masks(counted)), *self.levels.plans(named)):
-                carry_out(smaller, plan, None)
+            carry_out(smaller, plan_of(smaller, self.coupling, self._masks(self.space.named(choice))), None)
             before, after = milliseconds_of(self.whole, smaller, self.timed_on)
             self.trials[choice] = after / before * self.space.predicted.dense
         return self.trials[choice]
@@ -404,7 +384,7 @@ class Choosing:
         asked = f"the {word} cannot come to {cost_text(word, limits[word])} of {cost_text(word, whole)}: "
         if holds(limits, costs):
             kept = self.levels.kept(self.space.named(self.space.last))
-            why = next((said for seen, _ in self._seen if (said := seen.objection(kept))), "no branch would be left")
+            why = next((said for seen, _ in self._seen if (said := seen.objection(kept))), "no other choice fits")
             return ValueError(
                 f"{asked}what would is refused, as the last level of each group: {why}. Ask for more, pass other "
                 "shares=, or exclude= some of it."
@@ -457,8 +437,8 @@ class Choosing:
         return self.starts
 
     def _weigh_alone(self) -> None:
-        """What each class loses by itself in the whole model, at a level or two: what levels say of it is to second
-        order, and of a model whose outputs are of all positions together far off."""
+        """Measures the loss of each class alone in the whole model, at a level or two. The levels' own estimates are of
+        second order, and far off for a model whose outputs depend on all positions together."""
         if self.known is not None and self.known.word == self.measured.word and self.measured.score is None:
             self.space.curves = curves_of(self.known.scores, self.space.classes)
             if self.space.curves is not None:
@@ -515,7 +495,7 @@ class Choosing:
         return self.space.costs(self.space.dense, dict.fromkeys(("params", "macs", "bytes", *self.asked.words)))
 
     def within(self, finals: int = 1, finishing: Finishing | None = None) -> Chosen:
-        """The least loss at what may be spent.
+        """The choice of least loss within the limits.
 
         Args:
             finals: how many models are finished and compared: what was found, the fixed allocations, the best first,
@@ -523,7 +503,7 @@ class Choosing:
             finishing: what finishes them.
 
         Raises:
-            ValueError: so little cannot be spent.
+            ValueError: no choice costs so little.
         """
         dense, word = self.dense, self.asked.words[0]
         limits = self.asked.of(dense)

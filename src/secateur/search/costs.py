@@ -1,6 +1,6 @@
-"""What a model costs at any choice of levels: parameters, multiply-adds, bytes, each a polynomial in what stays.
+"""The cost of a model at any choice of levels: parameters, multiply-adds and bytes, as polynomials in what stays.
 
-Law: it is what one counts by hand on the model that a choice comes to, also where two groups share a tensor.
+Law: it equals a count by hand on the model of that choice, also where two groups share a tensor.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from secateur.coupling import Axis, Branch, Coupling, Expression, Group, Product, leaves, resolved
+from secateur.coupling import Axis, Coupling, Expression, Group, Product, leaves, resolved
 from secateur.shrinking import Amount, Tied
 from secateur.support import Fields, tensors_of
 
@@ -24,7 +24,7 @@ TARGETS = ("params", "macs", "bytes")
 
 @dataclass(frozen=True)
 class Bill:
-    """The costs of a model.
+    """The cost model: parameters, multiply-adds and bytes as functions of what is left of each entry.
 
     Attributes:
         amounts: ``{target: polynomial}`` in what is left of each entry, by its number.
@@ -108,41 +108,27 @@ def _is_term(term: Any, entries: int) -> bool:
     )
 
 
-Variable = Tied | Branch | str
+Variable = Tied | str
 
 
 def bill_of(model: nn.Module, coupling: Coupling, entries: Sequence[Variable]) -> Bill:
-    """The bill of a model of which ties of groups keep parts, branches all or nothing, and parameters, by their names,
-    a share of their entries.
+    """The cost model of a model whose tied groups keep parts, and whose parameters keep a share of their entries.
 
-    A contraction is told to be of a parameter by the two dimensions that it shares with it, of several parameters of
-    the same two by their order; and of a branch by a dimension that no tensor outside of it has.
+    A contraction is matched to a parameter by the two dimensions that it shares with it, of several parameters of
+    the same two by their order.
     """
     ones: dict[str, Axis] = {}  # of which the share of a parameter's entries is the size
-    around: dict[str, list[Axis]] = {}  # of the branches that a parameter is in
-    inside: list[tuple[Axis, frozenset[int]]] = []  # of a branch the dimensions that are its own
     tied: list[Tied] = []
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    holders: dict[int, set[str]] = {}
-    for name, parameter in parameters.items():
-        holders.setdefault(id(parameter), set()).add(name)
     for number, each in enumerate(entries):
         if isinstance(each, Tied):
             tied.append(each)
             continue
-        one = Axis(1)
-        tied.append(Tied([Group(str(number), one, 1, (), -1 - number, ())], 1, {}))
-        if isinstance(each, str):
-            ones[each] = one
-        else:
-            for name in each.parameters:
-                if holders[id(parameters[name])] <= {*each.parameters}:  # else something that stays holds it, too
-                    around.setdefault(name, []).append(one)
-            inside.append((one, _own(coupling, each)))
+        ones[each] = Axis(1)
+        tied.append(Tied([Group(str(number), ones[each], 1, (), -1 - number, ())], 1, {}))
     tensors = tensors_of(model)
 
     def dims(name: str) -> list[Expression]:
-        return [*coupling.dims(name), *([ones[name]] if name in ones else []), *around.get(name, ())]
+        return [*coupling.dims(name), *([ones[name]] if name in ones else [])]
 
     waiting: dict[frozenset[int], list[str]] = {}
     for name in ones:
@@ -156,7 +142,6 @@ def bill_of(model: nn.Module, coupling: Coupling, entries: Sequence[Variable]) -
             names = waiting[key]
             more.append(ones[names[given[key] % len(names)]])
             given[key] += 1
-        more += [one for one, own in inside if own & there]
         contractions.append(([*product, *more], times))
     return Bill(
         {
@@ -166,14 +151,6 @@ def bill_of(model: nn.Module, coupling: Coupling, entries: Sequence[Variable]) -
         },
         [float(each.parts) for each in tied],
     )
-
-
-def _own(coupling: Coupling, branch: Branch) -> frozenset[int]:
-    """The dimensions of a branch that no other tensor has."""
-    within, outside = set[int](), set[int]()
-    for name in coupling.names():
-        (within if name in branch.parameters else outside).update(_places(coupling.dims(name)))
-    return frozenset(within - outside)
 
 
 def _places(dims: Sequence[Expression]) -> frozenset[int]:

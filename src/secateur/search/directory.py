@@ -21,7 +21,7 @@ from torch import nn
 
 from secateur import patterns, solvers
 from secateur.blockwise import OneShot, Solve, blaming_config, digest, oneshot
-from secateur.checkpoints import CheckpointError, check_new, check_places, claims_of, files_below, library_versions
+from secateur.checkpoints import CheckpointError, check_new, check_places, claims_of, digests_of_files, library_versions
 from secateur.patterns import Pattern
 from secateur.search.budgets import Budget, parse_budget
 from secateur.search.choosing import Choosing, kept_by
@@ -44,19 +44,19 @@ from secateur.search.fitting import (
 from secateur.search.given import given
 from secateur.search.held_back import HeldBack, split
 from secateur.search.levels import Levels
-from secateur.search.making import OVER, make_levels, refuse_several
+from secateur.search.making import make_levels, refuse_several
 from secateur.search.place import Place, check_outside, working
 from secateur.search.scoring import SCORES, Score
 from secateur.search.sensitivity import Sensitivity
 from secateur.shrinking import CheckpointShrinking, example_of, shrink_checkpoint
 from secateur.solvers import admm
-from secateur.support import Fields, check_batches, described, device_of, track, unwrapped, write_whole
+from secateur.support import Fields, check_batches, described, device_of, unwrapped, write_whole
 
 __all__ = ["fit_checkpoint"]
 
 FILE = "chosen.json"
 FORMAT, VERSION = "secateur choice", 1
-_HINT = " Delete it: it is chosen anew."
+_HINT = " Delete it: the choice is then made again."
 _EXACT = 1 + 1e-9
 
 
@@ -115,11 +115,6 @@ def fit_checkpoint(
     refuse_several("fit")
     asked = parse_budget(budget, keep, target=target)
     kinds = check_asked(asked, over, evaluations, finals, score)
-    if not {*kinds} <= {*OVER}:
-        raise ValueError(
-            "fit chooses of a directory's units and entries alone: take branches out first, with secateur shrink, or "
-            "experts, with secateur experts, and fit what that writes."
-        )
     solver = solvers.parse(solver)
     check_batches(batches)
     check_new(out)
@@ -134,7 +129,7 @@ def fit_checkpoint(
     if known is not None:
         check_unmade(shares, round_to, known.levels, kinds, solver)
     made_of = {
-        "source": _digest_of_files(source),
+        "source": _sha256(digests_of_files(source)),
         "batches": [digest(every), len(back)],
         "levels": None if known is None else known.levels.made.digest,
         "over": sorted(kinds),
@@ -218,8 +213,8 @@ def fit_checkpoint(
                 finished = measured.finished_by(_loaded(model, done.folder))
                 if not kept_by(measured.lost(finished), measured.most(asked.keep)):
                     raise ValueError(
-                        f"what was written keeps less than {asked.keep:.1%}, other than its copy in memory, and was "
-                        "deleted: ask for a little more, so that rounding does not count."
+                        f"the written model keeps less than {asked.keep:.1%}, unlike its copy in memory, and was "
+                        "deleted: ask for a slightly larger keep, so that rounding does not matter."
                     )
         except CheckpointError:
             raise  # such as a full disk: the same choice is carried on with
@@ -247,7 +242,7 @@ def fit_checkpoint(
 
 @dataclass(frozen=True)
 class _Done:
-    """What the verbs wrote, and what they said."""
+    """The directories and results of the verbs that were run."""
 
     folder: Path
     shrunk: CheckpointShrinking | None = None
@@ -365,16 +360,6 @@ def _listed(globs: str | Iterable[str] | None) -> list[str] | None:
     return None if globs is None else [globs] if isinstance(globs, str) else list(globs)
 
 
-def _digest_of_files(source: Path) -> str:
-    """The SHA-256 of all files of a directory, and of their names."""
-    total = hashlib.sha256()
-    for path in track(sorted(files_below(source)), "reading the files"):
-        with open(source / path, "rb") as file:
-            total.update(hashlib.file_digest(file, "sha256").digest())
-        total.update(hashlib.sha256(os.fsencode(path)).digest())
-    return total.hexdigest()
-
-
 def _sha256(values: Any) -> str:
     """The SHA-256 of what can be written as JSON."""
     text = json.dumps(dict(values) if isinstance(values, Mapping) else values, sort_keys=True)
@@ -395,7 +380,7 @@ def _finite(value: Any) -> Any:
 
 
 def _chosen_before(path: Path, said: Mapping[str, Any], levels: Levels, words: Sequence[str]) -> Chosen | None:
-    """What an earlier run chose; None where there is nothing, or it was asked for something else.
+    """The choice of an earlier run; None where there is none, or its request was another.
 
     Raises:
         ValueError: the file is damaged.

@@ -1,4 +1,4 @@
-"""Levels that are switched, by chance and by what the whole model then loses: what errors of layers do not say.
+"""Evolutionary search: levels are switched at random, and children are compared by the loss of the whole model.
 
 Law: one seed, one result; whatever is returned fits, and loses no more on all data than any candidate that it began
 with; no more passes over the data are made than were granted, but for those of the candidates.
@@ -17,7 +17,7 @@ __all__ = ["Choice", "Evolved", "evolved"]
 
 Choice = tuple[int, ...]  # the number of the level of each group
 
-_OFFSPRING = 16, 4  # at most and at least; twice as many as there are batches, so that a generation stays cheap
+_OFFSPRING = 16, 4  # at most and at least; twice the number of batches, so that a generation stays cheap
 _SHARES = (1 / 16, 1 / 4)  # of the data, before all of it
 _SURVIVORS = (4, 1)  # after each of these
 _SWITCHES = 3  # at most, of which the fewer are the more likely
@@ -26,7 +26,7 @@ _IDLE = 40  # generations of which nothing had to be computed, until no more are
 
 @dataclass(frozen=True)
 class Evolved:
-    """What a search found.
+    """The result of an evolutionary search.
 
     Attributes:
         choice: the best, and ``loss`` what it loses on all data.

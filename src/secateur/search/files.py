@@ -1,4 +1,4 @@
-"""The levels of one group: what they are, and the file that holds them; no pickle.
+"""The file that holds the levels of one group; no pickle.
 
 Law: a file is there whole or not at all, and what it says is held to its form before anything is believed; weights are
 read when they are used.
@@ -19,14 +19,13 @@ import torch
 from torch import Tensor
 
 from secateur.search.costs import TARGETS
-from secateur.shrinking import Plan
 from secateur.support import Fields, open_regular, records, write_whole
 
 __all__ = ["Kept", "Stored", "file_of", "lies_in", "read_entry", "rising", "tensor_of", "write_entry"]
 
-_HINT = " Make the levels anew, in another folder."
+_HINT = " Make the levels again, in another folder."
 _KEY = "secateur"
-_KINDS = ("width", "heads", "branch", "experts", "layer")
+_KINDS = ("width", "heads", "layer")
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,6 @@ class Kept:
         share, kept, error, loss: as of `Level`.
         left: ``{target: what is left of the group}``, as the bill counts it.
         values: names of the parameters that have values of their own.
-        plan: of what is taken out in one piece, as plain values; None for units that become zeros.
     """
 
     share: float
@@ -46,7 +44,6 @@ class Kept:
     loss: float | None
     left: Mapping[str, float]
     values: tuple[str, ...]
-    plan: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,11 +86,6 @@ class Stored:
             left = np.append(~self.mask(at, group), False)  # the last is of positions without a unit
             yield name, dim, left[units]
 
-    def plans(self, at: int) -> list[Plan]:
-        """What is taken out in one piece."""
-        plan = self.levels[at - 1].plan
-        return [] if plan is None else [Plan.from_json(plan)]
-
 
 def file_of(folder: Path, name: str) -> Path:
     """Where the levels of a group are: a name of a parameter may be longer than one of a file."""
@@ -120,7 +112,6 @@ def write_entry(folder: Path, entry: Stored, digest: str) -> Path:
                 "loss": each.loss,
                 "left": dict(each.left),
                 "values": list(each.values),
-                "plan": None if each.plan is None else dict(each.plan),
             }
             for each in entry.levels
         ],
@@ -205,16 +196,10 @@ def read_entry(folder: Path, name: str, digest: str) -> Stored:
 
 
 def _level_in(read: Fields, of: int) -> Kept:
-    read.only("share", "kept", "error", "loss", "left", "values", "plan")
+    read.only("share", "kept", "error", "loss", "left", "values")
     left = read.each_named("left", float, least=0)
     if set(left) != set(TARGETS):
         raise read.wrong("left", f"is not of {', '.join(TARGETS)}")
-    plan = read.maybe("plan", dict)
-    if plan is not None:
-        try:
-            Plan.from_json(plan)
-        except ValueError as error:
-            raise read.wrong("plan", f"is no plan ({error})") from None
     return Kept(
         read.take("share", float, least=0, most=1),
         read.take("kept", int, least=0, most=of),
@@ -222,7 +207,6 @@ def _level_in(read: Fields, of: int) -> Kept:
         read.maybe("loss", float, least=0),
         left,
         tuple(read.each("values", str)),
-        plan,
     )
 
 

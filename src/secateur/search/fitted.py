@@ -1,7 +1,6 @@
-"""What `fit` did: levels that were chosen, what they cost, what the model loses by them, and by which budget it would
-lose how much.
+"""The result of `fit`: the chosen levels, their cost, the loss of the model, and the loss at other budgets.
 
-Law: what was measured and what was predicted are told apart; what was not measured is not there.
+Law: measured and predicted values have different names; a value that was not measured is absent.
 """
 
 from __future__ import annotations
@@ -27,8 +26,6 @@ __all__ = ["Chosen", "Fitted", "KINDS", "Point", "cost_text", "knee_of"]
 KINDS = {  # of levels, that each word of over= may choose of
     "shrink": ("width", "heads"),
     "oneshot": ("layer",),
-    "branches": ("branch",),
-    "experts": ("experts",),
 }
 _LOSSES = {
     "kl": "the divergence of the model's outputs from the dense one's, a mean over tokens",
@@ -46,8 +43,8 @@ _LEFT = {
 
 @dataclass(frozen=True)
 class Point:
-    """One budget of the curve: what share of the dense model's cost it is, and what the choice of the least errors
-    loses there. The user's score is beside, where there is one."""
+    """A point of the curve: a budget as a share of the dense model's cost, and the loss of the choice of least errors
+    there. The user's score is beside, where there is one."""
 
     share: float
     loss: float
@@ -56,7 +53,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Chosen:
-    """What was chosen, before it is carried out: plain values.
+    """The choice of a search before it is carried out, as plain values.
 
     Attributes:
         limits: ``{word: the most that it may cost}``.
@@ -104,7 +101,7 @@ class Chosen:
 
 @dataclass(frozen=True, eq=False)
 class Fitted(Reported):
-    """What a call of `fit` or `fit_checkpoint` did; as a string, a table.
+    """The result of `fit` or `fit_checkpoint`; prints as a table.
 
     Attributes:
         asked: the budget.
@@ -254,7 +251,7 @@ class Fitted(Reported):
 
 
 def cost_text(word: str, cost: float) -> str:
-    """As it is shown.
+    """A cost as text: milliseconds, bytes with a unit, or a number with separators.
 
     >>> cost_text("params", 1234567.0), cost_text("latency", 1.23456), cost_text("bytes", 2e6)
     ('1,234,567', '1.23 ms', '2 MB')

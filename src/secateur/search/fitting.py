@@ -1,8 +1,8 @@
-"""As little lost as can be at what may be spent: levels are made, chosen, and carried out by the verbs themselves.
+"""`fit`: levels are made, chosen for the least loss within a budget, and carried out by `shrink` and `oneshot`.
 
-Law: no budget is exceeded by what the model costs in the end, but latency by how far a measurement is off; what is
-taken loses no more than any fixed allocation of the same budget that was finished beside it, or else as levels on the
-data held back; a call that fails changes nothing.
+Law: the finished model costs no more than the budget, latency up to the error of a measurement; its loss is no more
+than that of any fixed allocation of the same budget, compared as finished models, or else as levels on held-back data;
+a call that fails changes nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from secateur.search.held_back import HeldBack, split
 from secateur.search.judging import Judged
 from secateur.search.latency import milliseconds_of
 from secateur.search.levels import Levels
-from secateur.search.making import OVER, UNSTRUCTURED, make_levels, refuse_several
+from secateur.search.making import UNSTRUCTURED, make_levels, refuse_several
 from secateur.search.scoring import Score, check_word
 from secateur.search.sensitivity import Sensitivity
 from secateur.shrinking import Memory, Shrunk, example_of, remembering, shrink
@@ -52,7 +52,6 @@ __all__ = [
     "check_unmade",
     "counted",
     "fit",
-    "levels_for",
     "pattern_of",
     "rounding_for",
     "shares_for",
@@ -99,13 +98,13 @@ def fit(
     levels: Levels | Sensitivity | Path | str | None = None,
     verify: bool = True,
 ) -> Fitted:
-    """The least loss at what may be spent, or the least that is spent at what has to be kept; in place.
+    """Prune a model to a budget with the least loss, or to the least cost that keeps a share of its score; in place.
 
-    For each group of units, or each matrix, there are a few levels of how much leaves, repaired, with error and cost
-    (`make_levels`). Dynamic programming over what each group loses alone gives a choice of them (SPDY,
+    Each group of units, or each matrix, has a few levels: so much leaves, the rest is repaired, with error and cost
+    (`make_levels`). Dynamic programming over the loss of each group alone gives a choice of them (SPDY,
     arXiv:2201.13096; ZipLM, arXiv:2302.04089), and so do the fixed allocations. From the best of these levels are
     switched and the whole model is looked at, since errors of layers do not add up (EvoPress, arXiv:2410.14649), in
-    coarse steps first (arXiv:2503.09657). Some models are finished, and what they lose says what is tried next. The
+    coarse steps first (arXiv:2503.09657). Some models are finished, and their loss decides what is tried next. The
     best is carried out by `secateur.shrink` and `secateur.oneshot` with these counts, so that the model gets smaller,
     or sparser, and is repaired block by block, each on what the ones before it give.
 
@@ -122,9 +121,8 @@ def fit(
         score: ``model -> float``, higher is better; or how the model's outputs are compared with the dense model's, on
             the batches held back: ``"kl"``, ``"cosine"`` or ``"change"``, by default the first of them that its outputs
             are made for (see `secateur.search.scorer`).
-        over: ``"shrink"``, units that leave; ``"oneshot"``, entries that become zero; ``"branches"``, residual branches
-            that leave whole; ``"experts"``, experts of mixtures, of each as many; one word or several. Zeros are no
-            faster by themselves, so a latency asks for another. No configuration says which branches left.
+        over: ``"shrink"``, units that leave; ``"oneshot"``, entries that become zero; or both. Zeros are no faster by
+            themselves, so a latency asks for ``"shrink"``.
         target: which cost is to get small, with ``keep``.
         uniform: keep what the model's configuration can say, so that ``from_pretrained`` loads what is saved.
         shares: the levels: how much leaves, each in (0, 1); by default 5 % to 90 % in steps of five, of
@@ -177,8 +175,6 @@ def fit(
     refuse_several("fit")
     asked = parse_budget(budget, keep, target=target)
     kinds = check_asked(asked, over, evaluations, finals, score)
-    if uniform and not {*kinds} <= {*OVER}:
-        raise ValueError("uniform=True keeps branches and experts: shrink says how many of these left; leave it out.")
     solver = solvers.parse(solver)
     check_batches(batches)
     every = list(batches)
@@ -195,7 +191,7 @@ def fit(
         made = make_levels(
             model,
             rest,
-            over=levels_for(kinds),
+            over=kinds,
             shares=shares_for(shares, kinds),
             solver=solver,
             pattern=pattern,
@@ -268,9 +264,9 @@ def check_asked(
             "fast, secateur.pack the result."
         )
     if not evaluations > 0 or math.isinf(evaluations):
-        raise ValueError(f"evaluations is how many passes a search may make, more than 0, not {evaluations}.")
+        raise ValueError(f"evaluations must be more than 0, the passes that a search may make; not {evaluations}.")
     if finals < 1:
-        raise ValueError(f"finals is how many choices are finished, the one that is taken among them; not {finals}.")
+        raise ValueError(f"finals must be at least 1, the number of models that are finished; not {finals}.")
     if score is not None and not isinstance(score, str) and not callable(score):
         raise TypeError(f"score is a function (model) -> float, higher is better, not {score!r}.")
     if isinstance(score, str):
@@ -287,11 +283,11 @@ def check_unmade(
 ) -> None:
     """ValueError where levels are given, and are to be others."""
     if shares is not None or round_to is not None:
-        raise ValueError("levels= are made already, with shares= and round_to= of their own; leave these out.")
+        raise ValueError("levels= have their own shares and round_to; leave out shares= and round_to=.")
     if levels is None:
         return
     asked = levels.made.asked
-    if missing := [word for word in levels_for(kinds) if word not in asked["over"]]:
+    if missing := [word for word in kinds if word not in asked["over"]]:
         raise ValueError(
             f"over= says {', '.join(map(repr, kinds))}, and levels= were made over "
             f"{', '.join(map(repr, asked['over']))}: make them over {missing[0]!r}, too, or leave it out."
@@ -299,17 +295,8 @@ def check_unmade(
     if solver is not None and "oneshot" in kinds and described(solver) != asked.get("solver"):
         raise ValueError(
             f"levels= are of the solver {asked.get('solver')}, and solver= says {described(solver)}: pass the one that "
-            "they were made with, or make them anew."
+            "they were made with, or make them again."
         )
-
-
-def levels_for(kinds: Sequence[str]) -> tuple[str, ...]:
-    """The words of `make_levels`: branches and experts are among what `shrink` takes.
-
-    >>> levels_for(("branches", "oneshot"))
-    ('shrink', 'oneshot')
-    """
-    return tuple(word for word in OVER if word in kinds or (word == "shrink" and {*kinds} - {"oneshot"}))
 
 
 def shares_for(shares: Sequence[float] | None, kinds: Sequence[str]) -> Sequence[float]:
@@ -350,7 +337,8 @@ def pattern_of(levels: Levels, asked: str | Pattern | None) -> Pattern:
 
 
 def told_entries(entries: Mapping[str, float], pattern: Pattern, scope: Mapping[str, Any]) -> dict[str, Any]:
-    """What `oneshot` is told so that these shares of matrices leave: a pattern that fixes the share is for them alone.
+    """The arguments of `oneshot` that remove these shares of matrices; a pattern that fixes the share is for them
+    alone.
 
     >>> told_entries({"0.weight": 0.5}, patterns.NM(2, 4), {"include": None})["include"]
     ['0.weight']
@@ -382,46 +370,23 @@ def _globs(given: str | Iterable[str] | None) -> tuple[str, ...] | None:
 
 @dataclass(frozen=True)
 class Told:
-    """What the verbs are told: of groups of the coupling how many units stay, which branches leave, how many experts of
-    each mixture, and of matrices which share of their entries. What is in a branch that leaves is in no other."""
+    """The arguments of the verbs: how many units of each group stay, and the sparsity of matrices."""
 
     units: Mapping[str, int] = field(default_factory=dict)
-    branches: tuple[str, ...] = ()
-    experts: int = 0
     entries: Mapping[str, float] = field(default_factory=dict)
 
-    @property
-    def shrinks(self) -> bool:
-        """Whether `shrink` has something to do."""
-        return bool(self.units or self.branches or self.experts)
 
-
-def told_of(levels: Levels, choice: Mapping[str, int], branches: Mapping[str, Collection[str]] | None = None) -> Told:
-    """What a choice comes to.
-
-    Args:
-        branches: ``{name: parameters}`` of residual branches, where some of them may leave.
-    """
+def told_of(levels: Levels, choice: Mapping[str, int]) -> Told:
+    """The arguments of the verbs that carry out a choice."""
     chosen = {name: at for name, at in choice.items() if at}
-    leave = tuple(name for name in chosen if levels.kind[name] == "branch")
-    gone = {each for name in leave for each in (branches or {})[name]}
-    counted = {name: at for name, at in chosen.items() if levels.kind[name] in ("width", "heads")}
-    units = {name: int(mask.sum()) for name, mask in levels.kept(counted).items()}
-    mixtures = {name: at for name, at in chosen.items() if levels.kind[name] == "experts"}
-    experts = {int((~mask).sum()) for mask in levels.kept(mixtures).values()}
+    units = {name: int(mask.sum()) for name, mask in levels.kept(chosen).items()}
     layers = {name: levels[name][at] for name, at in chosen.items() if levels.kind[name] == "layer"}
-    entries = {name.removesuffix(LAYER): 1 - level.kept / level.of for name, level in layers.items()}
-    return Told(
-        {name: count for name, count in units.items() if name.partition(":")[0] not in gone},
-        leave,
-        max(experts, default=0),
-        {name: share for name, share in entries.items() if name not in gone},
-    )
+    return Told(units, {name.removesuffix(LAYER): 1 - level.kept / level.of for name, level in layers.items()})
 
 
 @dataclass(eq=False)
 class Carrying:
-    """A choice carried out by the verbs, on the module; if anything is wrong with what comes of it, it is as it was."""
+    """Carries out a choice on the module by the verbs; if the result is wrong, the module is restored."""
 
     choosing: Choosing
     every: Sequence[Any]
@@ -436,14 +401,14 @@ class Carrying:
     def __call__(
         self, chosen: Chosen, most: float | None
     ) -> tuple[Shrunk | None, OneShot | None, tuple[float, float | None], dict[str, float]]:
-        """What the verbs did, the loss and score of the model that came of it, and what it costs, but for latency.
+        """The results of the verbs, the loss and score of the resulting model, and its costs without latency.
 
         Raises:
             ValueError: it costs more than it may.
             _MissedError: it loses more than ``most``.
         """
         task = self.choosing
-        told = self._told(chosen.choice)
+        told = told_of(task.levels, chosen.choice)
         if chosen.units is not None:
             told = Told(chosen.units)
         result: list[tuple[OneShot | None, tuple[float, float | None], dict[str, float]]] = []
@@ -464,7 +429,7 @@ class Carrying:
             result.append((pruned, finished, got))
 
         shrunk = None
-        if told.shrinks:
+        if told.units:
             shrunk = self._shrunk(task.model, told, self.every, verify=self.verify, report=then)
         else:
             then(None)
@@ -484,17 +449,13 @@ class Carrying:
         return self.choosing.measured.of(self._copied(choice, self.every))
 
     def _copied(self, choice: Mapping[str, int], batches: Sequence[Any]) -> nn.Module:
-        copied, told = copy.deepcopy(self.choosing.model), self._told(choice)
-        if told.shrinks:
+        copied, told = copy.deepcopy(self.choosing.model), told_of(self.choosing.levels, choice)
+        if told.units:
             with remembering(self.memory):
                 self._shrunk(copied, told, batches, verify=False)
         if told.entries:
             self._pruned(copied, told.entries, batches)
         return copied
-
-    def _told(self, choice: Mapping[str, int]) -> Told:
-        branches = {each.name: each.parameters for each in self.choosing.coupling.branches}
-        return told_of(self.choosing.levels, choice, branches)
 
     def _lost(self, model: nn.Module) -> Judged:
         task = self.choosing
@@ -558,12 +519,10 @@ class Carrying:
         return shrink(
             model,
             self.choosing.example,
-            0.5 if told.units else None,  # the allocation says how many
+            0.5,  # the allocation says how many
             target="units",
-            allocate=Units(told.units) if told.units else None,
+            allocate=Units(told.units),
             round_to=1,
-            branches=told.branches,
-            experts=float(told.experts),
             batches=batches,
             forward=self.choosing.forward,
             uniform=self.uniform,
@@ -640,8 +599,8 @@ def check_counts(
             chosen, found = (each.get(name, "all") for each in (asked, left))
             size = f"{sizes[name]} " if sizes else ""
             raise ValueError(
-                f"{printable(name)}: {chosen} of its {size}units were chosen to stay, and {found} would: not all that "
-                f"was chosen can be carried out together. {advice}"
+                f"{printable(name)}: the search chose {chosen} of its {size}units to stay, but shrink can keep only "
+                f"{found} together with the other choices. {advice}"
             )
 
 

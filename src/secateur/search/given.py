@@ -1,6 +1,6 @@
-"""Levels that are there already, as `sensitivity` wrote them: a search begins with them, and with what was measured.
+"""Precomputed levels, as `sensitivity` returns or writes them: a search starts from them and their measured losses.
 
-Law: they are of this model, to the last bit of its weights; what was measured by another score is left alone.
+Law: they are of this model, bit for bit; losses that were measured by another score are ignored.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["Given", "curves_of", "given"]
 
 @dataclass(frozen=True, eq=False)
 class Given:
-    """Levels, and what the model loses at each of them alone, where that was measured.
+    """Precomputed levels, and the model's loss at each of them alone, where that was measured.
 
     Attributes:
         levels: of the groups.
@@ -37,7 +37,7 @@ class Given:
 
 
 def given(said: Levels | Sensitivity | str | os.PathLike[str], model: nn.Module) -> Given:
-    """What somebody made before.
+    """Reads the argument ``levels=`` of `fit`.
 
     Args:
         said: levels, what `sensitivity` returned, or the folder that either was written to.

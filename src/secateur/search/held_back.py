@@ -1,4 +1,4 @@
-"""What the whole model loses, on batches that levels were not made of.
+"""The loss of the whole model on held-back batches, which levels were not made of.
 
 Law: less is better, and 0 is the dense model's; the model is run and left as it is; a mean, so that the loss on some of
 the batches compares with that on others.
@@ -36,8 +36,8 @@ _NUMBERS = 2**26  # of the dense model's logits that are held
 
 
 def split(batches: Sequence[Any], held_back: int | None) -> tuple[list[Any], list[Any]]:
-    """What levels are made of, and what is held back from them: every fourth batch, or as many as are asked for. Of a
-    single batch both are all there is.
+    """Splits batches into those that levels are made of and those held back: every fourth, or ``held_back`` of them. A
+    single batch is used for both.
 
     Raises:
         ValueError: no batches, or not as many that one is left for the levels.
@@ -47,7 +47,7 @@ def split(batches: Sequence[Any], held_back: int | None) -> tuple[list[Any], lis
     """
     every = list(batches)
     if not every:
-        raise ValueError("there are no batches: what a budget costs the model is learned from running it.")
+        raise ValueError("there are no batches: pass at least one, since the loss is measured by running the model.")
     if len(every) == 1 and held_back is None:
         return every, every
     count = max(1, len(every) // _QUARTER) if held_back is None else held_back
@@ -61,7 +61,7 @@ def split(batches: Sequence[Any], held_back: int | None) -> tuple[list[Any], lis
 
 
 class HeldBack:
-    """How far the outputs are from the dense model's, or how much less the score of one's own is.
+    """The loss on held-back batches: the distance of the outputs from the dense model's, or the drop of a custom score.
 
     Args:
         model: the dense one, which is run once on all batches.
@@ -110,7 +110,7 @@ class HeldBack:
         return self.by_outputs(some)
 
     def finished(self) -> tuple[float, float | None]:
-        """How far the outputs on all batches are, and the score, if there is one."""
+        """The distance of the outputs on all batches, and the score, if there is one."""
         return self.by_outputs(range(len(self.batches))), None if self.score is None else self.scored()
 
     def of(self, model: nn.Module) -> float:
@@ -143,7 +143,7 @@ class HeldBack:
         return None if self.word == "kl" else Tokens.of(batch).own  # those logits are without padding
 
     def most(self, keep: float) -> float:
-        """What may be lost where this share of the dense model's score is to be kept, or of its outputs.
+        """The largest loss that keeps this share of the dense model's score, or of its outputs.
 
         Raises:
             ValueError: the score of the dense model is not above 0.
@@ -162,12 +162,12 @@ class HeldBack:
         return outputs if score is None or self.dense_score is None else self.dense_score - score
 
     def scored(self) -> float:
-        """The score of one's own of the model as it is now."""
+        """The custom score of the model as it is now."""
         assert self.score is not None
         return scored(self.score, self.model)
 
     def by_outputs(self, some: Sequence[int]) -> float:
-        """How far the outputs are, whatever the score is."""
+        """The distance of the outputs, whatever the score is."""
         total, rows = 0.0, 0
         with running(self.model):
             for at in some:

@@ -1,4 +1,4 @@
-"""What finished models lose, row by row, and which of them is taken.
+"""Compares finished models by their loss, row by row, and picks one.
 
 Law: what is taken loses no more than any fixed allocation that was finished beside it; and what is no fixed allocation
 is taken only where it loses less than the best of them by more than the noise of what both are judged by.
@@ -18,12 +18,12 @@ __all__ = ["Judged", "taken_of"]
 
 @dataclass(frozen=True, eq=False)
 class Judged:
-    """What a finished model loses.
+    """The loss of a finished model.
 
     Attributes:
         loss: where there are rows the mean over the sets of their means.
-        sets: of each set of batches, such as those held back, what each row of each batch loses. Nothing where a score
-            of one's own says it, which is one number.
+        sets: for each set of batches, such as those held back, the loss of each row of each batch. Empty with a custom
+            score, which is one number.
     """
 
     loss: float

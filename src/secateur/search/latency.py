@@ -1,7 +1,7 @@
 """Milliseconds of operations, measured on this machine, each once for each shape; and of whole models, in turns.
 
-Law: a time that stands on disk was measured on this processor with these versions, or it is measured anew; the model is
-left as it is.
+Law: a time that stands on disk was measured on this processor with these versions, or it is measured again; the model
+is left as it is.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 FILE = "latency.json"
 FORMAT, VERSION = "secateur latency", 1
-_HINT = " Delete it: it is measured anew."
+_HINT = " Delete it: it is then measured again."
 _ROUNDS = 5
 _AT_LEAST = 0.001  # seconds of a turn
 _NEAR = 1.5  # how many times larger the one of two sizes may be for one between them to be interpolated

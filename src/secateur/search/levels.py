@@ -1,6 +1,6 @@
-"""Levels: of every group a few choices of how much of it leaves, already repaired, each with its error and its cost.
+"""Levels: for every group a few amounts of pruning, already repaired, each with its error and its cost.
 
-Law: level 0 is the model bit for bit, and the model is what it was, bit for bit, once a choice is taken out of it; any
+Law: level 0 is the model bit for bit, and the model is restored, bit for bit, when a choice is removed; any
 choice of one level for each group is a model. What is on disk is there whole, and is of one model and one request.
 """
 
@@ -23,28 +23,26 @@ from torch import Tensor, nn
 from secateur.blockwise import digest
 from secateur.search.costs import TARGETS, Bill, bill_in, stored
 from secateur.search.files import Stored, lies_in, read_entry, write_entry
-from secateur.shrinking import Plan, carry_out
 from secateur.support import Fields, Part, Rows, Shown, Undo, tensors_of, unwrapped, write_whole
 
-__all__ = ["KINDS", "Level", "Levels", "Made", "digest_of", "shown_name", "told", "told_share"]
+__all__ = ["Level", "Levels", "Made", "digest_of", "shown_name", "told", "told_share"]
 
-KINDS = ("width", "heads", "branch", "experts", "layer")
 FORMAT, VERSION = "secateur levels", 1
 FILE = "levels.json"
-_HINT = " Make the levels anew, in another folder."
+_HINT = " Make the levels again, in another folder."
 
 
 @dataclass(frozen=True)
 class Level:
-    """One choice of how much of a group leaves.
+    """A level of a group: how much of it leaves, and the error and the cost then.
 
     Attributes:
         share: what was asked to leave; 0.0 is dense.
         kept, of: units that stay, of how many; of a layer entries.
-        error: what the outputs of what consumes the group lost, over what they were, both squared, after repair; 0.0 is
-            dense, and a larger share never has a smaller one.
-        loss: what the model's outputs lose by it to second order, a divergence for each token or example; None where
-            no slopes were measured.
+        error: the squared error of the outputs of the group's consumers after repair, over their squares; 0.0 is dense,
+            and a larger share never has a smaller error.
+        loss: the divergence of the model's outputs to second order, per token or example; None where no slopes were
+            measured.
         costs: what goes with the group then: "params", "macs", "bytes".
     """
 
@@ -58,7 +56,7 @@ class Level:
 
 @dataclass(frozen=True)
 class Made:
-    """What levels were made of: SHA-256 of the model, and of the batches, and what was asked, as JSON."""
+    """The fingerprint of levels: SHA-256 of the model and of the batches, and the arguments as JSON."""
 
     model: str
     batches: str
@@ -72,12 +70,12 @@ class Made:
 
 
 class Levels(Mapping[str, tuple[Level, ...]], Shown):
-    """``{group: (dense, a smaller share, ..)}``, in the order of the model; as a string, a table.
+    """A mapping of each group to its levels, ``{group: (dense, a smaller share, ..)}``; prints as a table.
 
     A choice is ``{group: number of the level}``; groups that it does not name stay dense.
 
     Attributes:
-        kind: ``{group: "width", "heads", "branch", "experts" or "layer"}``.
+        kind: ``{group: "width", "heads" or "layer"}``.
         groups: ``{group: groups of the coupling}`` that leave with it, by their names; of a layer its parameter.
         fixed: ``{target: cost}`` of what is in no group: with all dense levels' costs it is the model's. Where groups
             share a tensor, as channels in and out of a convolution, it is less: each has the whole of it. `cost` says
@@ -138,10 +136,10 @@ class Levels(Mapping[str, tuple[Level, ...]], Shown):
     # ---- what a choice costs --------------------------------------------------------------------------------------
 
     def cost(self, choice: Mapping[str, int], target: str, densities: Mapping[str, float] | None = None) -> float:
-        """What the model costs at a choice: "params" (entries that are not zero), "macs" (multiply-adds of the example,
-        those with zeros left out) or "bytes" (of parameters and buffers; of sparse layers what is kept and a bit an
-        entry, or dense if that is less). Of branches it is no sum over groups, nor of what shares a tensor. With
-        ``densities``, of matrices by their names, these are counted instead of what their levels say."""
+        """The cost of the model at a choice: "params" (entries that are not zero), "macs" (multiply-adds of the
+        example, those with zeros left out) or "bytes" (of parameters and buffers; of sparse layers what is kept and a
+        bit an entry, or dense if that is less). It is no sum over groups that share a tensor. With ``densities``, of
+        matrices by their names, these are counted instead of what their levels say."""
         if target not in TARGETS:
             raise ValueError(f"target must be one of {', '.join(map(repr, TARGETS))}, not {target!r}.")
         left = {
@@ -161,13 +159,9 @@ class Levels(Mapping[str, tuple[Level, ...]], Shown):
         found: dict[str, npt.NDArray[np.bool_]] = {}
         for name, at in self._chosen(choice).items():
             entry = self._entries[name]
-            if entry.kind not in ("layer", "branch"):
+            if entry.kind != "layer":
                 found |= {group: entry.mask(at, axis) for axis, group in enumerate(entry.groups)}
         return found
-
-    def plans(self, choice: Mapping[str, int]) -> list[Plan]:
-        """What a choice takes out in one piece: branches and experts."""
-        return [plan for name, at in self._chosen(choice).items() for plan in self._entries[name].plans(at)]
 
     def weights(self, model: nn.Module, choice: Mapping[str, int]) -> dict[str, Tensor]:
         """New values of the parameters that a choice changes, in dense shape.
@@ -202,14 +196,12 @@ class Levels(Mapping[str, tuple[Level, ...]], Shown):
         for name, at in self._chosen(choice).items():
             entry = self._entries[name]
             found |= {*entry.levels[at - 1].values, *(member for member, _, _ in entry.members)}
-            for plan in entry.plans(at):
-                found |= {*plan.tensors, *plan.modules, *(str(place[0]) for place, _, _ in plan.numbers)}
         return found
 
     @contextlib.contextmanager
     def assembled(self, model: nn.Module, choice: Mapping[str, int]) -> Iterator[nn.Module]:
-        """Within, the model has these levels' weights, in dense shape: units that left are zeros, and what consumes
-        them is repaired; branches and experts are taken out. Afterwards it is what it was, bit for bit.
+        """A context in which the model has these levels' weights, in dense shape: units that left are zeros, and their
+        consumers are repaired. Afterwards the model is restored, bit for bit.
 
         Raises:
             KeyError: there is no such group.
@@ -218,14 +210,11 @@ class Levels(Mapping[str, tuple[Level, ...]], Shown):
         inner = unwrapped(model)
         new = self.weights(inner, choice)
         parameters = dict(inner.named_parameters())
-        plans = self.plans(choice)
         undo = Undo()
         try:
             for name, value in new.items():
                 undo.call(_set_data, parameters[name], parameters[name].data)
                 parameters[name].data = value
-            for plan in plans:
-                undo.call(carry_out(inner, plan, None))
             yield model
         finally:
             undo.roll_back()
@@ -368,11 +357,11 @@ def _check_fit(
     """A file of levels is a file like others."""
     shape = tuple(parameters[name].shape) if name in parameters else None
     if shape is None:
-        raise ValueError(f"the levels change {name}, which is no parameter of the model; make them anew.")
+        raise ValueError(f"the levels change {name}, which is no parameter of the model; make them again.")
     if any(tuple(each.shape) != shape for each in new) or any(
         dim >= len(shape) or len(places) != shape[dim] for dim, places in gone
     ):
-        raise ValueError(f"the levels of {name} do not fit its shape {shape}; make them anew.")
+        raise ValueError(f"the levels of {name} do not fit its shape {shape}; make them again.")
 
 
 def _combined(

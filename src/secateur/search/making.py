@@ -1,6 +1,6 @@
-"""Levels are made: one walk over the dense model gathers what all levels of all groups need.
+"""Makes levels: one walk over the dense model collects the statistics for all levels of all groups.
 
-Law: the model does not change; what is asked for is checked before it is run; a run that was killed goes on with the
+Law: the model does not change; arguments are checked before it is run; a run that was killed goes on with the
 groups that are on disk, to the same bytes.
 """
 
@@ -33,19 +33,17 @@ from secateur.blockwise import (
     slopes,
     walk_model,
 )
-from secateur.coupling import Axis, Branch, Coupling, Group, find_coupling
+from secateur.coupling import Axis, Coupling, Group, find_coupling
 from secateur.evidence import needs
 from secateur.patterns import Pattern
 from secateur.search.costs import TARGETS, Variable, bill_of, stored
 from secateur.search.files import Kept, Stored, read_entry, rising, tensor_of, write_entry
 from secateur.search.levels import FILE, Levels, Made, digest_of
-from secateur.search.whole import Whole, branch_entries, branches_that_leave, expert_entries, experts_that_leave
 from secateur.shrinking import (
     OVERFLOWING,
     Grade,
     Grading,
     Request,
-    Subject,
     Tied,
     check_finite,
     check_globs,
@@ -92,7 +90,8 @@ def make_levels(
     forward: Forward | None = None,
     store: str | Path | None = None,
 ) -> Levels:
-    """Of every group a few choices of how much of it leaves, repaired, with error and cost. The model stays as it is.
+    """Prunes and repairs every group alone at several shares, and returns these levels with their errors and costs. The
+    model is not changed.
 
     One walk over the dense model sums the Gram matrix of the inputs of everything that has levels, and all shares are
     made of that: of a group's units the elimination goes on from 10 % to 70 %, and a layer is solved for each share. It
@@ -101,8 +100,7 @@ def make_levels(
 
     - ``"shrink"``: units of coupled groups leave, MLP units, heads, channels, as `secateur.shrink` with batches
       chooses and repairs them where this group alone leaves. The width of a residual stream that runs through several
-      blocks, and groups that a normalization counts, have no levels. Residual branches leave whole, and experts by
-      what they give (REAP); of these nothing is repaired, and their loss is measured, in a run for each level.
+      blocks, and groups that a normalization counts, have no levels.
     - ``"oneshot"``: entries of each matrix leave, as `secateur.oneshot` solves them on the dense model's inputs. Their
       names end in ``":layer"``.
 
@@ -144,7 +142,7 @@ def make_levels(
     check_batches(batches)
     held = list(batches)
     if not held:
-        raise ValueError("there are no batches: what a level loses is learned from running the model.")
+        raise ValueError("there are no batches: pass at least one, since levels are measured by running the model.")
     if forward is not None and example_inputs is None:
         raise ValueError("with forward= the batches do not say what the model is called with; pass example_inputs=.")
     inner = unwrapped(model)
@@ -181,16 +179,11 @@ def make_levels(
     tied: list[Tied] = []
     left_alone: dict[str, str] = {}
     subject = subject_of(inner, coupling, [shorter(example)], proved_on=inner if verify else None)
-    branches: list[Branch] = []
-    mixtures: list[Tied] = []
     parameters = {name for name, _ in inner.named_parameters(remove_duplicate=False)}
     known = names_of(coupling) | {name for name, _ in inner.named_modules()} if "shrink" in kinds else set()
     check_globs(known | parameters, request.globs)
     if "shrink" in kinds:
-        branches, left_alone = branches_that_leave(subject, request, subject.inputs)
-        mixtures, why = experts_that_leave(subject, request, shares)
-        tied, more = gradable(subject, request, parts, shares)
-        left_alone |= why | more
+        tied, left_alone = gradable(subject, request, parts, shares)
     layers: dict[str, nn.Parameter] = {}
     if "oneshot" in kinds:
         these, others = (None if each is None else _matching(each, parameters) for each in (include, exclude))
@@ -198,7 +191,6 @@ def make_levels(
         left_alone |= {f"{name}:layer": why for why, names in alone.items() for name in names}
     making = _Making(inner, coupling, tied, layers, shares, solver, pattern, made.digest, folder)
     making.walk(held, forward)
-    making.pieces(Whole(inner, coupling, held, forward), subject, request, branches, mixtures)
     left_alone |= making.missing()
     entries, variables = making.entries()
     if not entries:
@@ -226,7 +218,7 @@ def _checked(kinds: Sequence[str], shares: Sequence[float]) -> tuple[float, ...]
         raise ValueError(f"over says which kinds of levels, of {', '.join(map(repr, OVER))}; got {kinds!r}.")
     found = tuple(sorted({float(share) for share in shares}))
     if not found or not all(0 < share < 1 for share in found):
-        raise ValueError(f"shares are how much leaves, each in (0, 1); got {shares!r}.")
+        raise ValueError(f"shares must be fractions in (0, 1), the parts that leave; got {shares!r}.")
     return found
 
 
@@ -260,8 +252,6 @@ class _Making:
     folder: Path | None
     grades: dict[Axis, Sequence[Grade]] = field(default_factory=dict)
     done: dict[str, Stored] = field(default_factory=dict)
-    branches: Mapping[str, Branch] = field(default_factory=dict)
-    mixtures: Sequence[Tied] = ()
     reasons: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -276,7 +266,7 @@ class _Making:
             try:
                 self.done[name] = read_entry(self.folder, name, self.digest)
             except (FileNotFoundError, ValueError):
-                continue  # it is not made yet, or by somebody else: it is made anew, in its place
+                continue  # it is not made yet, or by another request: it is made again, in its place
 
     def walk(self, batches: Sequence[Any], forward: Forward | None) -> None:
         """One walk over the dense model, for what is not made yet."""
@@ -303,18 +293,6 @@ class _Making:
         walk_model(self.model, batches, job, forward=forward)
         self.reasons |= grading.ungraded | {f"{name}:layer": why for name, why in job.left_alone.items()}
 
-    def pieces(
-        self, whole: Whole, subject: Subject, request: Request, branches: Sequence[Branch], mixtures: Sequence[Tied]
-    ) -> None:
-        """What leaves in one piece, as far as it is not made yet."""
-        self.branches, self.mixtures = {each.name: each for each in branches}, mixtures
-        self._read([*self.branches, *map(_name_of, mixtures)])
-        for entry in branch_entries(whole, [each for each in branches if each.name not in self.done]):
-            self._add(entry)
-        left = [each for each in mixtures if _name_of(each) not in self.done]
-        for entry in expert_entries(whole, subject, request, left, self.shares):
-            self._add(entry)
-
     def entries(self) -> tuple[list[Stored], list[Variable]]:
         """In the order of the model; and what the bill counts of each."""
         entries: list[Stored] = []
@@ -326,13 +304,9 @@ class _Making:
         order = {name: at for at, (name, _) in enumerate(every)}
         found: list[tuple[int, str, Variable]] = [
             (min(order[member] for group in each.groups for member, _ in group.members), _name_of(each), each)
-            for each in (*self.tied, *self.mixtures)
+            for each in self.tied
         ]
         found += [(order[name], f"{name}:layer", name) for name in self.layers]
-        found += [
-            (min(order.get(its, len(order)) for its in each.parameters), name, each)
-            for name, each in self.branches.items()
-        ]
         for _, name, each in sorted(found, key=lambda one: one[0]):
             if name in self.done:
                 entries.append(self.done[name])
@@ -341,8 +315,7 @@ class _Making:
 
     def missing(self) -> dict[str, str]:
         """Why what was to have levels has none."""
-        ties = (*self.tied, *self.mixtures)
-        names = [*map(_name_of, ties), *(f"{name}:layer" for name in self.layers)]
+        names = [*map(_name_of, self.tied), *(f"{name}:layer" for name in self.layers)]
         never = "the batches never ran it"
         return {name: self.reasons.get(name, never) for name in names if name not in self.done}
 

@@ -1,4 +1,4 @@
-"""Where a fit works until its directory is complete: ``<out>.unfinished``, with a lock and a note of what was asked.
+"""The workspace of `fit_checkpoint` until its directory is complete: ``<out>.unfinished``, with a lock and the request.
 
 Law: nothing is removed but what a fit has put there; one process at a time is in it; what took long stays, for the
 same command or one with another budget, and an error says so.
@@ -32,18 +32,18 @@ _TEMPORARY = re.compile(rf"\.{re.escape(NOTE)}\..*\.tmp")
 
 @dataclass(frozen=True)
 class Place:
-    """The folder beside ``out``: levels and what was chosen, and directories that verbs write on the way."""
+    """The workspace beside ``out``: levels, the choice, and intermediate directories."""
 
     out: Path
 
     @property
     def folder(self) -> Path:
-        """All of it."""
+        """The path of the workspace."""
         return unfinished_folder(self.out)
 
     @property
     def levels(self) -> Path:
-        """For levels that no store was named for."""
+        """The path for levels where no store was named."""
         return self.folder / LEVELS
 
     def stage(self, what: str, digest: str) -> Path:
@@ -73,7 +73,7 @@ class Place:
         return not any(path.is_dir() and any(path.iterdir()) for path in self.folder.iterdir())
 
     def remove(self) -> None:
-        """What a fit has put there, the lock last; the folder, too, if nothing else is in it."""
+        """Removes what a fit has written there, the lock last, and the folder if nothing else is in it."""
         self.clear()
         if self.levels.is_dir() and not self.levels.is_symlink():
             shutil.rmtree(self.levels)
@@ -83,7 +83,7 @@ class Place:
             self.folder.rmdir()
 
     def clear(self) -> None:
-        """No directories on the way any more."""
+        """Removes the intermediate directories."""
         for path in self._stages():
             shutil.rmtree(path)
 
@@ -119,7 +119,7 @@ class Place:
         for path in self.folder.iterdir():
             if _TEMPORARY.fullmatch(path.name):
                 path.unlink()
-        path, hint = self.folder / NOTE, f" Remove {self.folder} to begin anew."
+        path, hint = self.folder / NOTE, f" Remove {self.folder} to start over."
         asked = json.loads(json.dumps(request))
         try:
             read = Fields.read(path, error=CheckpointError, hint=hint)
@@ -134,7 +134,7 @@ class Place:
         if other := [name for name in {**before, **asked} if before.get(name) != asked.get(name)]:
             raise CheckpointError(
                 f"{self.folder}: a fit of another {', another '.join(map(printable, other))} was stopped here. Give "
-                "its command again to finish it, or remove the folder to begin anew."
+                "its command again to finish it, or remove the folder to start over."
             )
 
 

@@ -1,4 +1,4 @@
-"""One level of each group, such that their errors sum to the least and their costs to no more than may be spent.
+"""Dynamic programming: one level of each group, such that the errors sum to the least and the costs fit the budget.
 
 Law: the costs of what is chosen never sum to more than the budget; on whole numbers that fit the table the choice is
 the best there is.

@@ -1,4 +1,4 @@
-"""A measure of a model that differs from the dense one in a few blocks: what lies before them is remembered.
+"""Measures models that differ from the dense one in a few blocks; outputs of blocks before those are cached.
 
 Law: what is measured is what a whole run measures. A run that is given other inputs than the dense one was, or passes
 on a cache, is run whole.
@@ -24,7 +24,7 @@ _PLAIN = (Tensor, bool, int, float, str, bytes, type(None), torch.dtype, torch.d
 
 
 def pieces_of(model: nn.Module) -> dict[str, nn.Module]:
-    """What is remembered whole: the blocks, or the modules that hold tensors of their own and no others."""
+    """The modules whose outputs are cached: the blocks, or the modules with tensors of their own and no children."""
     parts = parts_of(model)
     if "" not in parts:
         return parts

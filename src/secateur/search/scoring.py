@@ -1,6 +1,6 @@
-"""How far a model is from the dense one: by its outputs on real inputs, or by a score of one's own.
+"""The distance of a model from the dense one: by its outputs on real inputs, or by a custom score.
 
-Law: what is lost is 0 for the dense model, and more is worse, whatever the score is; the model is left as it is.
+Law: the loss is 0 for the dense model, and more is worse, whatever the score is; the model is left as it is.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def check_word(score: str) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Scorer:
-    """What a model lost.
+    """Measures the loss of a model against the dense one, by its outputs or by a custom score.
 
     Attributes:
         name: "kl", the Kullback-Leibler divergence of its outputs from the dense model's, taken as logits, a mean over
@@ -61,7 +61,7 @@ class Scorer:
         dense: the dense model's own score, where it is a function's.
         rows: tokens or examples that it is measured on; 0 for a function's.
         share: of the batches' entries.
-        function: what tells a function from others, see `known_by`; "" of none, None of one that nothing tells apart.
+        function: the key of the function, see `known_by`; "" without a function, None for one that has no key.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Scorer:
     function: str | None = ""
 
     def __call__(self, model: nn.Module) -> float:
-        """What it lost; infinite where that is no number."""
+        """The loss of the model; infinite where it is NaN."""
         lost = float(self.measure(model))
         return lost if lost == lost else float("inf")
 
@@ -85,7 +85,7 @@ def scorer(
     forward: Forward | None = None,
     rows: int = ROWS,
 ) -> Scorer:
-    """What says how far a model is from this one, which is the dense one.
+    """A `Scorer` that measures how far a model is from this dense one.
 
     Args:
         model: it is run on the first batches, as many as make so many rows of outputs.
@@ -149,7 +149,7 @@ def scorer(
 
 
 def scored(score: Callable[[nn.Module], float], model: nn.Module) -> float:
-    """A score of one's own of a model, which it is given in evaluation mode, without gradients.
+    """The custom score of a model, computed in evaluation mode, without gradients.
 
     Raises:
         TypeError: it is no number.
@@ -163,7 +163,7 @@ def scored(score: Callable[[nn.Module], float], model: nn.Module) -> float:
 
 
 def known_by(score: Callable[..., Any]) -> str | None:
-    """What tells a function from others: SHA-256 of its name, its code and its defaults. None of a lambda, a partial, a
+    """A key that identifies a function: SHA-256 of its name, its code and its defaults. None of a lambda, a partial, a
     method, and what is made within another function: what these know is not in their code.
 
     >>> known_by(lambda model: 0.0) is None, known_by(known_by) == known_by(known_by)
@@ -217,7 +217,7 @@ def real_tensors(outputs: Any) -> Iterator[Tensor]:
 
 
 def share_left(lost: float, word: str) -> float:
-    """What is left of a dense model that has lost so much; all of it is 1.
+    """The share of the dense model's quality that is left after such a loss; 1 is all.
 
     Of "kl" the factor by which the model's probabilities fall, in the geometric mean over what the dense model would
     have said; of "cosine" the mean cosine; of "change" the share of the outputs' variance that is as before.
@@ -231,7 +231,7 @@ def share_left(lost: float, word: str) -> float:
 
 
 def lost_at(share: float, word: str) -> float:
-    """What may be lost where so much has to be left: `share_left` the other way round.
+    """The loss at which this share is left: the inverse of `share_left`.
 
     >>> round(lost_at(0.99, "kl"), 5), round(lost_at(0.99, "cosine"), 5), round(lost_at(0.99, "change"), 5)
     (0.01005, 0.01, 0.005)

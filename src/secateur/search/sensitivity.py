@@ -1,7 +1,7 @@
-"""What each group of a model costs when it alone goes to 10, 30, 50, 70 %: its own error, and the model's score.
+"""The sensitivity of a model to pruning each group alone by 10, 30, 50, 70 %: the layer's error and the model's loss.
 
-Law: every cell is measured, none is guessed; the model is what it was afterwards, bit for bit; what was measured is
-kept beside the levels, and a run that was killed goes on with the groups that are not.
+Law: every cell is measured, none is estimated; the model is restored, bit for bit; measurements are kept beside the
+levels, and a run that was killed continues with the groups that are missing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["Sensitivity", "sensitivity"]
 
 FILE = "scores.json"
 _FORMAT, _VERSION = "secateur scores", 1
-_HINT = " Delete it: the scores are measured anew."
+_HINT = " Delete it: the scores are then measured again."
 _MEANS = {
     "kl": "the Kullback-Leibler divergence of its outputs from the dense model's, for each token or example",
     "cosine": "1 less the mean cosine of its embeddings with the dense model's",
@@ -38,7 +38,7 @@ _MEANS = {
 
 @dataclass(frozen=True, eq=False)
 class Sensitivity(Reported):
-    """What was measured; as a string, a table.
+    """The result of `sensitivity`; prints as a table.
 
     Attributes:
         levels: of every group.
@@ -162,11 +162,12 @@ def sensitivity(
     rows: int = ROWS,
     store: str | Path | None = None,
 ) -> Sensitivity:
-    """What each group costs when it alone loses a share of its units, or each layer of its entries. The model stays.
+    """Measures what each group costs when it alone loses a share of its units, or each layer a share of its entries.
+    The model is not changed.
 
     Errors come with the levels (`make_levels`): two passes over the batches for all cells. Each score is measured, on
-    the first thousand rows of the batches; of the model only the changed block and what is behind it is run, half of
-    it in the mean, since the dense stream before it is remembered. So of a calibration of a hundred thousand tokens
+    the first thousand rows of the batches; of the model only the changed block and what is behind it is run, on average
+    half of it, since the dense stream before it is cached. So of a calibration of a hundred thousand tokens
     the eight cells of a block take a twenty-fifth of a pass. What was run is in ``passes``.
 
     Args:
@@ -176,8 +177,8 @@ def sensitivity(
             then, without gradients.
         rows: tokens or examples that scores are measured on.
         store: a folder, which `secateur.search.Levels.load` and `Sensitivity.load` read, and in which a run that was
-            killed goes on. Scores of a lambda, a partial, a method, or a function within another are measured anew:
-            nothing says that they are of the same.
+            killed goes on. Scores of a lambda, a partial, a method, or a function within another are measured again:
+            nothing shows that they are the same.
         model, batches, over, shares, include, exclude, solver, pattern, round_to, verify, example_inputs, forward: as
             for `make_levels`.
 

@@ -1,4 +1,4 @@
-"""What sensitivity and fit say on a page: groups with what each costs, what was chosen, and the curve.
+"""The tables of `sensitivity` and `fit` on a page: groups with their costs, the choice, and the curve.
 
 Law: what is named and measured is what the library says.
 """
@@ -22,7 +22,9 @@ _LABELS = {"kl": "divergence (kl)", "cosine": "1 - cosine"}  # a chart says that
 
 
 def sensitivity_sheets(found: Sensitivity) -> list[Sheet]:
-    """A row a group: its errors and the model's scores at each share, with a chart of the scores at the middle one."""
+    """The sheets of a `Sensitivity`, a row for each group: its errors and the model's scores at each share, with a
+    chart of the scores at the middle one.
+    """
     levels, shares = found.levels, found.shares
     names = [printable(shown_name(name), 1000) for name in levels]
     kinds = [levels.kind[name] for name in levels]
@@ -51,9 +53,6 @@ def sensitivity_sheets(found: Sensitivity) -> list[Sheet]:
     labels = [f"{name} ({kind})" for name, kind in zip(names, kinds, strict=True)]
     label = _LABELS.get(found.score, found.score)
     charts = [Chart("What each group costs", caption, labels, by_share[middle], label)]
-    if 1.0 in by_share and middle != 1.0:
-        told_whole = f"What the model loses ({found.score}) where all of it leaves, in their order."
-        charts.append(Chart("What leaves as a whole costs", told_whole, labels, by_share[1.0], label))
     return [Sheet("Group by group", cells, charts)]
 
 
@@ -66,7 +65,7 @@ def _at(found: Sensitivity, name: str, share: float) -> tuple[float | None, floa
 
 
 def fitted_sheets(done: Fitted) -> list[Sheet]:
-    """A row a group; and a row for each budget of the curve."""
+    """The sheets of a `Fitted`: a table of groups, and one of the curve's budgets."""
     return [_groups(done), *([_curve(done)] if done.chosen.curve else [])]
 
 

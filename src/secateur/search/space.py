@@ -1,4 +1,4 @@
-"""All choices that there are: classes of groups that go to a level together, what each choice costs, and what fits.
+"""The space of choices: classes of groups that share a level, the cost of each choice, and which fit the limits.
 
 Law: a choice that fits costs no more than any limit, by the costs of the model that it comes to; latencies are those
 that were predicted.
@@ -201,7 +201,7 @@ class Space:
         return None if best is None else self.filled(best, limits, errors)
 
     def _climbed(self, limits: Mapping[str, float]) -> Choice | None:
-        """What loses least for what it saves comes next, as far as there is such a model, until it fits; None where it
+        """Greedy: next comes the least loss per cost saved, among possible models, until it fits; None where it
         never does."""
         if not holds(limits, self.costs(self.last, limits)):
             return None
@@ -221,8 +221,8 @@ class Space:
         return choice
 
     def by_slopes(self, limits: Mapping[str, float]) -> Choice | None:
-        """What loses least for what it saves comes next, by the lower convex hull of each class' curve as levels say
-        it, until it fits; None where it never does."""
+        """Greedy: next comes the least loss per cost saved, on the lower convex hull of each class' curve of the
+        levels, until it fits; None where it never does."""
         steps = []
         for at, (losses, costs) in enumerate(zip(self._told(), self._spent(limits), strict=True)):
             corner = 0

@@ -1,15 +1,13 @@
-"""Units that physically leave: what to take, the plan, carrying it out, and the proof; `shrink`."""
+"""`shrink`: channels, heads, experts, blocks and hidden units are removed from a model, and the removal is proved."""
 
 from secateur.shrinking.amounts import Amount
 from secateur.shrinking.branches import KEPT
 from secateur.shrinking.configuration import Configured, has_configuration
 from secateur.shrinking.depth_directory import ShrunkDepth, shrink_depth_checkpoint
-from secateur.shrinking.depth_verification import has_fewer_blocks, verify_depth_checkpoint
 from secateur.shrinking.directory import CheckpointShrinking, coupling_on_meta, shrink_checkpoint
 from secateur.shrinking.examples import example_for, example_of, shorter
 from secateur.shrinking.execution import carry_out
 from secateur.shrinking.expert_directory import ShrunkExperts, shrink_experts_checkpoint
-from secateur.shrinking.expert_verification import has_fewer_experts, verify_experts_checkpoint
 from secateur.shrinking.experts import ranked
 from secateur.shrinking.files import load_shrunken, save_shrunken
 from secateur.shrinking.grading import Grade, Grading, counts_at, gradable
@@ -30,12 +28,6 @@ from secateur.shrinking.sheets import blocks_sheets, directory_sheets, experts_s
 from secateur.shrinking.subject import Subject, subject_of
 from secateur.shrinking.tables import checkpoint_parts, depth_parts, experts_parts, proof_words, shrunk_parts
 from secateur.shrinking.ties import Tied, by_tie
-from secateur.shrinking.verification import (
-    is_shrunken,
-    verify_pruned_later,
-    verify_shrunken_checkpoint,
-    was_pruned_later,
-)
 from secateur.shrinking.without_data import WithoutDataWarning
 
 __all__ = [
@@ -76,9 +68,6 @@ __all__ = [
     "gradable",
     "groups_in_scope",
     "has_configuration",
-    "has_fewer_blocks",
-    "has_fewer_experts",
-    "is_shrunken",
     "load_shrunken",
     "may_leave",
     "mixture_of",
@@ -104,10 +93,5 @@ __all__ = [
     "subject_of",
     "tie_roles",
     "ties_around",
-    "verify_depth_checkpoint",
-    "verify_experts_checkpoint",
-    "verify_pruned_later",
     "verify_shrunken",
-    "verify_shrunken_checkpoint",
-    "was_pruned_later",
 ]

@@ -1,6 +1,8 @@
-"""What a model costs, as a polynomial in what its ties keep: terms that are equal are one, so that trying is cheap.
+"""The cost of a model as a polynomial in the number of units that each tied group keeps.
 
-Law: it is what one counts by hand, and more of a tie never costs less.
+Equal terms are merged, so that an evaluation is cheap.
+
+Law: it equals a count by hand, and keeping more of a tie never costs less.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ _AT_ONCE = 256  # numbers of parts, for which all terms are held
 
 
 class Amount:
-    """``sum(times * product(dims))``, where the parts that the ties keep say how large each dimension is.
+    """The cost of a model: ``sum(times * product(dims))``, dimensions being given by how many parts each tie keeps.
 
     Attributes:
         terms: ``{factors: times}``; a factor is a sum of ``(ties, number)``: the number times what these ties keep.
@@ -75,11 +77,11 @@ class Amount:
                 self._having.setdefault(at, {})[term] = times
 
     def __call__(self, parts: Parts | Sequence[float]) -> float:
-        """What it comes to when each tie keeps so many of its parts, which may be fractions."""
+        """The cost when each tie keeps so many of its parts; fractions are allowed."""
         return float(self._all(np.asarray(parts, dtype=np.float64)[:, None])[0])
 
     def changes(self, parts: Parts | Sequence[float], at: int, values: Parts | Sequence[float]) -> Amounts:
-        """What is added to that when one tie keeps other numbers of parts."""
+        """The change of the cost when one tie keeps other numbers of parts."""
         here, values = np.asarray(parts, dtype=np.float64)[:, None], np.asarray(values, dtype=np.float64)
         having = self._of(at)
         found = np.empty(len(values))

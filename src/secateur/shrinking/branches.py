@@ -1,7 +1,7 @@
-"""Which residual branches leave: those that the outputs miss least on real inputs, or without any those that change
-their stream least, or weigh least; of these, what the proof lets go.
+"""The choice of residual branches to remove: those whose removal changes the outputs least on real inputs; without
+inputs those that change their stream least, or have the smallest weights. Each removal has to pass the proof.
 
-Law: of N branches ``ceil(share * N)`` leave, and one stays at least; of a branch that holds others these leave with it.
+Law: of N branches ``ceil(share * N)`` leave, and at least one stays; the branches within a branch leave with it.
 """
 
 from __future__ import annotations
@@ -99,11 +99,11 @@ def choose_branches(
     exclude: Iterable[str] = (),
     verify: bool = True,
 ) -> tuple[list[Branch], dict[str, str]]:
-    """The branches with the lowest scores, as many as the share says, and why others could not leave: ``{name: why}``.
+    """The ``share`` of the branches with the lowest scores, and why others could not leave: ``{name: why}``.
     Costs of outputs are no scores: what one branch costs depends on which others are gone.
 
     Raises:
-        ValueError: there are not as many that can leave.
+        ValueError: fewer branches than that can leave.
     """
     every = coupling.branches
     if not every:
@@ -116,7 +116,7 @@ def choose_branches(
         raise ValueError(f"{every[0].name} is the only residual branch of the model, and one stays at least.")
     scores = {} if isinstance(score, OutputCosts) else score(model, coupling, inputs)
     if wrong := [branch.name for branch, value in scores.items() if math.isnan(value)]:
-        raise ValueError(f"the score of the branch {wrong[0]} is NaN; mend the weights or the example first.")
+        raise ValueError(f"the score of the branch {wrong[0]} is NaN; correct the weights or the example first.")
     stayed = {
         branch.name: KEPT
         for branch in every
@@ -145,10 +145,10 @@ def choose_branches(
 def named_branches(
     model: nn.Module, coupling: Coupling, names: Sequence[str], inputs: Sequence[Any], *, verify: bool = True
 ) -> list[Branch]:
-    """The branches of these names, all of which leave.
+    """The branches of these names; all of them leave.
 
     Raises:
-        ValueError: there is none of a name, none would stay, or the proof lets one not go.
+        ValueError: there is no branch of a name, none would stay, or a removal fails the proof.
     """
     by_name = {branch.name: branch for branch in coupling.branches}
     for name in names:

@@ -1,4 +1,4 @@
-"""What leaves is chosen by data, and what stays is repaired: two walks over the model, with the choice between them.
+"""Selection and repair by calibration data, in memory: one walk measures, the units are chosen, a second walk repairs.
 
 Law: the structure is proved before any weight changes; what changed is taken back by the caller's `Undo`.
 """
@@ -39,8 +39,8 @@ def chosen_by_data(
     forward: Forward | None,
     undo: Undo,
 ) -> tuple[Choice, dict[str, Tensor]]:
-    """What stays of a model in memory, whose consumers are repaired already; the plan is not carried out yet. And the
-    values of before, ``{name: copy}``, that the undo puts back.
+    """The units that stay of a model in memory, and the values before the repair, ``{name: copy}``, for the undo. The
+    consumers are repaired already; the plan is not carried out yet.
 
     Raises:
         ValueError: a glob matches nothing, a weight is not finite, there are no batches, or they measure nothing that

@@ -1,6 +1,6 @@
-"""Whether two models compute the same, as far as rounding lets anyone say.
+"""Whether two models compute the same function, up to rounding.
 
-Law: what rounding could be is neither found equal nor different.
+Law: a difference that rounding could explain is neither accepted nor rejected.
 
 Where a model is chaotic on its random weights, as recurrent ones over many steps may be, rounding grows until it looks
 like a difference. So of what differs it is asked how far the original moves by itself when its weights move by one unit
@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 
 class IncomparableError(ValueError):
-    """Rounding alone could be what differs, or nothing that is wrong would show: a comparison says nothing."""
+    """The comparison is inconclusive: rounding alone may explain the difference, or a wrong slice would not show."""
 
 
 class Unsure(str):

@@ -1,4 +1,4 @@
-"""Counts that a configuration can say: which fields mean which sizes, learnt by building the model again and again.
+"""Which fields of a configuration determine which sizes of the model, learnt by building the model repeatedly.
 
 Law: a field is known by what changes when it alone does, never by its name or by its value; and a configuration that is
 said to describe a smaller model was built and compared with it: all shapes, and in float64 all outputs.
@@ -53,11 +53,11 @@ _NARROW = 16  # fields are not made smaller than this for a proof
 _REMEMBERED = 16  # configurations of which the process keeps what was learnt: of one directory it is asked many times
 
 
-_PLAN = "without uniform, shrink takes more, and save_shrunken writes a plan for load_shrunken that says it"
+_PLAN = "use shrink without uniform, and save_shrunken and load_shrunken in place of the configuration"
 
 
 def has_configuration(model: nn.Module) -> bool:
-    """Whether a model holds what it can be built again from, as those of transformers do."""
+    """Whether a model has a configuration from which it can be rebuilt, as models of transformers have."""
     return hasattr(getattr(model, "config", None), "to_dict")
 
 
@@ -65,7 +65,7 @@ def has_configuration(model: nn.Module) -> bool:
 class _Learnt:
     """Of a class and a configuration; `possible` grows as models are asked for."""
 
-    set_by_us: dict[Place, int] = field(default_factory=dict)  # fields that are left out, and what that comes to
+    set_by_us: dict[Place, int] = field(default_factory=dict)  # the values of fields that are left out
     fields: dict[Place, int] = field(default_factory=dict)
     powers: dict[_Key, dict[Place, Fraction | None]] = field(default_factory=dict)
     possible: dict[frozenset[Any], bool] = field(default_factory=dict)
@@ -75,7 +75,7 @@ _LEARNT: dict[_Key, _Learnt] = {}
 
 
 class Described:
-    """What a model can be built again from.
+    """The class and the configuration from which a model can be rebuilt.
 
     Args:
         model: has a ``config`` as the models of transformers do: ``to_dict()``, ``from_dict()``, and the class of the
@@ -112,9 +112,10 @@ class Described:
 
 
 class Configured(Described):
-    """A model beside its configuration: what the fields say, and whether they say what is left.
+    """A model and its configuration: which fields set which sizes, and whether a configuration describes a smaller
+    model.
 
-    Making one freezes in the coupling what no field can say, and ties what the fields change together.
+    Making one freezes in the coupling the axes that no field can express, and ties those that fields change together.
 
     Args:
         model: has a ``config`` as the models of transformers do: ``to_dict()``, ``from_dict()``, and the class of the
@@ -293,7 +294,7 @@ class Configured(Described):
         return found if found.keys() == self._base.keys() else None
 
     def _learn(self) -> None:
-        """As an earlier model of this class learnt it of the same configuration, with the same sizes, or anew."""
+        """Taken from an earlier model of the same class, configuration and sizes; otherwise learnt by experiments."""
         try:
             written = json.dumps(self.values)
         except TypeError:  # values that no file could hold may change under their names
@@ -348,7 +349,7 @@ class Configured(Described):
         return best or {}
 
     def _comes_to(self, place: Place) -> int | None:
-        """The number that a field that is not set comes to: with it, all sizes are what they are without."""
+        """The value that an unset field stands for: setting it leaves all sizes as they are."""
         for one, other in ((16, 32), (24, 48)):
             first, second = self._tried({place: one}), self._tried({place: other})
             if first is None or second is None:
@@ -386,7 +387,7 @@ class Configured(Described):
     # ---- solving ----------------------------------------------------------------------------------------------------
 
     def _settle(self, coupling: Coupling) -> None:
-        """Freeze what no fields can say, tie what they change together, and keep how they follow."""
+        """Freeze the axes that no fields can express, tie those that they change together, and keep the equations."""
         while True:
             rows = self._equations(coupling)
             order = {representative(group.axis): number for number, group in enumerate(coupling.groups)}
@@ -407,13 +408,13 @@ class Configured(Described):
             for axis in stay:
                 fields = {each for row in rows if axis in row for each in row if isinstance(each, tuple)}
                 names = ", ".join(sorted(map(dotted, fields)))
-                reason = f"{names} of the configuration would say more than this" if names else "no field says it"
+                reason = f"{names} of the configuration would say more than this" if names else "no field sets it"
                 groups = [group for group in coupling.groups if representative(group.axis) is axis]
-                coupling.freeze(groups, f"the configuration cannot say another count of it ({reason})")
+                coupling.freeze(groups, f"the configuration cannot express another size of it ({reason})")
         if not coupling.groups:
             why = list(dict.fromkeys(each for each in coupling.frozen.values() if "configuration" in each))
             raise ValueError(
-                f"no configuration of {self.kind.__name__} says that anything of it left"
+                f"no configuration of {self.kind.__name__} describes a smaller model of this structure"
                 f"{''.join(f' ({each})' for each in why[:3])}; {_PLAN}."
             )
         self._follows = {
@@ -454,7 +455,9 @@ class Configured(Described):
         kept: Kept,
         inputs: Sequence[Any],
     ) -> str | None:
-        """How a model built from the configuration differs from the smaller one, in words."""
+        """How a model that is built from the configuration differs from the smaller one, in words; None where it does
+        not.
+        """
         kept = {group.axis: kept[group.axis] for group in groups}
         counts = {axis: int(mask.sum()) for axis, mask in kept.items()}
         changes = self.fields(counts)

@@ -1,7 +1,6 @@
-"""Which columns of which matrices the units of a group are, what multiplies what they give; and which rows, what makes
-it.
+"""The columns of the matrices that consume a group's units, and the rows of those that produce them.
 
-Law: told by where a matrix lies in its parameter, never by names; a column belongs to one unit of a group at most.
+Law: found by where a matrix lies in its parameter, never by names; a column belongs to one unit of a group at most.
 """
 
 from __future__ import annotations

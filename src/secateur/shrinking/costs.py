@@ -1,6 +1,6 @@
-"""What a model costs when so many units stay: parameters, multiply-adds, bytes, or time measured beside its own.
+"""The cost of a model when so many units stay: parameters, multiply-adds, or time relative to the whole model's.
 
-Law: the model is left as it is, and a cost is told of counts alone: nothing is cut to find it, but for the time.
+Law: the model is not changed; a cost follows from counts alone, and only for the time a model is cut.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from secateur.support import alternating, ratio, run_example
 
 __all__ = ["TARGETS", "amount_of", "by_cost", "cost_of", "prices_of", "ratio_of_times"]
 
-TARGETS = ("params", "macs", "memory", "latency", "units")
+TARGETS = ("params", "macs", "latency", "units")
 
 
 def by_cost(scores: Mapping[str, Tensor], sparsity: float, pattern: Pattern) -> Counts:
     """`everywhere`, of scores per cost: what leaves first gains most of the target for the score that it loses.
 
     An allocation for `secateur.shrink`, which divides each group's scores by what one of its units costs of the target
-    before (parameters, multiply-adds, bytes); of "latency" and "units" all cost the same.
+    before (parameters, multiply-adds); of "latency" and "units" all cost the same.
 
     >>> from secateur import shrink
     >>> layers = nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3, stride=4), nn.ReLU(), nn.Conv2d(8, 2, 1)
@@ -45,7 +45,9 @@ def by_cost(scores: Mapping[str, Tensor], sparsity: float, pattern: Pattern) -> 
 
 
 def prices_of(amount: Amount, tied: Sequence[Tied]) -> dict[Axis, float]:
-    """What a unit of each group costs, when all others are there; of tied groups, which leave together, in the mean."""
+    """The cost of one unit of each group while all others are there; the mean over tied groups, which leave
+    together.
+    """
     found: dict[Axis, float] = {}
     whole = [each.parts for each in tied]
     for at, each in enumerate(tied):
@@ -57,14 +59,12 @@ def prices_of(amount: Amount, tied: Sequence[Tied]) -> dict[Axis, float]:
 
 
 def amount_of(model: nn.Module, coupling: Coupling, target: str, tied: Sequence[Tied]) -> Amount:
-    """What the target is when ties keep so many of their parts.
+    """The value of the target when ties keep so many of their parts.
 
     Of "latency", which has to be measured, what stands for it: multiply-adds, or parameters where there are none.
     """
     if target == "units":
         return Amount([([group.axis], 1) for each in tied for group in each.groups], tied)
-    if target == "memory":
-        return Amount(coupling.held(), tied)
     if target == "params" or (target == "latency" and not coupling.contractions()):
         return Amount([(coupling.dims(name), 1) for name, _ in model.named_parameters()], tied)
     return Amount(coupling.contractions(), tied)
@@ -73,13 +73,11 @@ def amount_of(model: nn.Module, coupling: Coupling, target: str, tied: Sequence[
 def cost_of(
     model: nn.Module, coupling: Coupling, example_inputs: Any, target: str
 ) -> Callable[[Mapping[Axis, int]], float]:
-    """What the target is when so many stay of each axis."""
+    """The value of the target when so many units stay of each axis."""
     if target == "params":
         names = [name for name, _ in model.named_parameters()]
         return lambda counts: sum(coupling.size(name, counts) for name in names)
-    if target == "macs":
-        return coupling.multiply_adds
-    return coupling.memory if target == "memory" else _latency(model, coupling, example_inputs)
+    return coupling.multiply_adds if target == "macs" else _latency(model, coupling, example_inputs)
 
 
 def _latency(model: nn.Module, coupling: Coupling, example_inputs: Any) -> Callable[[Mapping[Axis, int]], float]:

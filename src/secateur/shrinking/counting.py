@@ -1,7 +1,7 @@
-"""How many units of each group stay, so that what was asked is what leaves.
+"""How many units of each group stay, so that the requested share of the target leaves.
 
-Law: no single step leads nearer to what was asked, so it is off by at most half of the smallest. Only where steps are
-coarse the smaller model of the two that are nearest is taken. Groups that are tied keep the same share.
+Law: no single step leads nearer to the request, so it is missed by at most half of the smallest step. Only where steps
+are coarse the smaller of the two nearest models is taken. Groups that are tied keep the same share.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ def counted(
     minimum: Mapping[Axis, int] | None = None,
     loss: Loss | None = None,
 ) -> Counted:
-    """The counts of least loss that come nearest to what was asked, of groups that may leave.
+    """The counts of least loss among those nearest to the request, for the groups that may leave.
 
-    ``scores`` are asked for by an allocation alone, and ``minimum`` says fewer of which may not stay.
+    ``scores`` are needed by an allocation alone; ``minimum`` is the least count of a group.
 
     Raises:
         ValueError: more than half of a step is missing when nothing more can leave.
@@ -152,7 +152,7 @@ def _where_met(
     goal: float,
     steps: Steps,
 ) -> list[float]:
-    """What the allocation gives each tie at the share at which what was asked has left."""
+    """How many parts the allocation gives each tie at the share at which the request is met."""
     most = parts_at(1.0)
     whole = steps.amount(steps.whole)
     if amount(most) - goal > max(steps.smallest(steps.whole) / 2, 1e-9 * whole):
@@ -165,7 +165,7 @@ def _where_met(
 
 
 def _measured(subject: Subject, asked: Request, counts_at: Callable[[float], dict[Axis, int]]) -> Counted:
-    """The most that stays of which the time was measured to be as short as asked."""
+    """The largest counts whose measured time is as short as requested."""
     assert asked.sparsity is not None
     time = cost_of(subject.model, subject.coupling, subject.inputs[0], asked.target)
     whole, shortest = time({}), time(counts_at(1.0))
@@ -181,7 +181,7 @@ def _measured(subject: Subject, asked: Request, counts_at: Callable[[float], dic
 
 def _unattainable(subject: Subject, asked: Request, most: float, *, chosen: bool = False) -> ValueError:
     assert asked.sparsity is not None
-    attainable = math.floor(1e4 * most + 1e-6) / 1e4  # what is said can be asked for
+    attainable = math.floor(1e4 * most + 1e-6) / 1e4  # rounded down: the share that the message names is possible
     what = f"at most {attainable:.2%} of the {'experts' if chosen else asked.target} can leave"
     why = f"{'as many stay as are chosen at a time, and ' if chosen else ''}the rest is frozen or kept"
     return ValueError(f"{what}, not {asked.sparsity:.1%}: {why}.{'' if chosen else _whole(subject)}")

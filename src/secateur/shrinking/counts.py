@@ -1,7 +1,7 @@
-"""Which units of each group stay, so that what was asked is what leaves.
+"""Which units of each group stay, so that the requested share of the target leaves.
 
-Law: what there are objections to is frozen, and the rest is counted again; no count goes below what the code compares
-sizes with.
+Law: groups that fail a check are frozen, and the rest is counted again; no count falls below a number that the model's
+code compares it with.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ __all__ = ["Choice", "choose"]
 
 @dataclass(frozen=True)
 class Choice:
-    """What stays of a subject, to which there are no objections any more.
+    """The units that stay, after all checks passed.
 
     Attributes:
         kept: which units stay of the groups that may leave, ``{axis: mask}``.
-        plan: what that comes to: slices of tensors, numbers of modules.
+        plan: the same as slices of tensors and numbers of modules.
         fields: what becomes of fields of the configuration, if it is to say what is left.
         left: how much of the target stays, as a share of what the subject has.
         beside: the same of the two nearest to what was asked that exist; this is one of them, the larger comes first.
@@ -62,7 +62,7 @@ def choose(
     chosen: bool = False,
     given: Mapping[Axis, Tensor] | None = None,
 ) -> Choice:
-    """Which units of each group stay. What there are objections to is frozen in the coupling, and the rest tried again.
+    """Which units of each group stay. Groups that fail a check are frozen in the coupling, and the rest is tried again.
 
     ``known`` are names that globs may match beside those of the coupling; ``measured`` is what data says of the units,
     by default their magnitude counts, and `even` losses; with ``chosen`` it is about units that are chosen between, and
@@ -73,7 +73,7 @@ def choose(
     """
     coupling = subject.coupling
     check_globs(names_of(coupling) | set(known), asked.globs)
-    minimum: dict[Axis, int] = {}  # fewer would turn a comparison in the code
+    minimum: dict[Axis, int] = {}  # fewer would change the result of a comparison in the code
     refused: dict[Any, str] = {}
     groups = groups_in_scope(coupling, asked, chosen=chosen)
     if chosen:
@@ -98,7 +98,7 @@ def choose(
         if turned := coupling.contradicted(_counts(kept)):
             minimum |= {group.axis: int(kept[group.axis].sum()) + 1 for group in turned if group.axis in kept}
             whole = [group for group in turned if minimum.get(group.axis, group.size) >= group.size]
-            coupling.freeze(turned if scores is None else whole, "a comparison in the code would come out otherwise")
+            coupling.freeze(turned if scores is None else whole, "a comparison in the code would change its result")
         else:
             wrong, why = subject.objections(groups, kept)
             if not wrong:
@@ -137,7 +137,7 @@ def _left(
 
 
 def _dead(subject: Subject, groups: Sequence[Group]) -> dict[Axis, npt.NDArray[np.bool_]]:
-    """Units that are zero in every member leave; of groups that keep the same share, as many as of the fullest."""
+    """Units that are zero in every member leave; groups that keep the same share follow the one with the most left."""
     weights, coupling = subject.weights, subject.coupling
     alive = {group.axis: np.zeros(group.size, dtype=bool) for group in groups}
     places: dict[str, list[tuple[Group, int]]] = {}

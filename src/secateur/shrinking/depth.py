@@ -1,8 +1,8 @@
 """Blocks of a directory's model that can leave whole, and the configuration that says so.
 
 Law: which fields count a stack's blocks is learnt by building the model with one less, never by their names. A model of
-the new configuration, whose blocks are those that stay in their order, computes what the original does where those that
-left pass on what they are given: proved on random weights in float64, of a narrow model of the class and as deep.
+the new configuration, with the blocks that stay in their order, computes what the original does when the other blocks
+return their inputs: proved on random weights in float64, on a narrow model of the class with as many blocks.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def renamed(name: str, stacks: Sequence[Stack], gone: Collection[str], prefix: s
 
 
 def passed_on(args: Any, kwargs: Mapping[str, Any], output: Any) -> Any:
-    """What a block returns that adds nothing: where it returned its stream, the one it was given.
+    """The outputs of a block that adds nothing: the residual stream that it was given, in the place of its own.
 
     Raises:
         ValueError: it returns another shape.
@@ -142,7 +142,7 @@ def passed_on(args: Any, kwargs: Mapping[str, Any], output: Any) -> Any:
 
 @contextlib.contextmanager
 def passing(model: nn.Module, gone: Collection[str]) -> Iterator[None]:
-    """Within, these blocks pass on what they are given."""
+    """A context in which these blocks return the stream that they are given."""
 
     def called(forward: Any, *args: Any, **kwargs: Any) -> Any:
         return passed_on(args, kwargs, forward(*args, **kwargs))
@@ -165,7 +165,7 @@ def passing(model: nn.Module, gone: Collection[str]) -> Iterator[None]:
 
 
 def narrowed(described: Described, stacks: Sequence[Stack], most: int = PROVED) -> dict[Place, Any]:
-    """Fields of a model of the class that is as deep, and has at most so many parameters.
+    """Fields of a model of the class that has as many blocks, and at most so many parameters.
 
     Raises:
         ValueError: none was found.

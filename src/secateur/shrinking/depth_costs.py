@@ -1,4 +1,4 @@
-"""What the outputs of a directory's model lose without some of its blocks, on real inputs; which are best left out.
+"""How far the outputs of a directory's model move without some of its blocks, on real inputs; which blocks to remove.
 
 Law: of the weights one block is in memory, and a pass reads each once, whatever the number of blocks that are tried:
 what is behind a block is run for it and once more without it. Blocks leave one by one, each the one without which the
@@ -40,7 +40,7 @@ class DepthCosts:
     def __call__(
         self, gone: Collection[str], more: Collection[str] = (), *, written: bool = False
     ) -> dict[str | None, float]:
-        """What the outputs lack without the blocks that are ``gone``, under None, and without each of ``more``, too.
+        """The divergence without the blocks that are ``gone``, under None, and without each of ``more`` as well.
 
         Args:
             written: the weights are those of the copy that is written.
@@ -111,10 +111,10 @@ class DepthCosts:
 def least(
     costs: Costs, candidates: Sequence[str], target: int, stacks: Mapping[str, Collection[str]]
 ) -> tuple[list[str], float]:
-    """As many as the target of the candidates, such that the outputs lose little; fewer where there are no more; and
-    what they lose. One block of each stack stays.
+    """A set of ``target`` candidates whose removal moves the outputs little, fewer where there are no more; and the
+        divergence. One block of each stack stays.
 
-    What was measured while fewer were gone is taken for too little, never for too much, so that few are measured again.
+    A cost that was measured with fewer blocks gone counts as a lower bound, so that few are measured again.
 
     >>> price = {"a": 3.0, "b": 1.0, "c": 2.0}
     >>> def costs(gone, more):

@@ -1,4 +1,4 @@
-"""Whole blocks leave a directory: which, by what the outputs lose; what they added, blocks before them take over.
+"""Whole blocks are removed from a directory, those whose loss moves the outputs least; blocks before them are repaired.
 
 Law: every tensor that is written is one of the source's, under the number that its block has now, byte for byte, but
 for those that are patched, which are named; the output appears under its name complete or not at all, and a run that
@@ -57,7 +57,7 @@ FORMAT = "secateur blocks"
 
 @dataclass(frozen=True)
 class ShrunkDepth(Reported):
-    """What `shrink_depth_checkpoint` did.
+    """The result of `shrink_depth_checkpoint`; prints as a table.
 
     Attributes:
         out: the directory that was written, if one was.
@@ -65,8 +65,8 @@ class ShrunkDepth(Reported):
         gone: the blocks that left, in the order in which they were chosen.
         stayed: ``{name: why}`` of blocks that could not leave.
         lost: the divergence of the outputs on the calibration without them, before what follows is patched.
-        patched: ``{name in the files written: share}`` of weights and biases that take over what blocks behind them
-            added: how much of the squares of what the stream lacks they make up for.
+        patched: ``{name in the files written: share}`` of repaired weights and biases: the share that each recovers of
+            the squared residual, which is what the removed blocks added to the stream.
         fields: the fields of the configuration that changed, ``{dotted name: (before, after)}``.
         parameters, nbytes: ``(before, after)``, of the tensors in the files.
         proof: on which model it was proved that nothing else changes, in words.
@@ -138,7 +138,7 @@ def shrink_depth_checkpoint(
     """Writes to ``out`` the model of a Hugging Face directory with fewer blocks; ``from_pretrained`` loads it.
 
     A configuration counts blocks, so that of a directory residual branches leave with all others of their block. Which
-    blocks leave is chosen by what the outputs lose, one after the other (`rank_branches="outputs"` of `shrink`), and
+    blocks leave is chosen by what the outputs lose, one after the other (as with batches of `shrink`), and
     what they added is merged into the last weight before them whose outputs are added to the stream (ReplaceMe,
     arXiv:2505.02819), or into the scales of a layer normalization (LinearPatch, arXiv:2505.24680). What follows stays
     as it is. One block's weights are in memory at a time. ``secateur.json`` and ``blocks.json``, what each tensor was,

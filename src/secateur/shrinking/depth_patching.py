@@ -1,12 +1,12 @@
-"""What blocks added that left a directory is taken over by the block before them, as far as it is linear there.
+"""Repair after blocks left a directory: a weight before them is fitted to what they added to the residual stream.
 
 Law: a patch is merged into a weight that is there already, so that nothing is computed in addition; a weight is a place
 for one only if what it gives is added to what its block returns, which is tried out and not read off names. Of the
-weights one block is in memory; the source is read, the copy written, so that doing it again comes to the same.
+weights one block is in memory; the source is read and the copy written, so that a repetition gives the same bytes.
 
-Each patch is one of `secateur.shrinking.patching`, for blocks one after the other together: what the stream lacks is
-what the dense model has behind the last of them and this one in front of the first. First to last, each on what the
-patches before it give.
+Each patch is one of `secateur.shrinking.patching`, for blocks one after the other together: the residual is
+the dense model's stream behind the last of them minus this model's stream before the first. First to last, each on what
+the patches before it give.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def seams_between(stacks: Sequence[Stack], gone: Collection[str]) -> dict[str, s
 
 
 def patched_in_directory(place: DirectoryWalk, stacks: Sequence[Stack], gone: Collection[str]) -> dict[str, float]:
-    """Writes patches into the copy; ``{name: share}``, how much of the squares of what the stream lacks a weight makes
-    up for. Biases that moved with them are not named."""
+    """Writes patches into the copy; ``{name: share}``, the share of the squared residual that a weight recovers. Biases
+    that moved with them are not named."""
     try:
         return _patched(place, seams_between(stacks, gone), gone, keep_all=False)
     except LostOutputError:  # a block is given what one long before it gave
@@ -106,7 +106,9 @@ def _patched(
 def _solved(
     place: DirectoryWalk, replay: Any, name: str, behind: Outputs, last: str, free: Collection[str]
 ) -> tuple[dict[str, Tensor], float]:
-    """New values of a block's parameters, by their names in it, and what share they make up for."""
+    """New values of a block's parameters, by their names in it, and the share of the squared residual that they
+    recover.
+    """
     block = place.blocks[name]
     found: list[Place | None] = []
 
@@ -148,8 +150,8 @@ def _solved(
 
 
 def place_in(block: nn.Module, own: Collection[str], run: Callable[[], Tensor]) -> Place | None:
-    """The last parameter of a block of which a change adds to what the block returns what it adds to its own product;
-    of scales, to what they give. None where there is none.
+    """The last parameter of a block whose effect is added to the block's output unchanged: a matrix by its product,
+    scales by their outputs. None where there is none.
 
     Args:
         block: with its weights.

@@ -86,7 +86,7 @@ PROVED = 1 << 24  # parameters of the model that the proof is made on: its copie
 
 @dataclass(frozen=True)
 class CheckpointShrinking(Reported):
-    """What `shrink_checkpoint` did.
+    """The result of `shrink_checkpoint`; prints as a table.
 
     Attributes:
         out: the directory that was written, if one was.
@@ -102,8 +102,8 @@ class CheckpointShrinking(Reported):
         left_out: files of the source that hold the weights in other forms, and were not copied.
         seconds: wall time.
         tokens: how many were measured; None without data.
-        errors: what the outputs of each matrix lost whose columns left, by the names of tensors in the files: as a
-            share of the variance of what they become part of, the residual stream or themselves.
+        errors: ``{name in the files: error}`` of the matrices whose columns left: the squared error of the outputs as a
+            share of the variance of the residual stream that they are added to, or of their own.
         biases: the tensors in the files that are biases and moved with them.
         normalizations: those that are weights and biases of normalizations over a width that lost entries, and moved.
     """
@@ -177,7 +177,7 @@ def shrink_checkpoint(
         example_inputs: as for `shrink`; by default what transformers takes as an example, without a cache.
         criterion: one that needs no evidence, or evidence is asked for by a `TypeError`.
         allocate, include, exclude, round_to: as in `shrink`.
-        target: ``"params"``, ``"macs"``, ``"memory"`` or ``"units"``.
+        target: ``"params"``, ``"macs"`` or ``"units"``.
         batches: what a DataLoader yields, as for `oneshot`, for models of repeated blocks: units are chosen by what the
             outputs of their consumers lose. Without, by the criterion, which a trained language model does not survive.
         repair: with batches, solve for what stays of the consumers' weights, half of the way towards the dense model;
@@ -204,7 +204,7 @@ def shrink_checkpoint(
     """
     started = time.monotonic()
     if target == "latency":
-        raise ValueError("target must be one of 'params', 'macs', 'memory', 'units' for a checkpoint, not 'latency'.")
+        raise ValueError("target must be one of 'params', 'macs', 'units' for a checkpoint, not 'latency'.")
     asked = request(
         sparsity=sparsity,
         criterion=criterion,
@@ -321,7 +321,7 @@ def _dense(checkpoint: Checkpoint, model: nn.Module, example_inputs: Any, *, ver
 
 
 def _planned(dense: _Dense, asked: Request, choice: Choice, out: Path | None, started: float) -> CheckpointShrinking:
-    """What a choice comes to, of the files as they are."""
+    """The plan of a choice, with the resulting sizes and fields, for the files as they are."""
     coupling, kept, cuts = dense.subject.coupling, choice.kept, dense.cuts(choice.plan)
     entries = dense.checkpoint.entries
     shapes = {name: shape_of_cut(entry, cuts.get(name, {})) for name, entry in entries.items()}
@@ -376,7 +376,9 @@ def _said_of(asked: Request, data: Mapping[str, str], example_inputs: Any, *, re
 
 
 def coupling_on_meta(model: nn.Module, example_inputs: Any) -> Coupling:
-    """The coupling of a model that was built without weights; ValueError where it cannot be run so."""
+    """The coupling (which slices leave together) of a model on the meta device; ValueError where it cannot be traced
+    so.
+    """
     try:
         return find_coupling(model, example_inputs)
     except Exception as error:  # whatever the model raises

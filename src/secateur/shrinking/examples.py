@@ -1,4 +1,4 @@
-"""What a model is called with to see what leaves together: of its own kind, or the first rows of a batch.
+"""Example inputs for tracing a model: made from its configuration, or the first rows of a batch.
 
 Law: an example asks for nothing that a model returns beside its results: no cache, and no scores of its routers, from
 which a loss is made. What is returned stays whole.
@@ -23,7 +23,7 @@ _BESIDE = ("use_cache", "output_router_logits")
 
 
 def example_of(model: nn.Module, batch: Any, rows: int | None = _ROWS) -> Any:
-    """What the model is called with, as `run_batch` calls it: the first rows of a batch, or all of them."""
+    """The example inputs that a batch gives, as `run_batch` passes them: its first rows, or all of them."""
     given = batch if isinstance(batch, Mapping | Tensor) else batch[0]
     sizes = {each.shape[0] if each.dim() else 0 for each in tensors_in(given)}
     if rows is not None and len(sizes) == 1 and min(sizes) > rows:
@@ -35,7 +35,7 @@ def example_of(model: nn.Module, batch: Any, rows: int | None = _ROWS) -> Any:
 
 
 def shorter(example: Any) -> Any:
-    """Of a text a few tokens, which the proof of what leaves together needs no more of."""
+    """The first tokens of a text: enough for the proof."""
     ids = example.get("input_ids") if isinstance(example, Mapping) else None
     if not isinstance(ids, Tensor) or ids.dim() != 2 or ids.shape[1] <= _TOKENS:
         return example
@@ -46,7 +46,7 @@ def shorter(example: Any) -> Any:
 
 
 def example_for(model: nn.Module) -> dict[str, Any]:
-    """What transformers takes as an example of the model's inputs."""
+    """Example inputs for a model of transformers, by the names of its arguments."""
     known = inspect.signature(model.forward).parameters
     config: Any = model.config
     name = getattr(model, "main_input_name", None)

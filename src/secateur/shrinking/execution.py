@@ -1,4 +1,4 @@
-"""A plan carried out on a module, and taken back.
+"""Carries out a plan on a module, and undoes it.
 
 Law: all of a plan is carried out or nothing, also one that does not fit the model; taken back, the model and the
 optimizer hold the same objects in the same order.
@@ -55,10 +55,10 @@ _SIZES: dict[type[nn.Module], dict[str, Callable[[Any], int]]] = {
 def carry_out(
     model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer | None, before: Mapping[str, Tensor] | None = None
 ) -> Callable[[], None]:
-    """Slice tensors, set numbers, and put other modules in place; all or nothing. Returns what takes it back.
+    """Carry out a plan: slice tensors, set numbers, replace modules; all or nothing. Returns the undo.
 
-    What left is let go of by the optimizer, too: a parameter of a module that left is in none of its groups. ``before``
-    are values that tensors come to when it is taken back: those that they have now are not kept then.
+    The optimizer drops what left, too: a parameter of a removed module is in none of its groups. ``before`` are the
+    values that the undo restores; the present ones are not kept then.
     """
     before = {} if before is None else before
     tensors = tensors_of(model)
@@ -124,7 +124,7 @@ def carry_out(
 
 
 def _let_go(optimizer: torch.optim.Optimizer, left: AbstractSet[Tensor], undo: Undo) -> None:
-    """An optimizer forgets parameters that left."""
+    """Drops parameters that left from an optimizer."""
     undo.contents(optimizer.state)  # in their order
     for group in optimizer.param_groups:
         members = group["params"]
@@ -194,7 +194,7 @@ def _set(model: nn.Module, place: Sequence[str | int], value: int) -> None:
 
 
 def _written(model: nn.Module, place: Sequence[str | int]) -> tuple[dict[Any, Any], Any, Any]:
-    """Where `_set` writes, and what is there: the innermost that is no tuple or list, which are made anew."""
+    """Where `_set` writes, and the value there: the innermost that is no tuple or list, since those are replaced."""
     held: Any = model.get_submodule(str(place[0]))
     found: tuple[dict[Any, Any], Any, Any] | None = None
     for key in place[1:]:

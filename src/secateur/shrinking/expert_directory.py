@@ -1,4 +1,5 @@
-"""Experts leave a directory: which, by what a text or a profile says; then its files are sliced, a tensor at a time.
+"""Removes experts from a directory: ranked by calibration text or a profile, then the files are sliced tensor by
+tensor.
 
 Law: every tensor that is written is one of the source's, or rows of one, byte for byte, but for those that were
 repaired; the output appears under its name complete or not at all, and a run that was killed goes on to the same bytes.
@@ -7,8 +8,6 @@ repaired; the output appears under its name complete or not at all, and a run th
 from __future__ import annotations
 
 import contextlib
-import functools
-import itertools
 import math
 import os
 import time
@@ -36,6 +35,7 @@ from secateur.checkpoints import (
     Checkpoint,
     CheckpointError,
     copy_others,
+    digests_of_files,
     library_versions,
     nbytes_of_cut,
     open_checkpoint,
@@ -50,12 +50,10 @@ from secateur.coupling import Axis, Group
 from secateur.report import Reported, Sheet
 from secateur.shrinking.counts import Choice
 from secateur.shrinking.directory import config_text, write_cut
-from secateur.shrinking.expert_merging import Merged, Merging, merge
 from secateur.shrinking.expert_repair import OUTSIDE, Mended, MendedMixtures, leave_whole, mend
 from secateur.shrinking.expert_streams import Beside, new_values, of_directory
-from secateur.shrinking.expert_subsets import Losses
 from secateur.shrinking.experts import Fewer, choose_experts, ranked
-from secateur.shrinking.mixtures import Mixtures, mixtures_of
+from secateur.shrinking.mixtures import Beyond, Mixtures, mixtures_of
 from secateur.shrinking.origins import Origin, files_of, origins_text, write_file, write_index
 from secateur.shrinking.profiles import Profile, Text, profile_in, profile_values, read_profile, write_profile
 from secateur.shrinking.request import Request, request
@@ -71,11 +69,11 @@ _HELD_OUT = 4  # every fourth batch of a profile's text ranks nothing: on it is 
 
 @dataclass(frozen=True)
 class ShrunkExperts(Reported):
-    """What `shrink_experts_checkpoint` did.
+    """The result of `shrink_experts_checkpoint`; prints as a table.
 
     Attributes:
         out: the directory that was written, if one was.
-        rank: by what experts were ranked.
+        rank: the measure by which experts were ranked.
         counts: ``{router: (experts before, after)}``; empty where none were to leave.
         kept: ``{router: experts that stay}``.
         unreached: ``{router: experts}`` that no token reached.
@@ -84,9 +82,8 @@ class ShrunkExperts(Reported):
         parameters, nbytes: ``(before, after)``, of the tensors in the files.
         proof: on which model it was proved that nothing else changes, in words.
         unreached_first: whether those were to leave before others.
-        mended: ``{router: share}``: how much of what the stream lacks behind a mixture its experts make up for, of the
-            squares, on tokens that were held out; ``{router: why}`` in ``unmended`` of those that stay as they were.
-        merged: ``{router: ((expert that stays, others), ...)}``; ``{router: why}`` in ``unmerged``.
+        mended: ``{router: share}``: the share of the squared residual behind a mixture that its repaired experts
+            recover on held-out tokens; ``{router: why}`` in ``unmended`` of those that stay as they were.
         repaired: the tensors in the files whose values are new.
         left_out: files of the source that hold the weights in other forms, and were not copied.
         seconds: wall time.
@@ -107,8 +104,6 @@ class ShrunkExperts(Reported):
     seconds: float
     mended: Mapping[str, float] = field(default_factory=dict, repr=False)
     unmended: Mapping[str, str] = field(default_factory=dict, repr=False)
-    merged: Mapping[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict, repr=False)
-    unmerged: Mapping[str, str] = field(default_factory=dict, repr=False)
     repaired: tuple[str, ...] = field(default=(), repr=False)
 
     def _sheets(self) -> list[Sheet]:
@@ -129,7 +124,6 @@ def shrink_experts_checkpoint(
     profile: Path | str | None = None,
     plan: Path | str | None = None,
     rank: str | None = None,
-    how: str = "remove",
     unreached_first: bool = False,
     repair: bool = True,
     include: str | Iterable[str] | None = None,
@@ -157,12 +151,11 @@ def shrink_experts_checkpoint(
         out: must not exist, nor lie inside ``source``. None: nothing is written but a profile.
         remove: the fraction of the experts of each mixture, or how many (1, 2, ...).
         batches: what a DataLoader yields, as for `oneshot`.
-        profile: a file for what the batches say; one that is there gets it added. A quarter of the batches ranks
-            nothing then, and says what the outputs of each mixture lose without experts.
+        profile: a file for what the batches say, which must not exist. A quarter of the batches ranks nothing then, and
+            says what the model's outputs lose without experts.
         plan: such a file, in place of batches: nothing is run.
-        rank: ``"reap"``, ``"total"``, ``"frequency"``, ``"activation"``, ``"exhaustive"`` or ``"criterion"``
-            (magnitude; the default without data), as ``rank_experts`` of `shrink`.
-        how: ``"merge"``: with batches, those that leave are merged into those that stay; ``how_experts`` of `shrink`.
+        rank: ``"reap"``, ``"frequency"`` or ``"criterion"`` (magnitude; the default without data), as ``rank_experts``
+            of `shrink`.
         unreached_first: experts that no token reached leave first.
         repair: with batches, solve for the last matrices of the experts that stay, towards the dense model's stream.
         include, exclude: globs over names of routers and tensors of mixtures.
@@ -193,7 +186,6 @@ def shrink_experts_checkpoint(
     asked = request(
         experts=remove,
         rank_experts=rank,
-        how_experts=how,
         unreached_first=unreached_first,
         include=include,
         exclude=exclude,
@@ -202,57 +194,47 @@ def shrink_experts_checkpoint(
     )
     by_data = rank != "criterion"
     if batches is not None and plan is not None:
-        raise ValueError("a plan says what a text said: pass batches, or plan.")
+        raise ValueError("pass either batches= or plan=, not both.")
     if batches is None and plan is None and rank not in (None, "criterion"):
-        raise ValueError(f"rank={rank!r} needs data: pass batches, or plan.")
-    if rank == "exhaustive" and (plan is not None or profile is not None):
-        raise ValueError('rank="exhaustive" tries sets of so many on a text: no profile says that; leave out the file.')
-    if how == "merge" and batches is None:
-        raise ValueError('how="merge" runs the model on a text: pass batches.')
+        raise ValueError(f"rank={rank!r} needs data: pass batches= or plan=.")
     if profile is not None and batches is None:
-        raise ValueError("a profile is of batches; pass them.")
+        raise ValueError("profile= is written from batches: pass batches= as well.")
+    if profile is not None and os.path.lexists(profile):
+        raise CheckpointError(f"{profile}: is there already; give plan= to use it, or name another file.")
     root, out, said = places(source, out, arguments)
     if out is not None and not remove:
-        raise ValueError("say how many experts leave: remove is 0.")
+        raise ValueError("remove is 0, so no expert leaves: pass a fraction in (0, 1), or a number of experts.")
     checkpoint = open_checkpoint(root)
     previous = previous_record(root)
-    before = None if profile is None or not Path(profile).exists() else read_profile(Path(profile))
     planned = None if plan is None else read_profile(Path(plan))
+    there = {} if plan is None and profile is None else _files_of(checkpoint)
+    if planned is not None:
+        planned.check_source(there, Path(plan or ""))
     mixtures = mixtures_of(checkpoint, asked)
     if planned is not None:
         _check_same(planned, mixtures, Path(plan or ""))
     run = None
     if batches is not None and (by_data or (repair and out is not None)):
-        run = _run_of(mixtures, asked, batches, text, forward, activations, device, curves=profile is not None)
+        run = _run_of(mixtures, asked, batches, text, forward, activations, device, profiled=profile is not None)
 
     def known() -> Profile | None:
         if run is None or not by_data:
             return planned
-        if before is not None:  # now, and not when all has run
-            before.check_adds_up(mixtures.sizes, asked.rank_experts or "reap", Path(profile or ""))
-            before.check_new(digest(run.every), Path(profile or ""))
-        found = _profiled(run)
-        return found if before is None else before.plus(found, Path(profile or ""))
-
-    def made(profile: Profile | None, begun: Unfinished | None = None) -> tuple[Any, dict[str, Origin], ShrunkExperts]:
-        losses = None if rank != "exhaustive" or run is None else functools.partial(_losses, begun, run)
-        return _planned(mixtures, asked, profile, out, started, losses)
+        return replace(_profiled(run), source=there)
 
     if out is None:
         learned = known()
-        done = made(learned)[2]
+        done = _planned(mixtures, asked, learned, out, started)[2]
     else:
         request_ = _said_of(asked, run, planned, repair=repair and run is not None)
         with _begun(out, request_, checkpoint) as begun:
             learned = _learned(begun, mixtures, known)
             with _leaving_nothing(begun):
-                fewer, written, done = made(learned, begun)
+                fewer, written, done = _planned(mixtures, asked, learned, out, started)
             assert fewer is not None
             digests = _write(begun, mixtures, done, fewer.choice, written)
-            if run is not None and (repair or how == "merge"):
-                assert fewer is not None
-                merging = _merging(mixtures, asked, fewer, learned) if how == "merge" else None
-                done = _changed(begun, run, written, done, repair=repair, merging=merging)
+            if run is not None and repair:
+                done = _repaired(begun, run, written, done)
             done = replace(done, seconds=time.monotonic() - started)
             if not rank_and_world()[0]:
                 _add_records(begun.folder, mixtures, done, written, digests, said, previous)
@@ -272,12 +254,11 @@ def _planned(
     known: Profile | None,
     out: Path | None,
     started: float,
-    losses: Callable[[Mapping[Axis, int]], Losses] | None,
 ) -> tuple[Fewer | None, dict[str, Origin], ShrunkExperts]:
-    """What leaves, what each tensor that is written is made of, and what there is to say of it."""
+    """What leaves, the origin of each tensor that is written, and the facts for the result."""
     checkpoint = mixtures.checkpoint
     routed = None if known is None else {group.axis: known.routed[group.name] for group in mixtures.groups}
-    fewer = choose_experts(mixtures.subject, asked, (), routed, losses) if asked.experts else None
+    fewer = choose_experts(mixtures.subject, asked, (), routed) if asked.experts else None
     written = mixtures.written(fewer.choice.plan) if fewer else {name: (name, {}) for name in checkpoint}
     entries = checkpoint.entries
     shapes = {name: shape_of_cut(entries[old], cuts) for name, (old, cuts) in written.items()}
@@ -307,6 +288,12 @@ def _unreached(known: Profile | None) -> dict[str, tuple[int, ...]]:
     return {name: each for name, each in found.items() if each}
 
 
+def _files_of(checkpoint: Checkpoint) -> dict[str, str]:
+    """The digests of what a model is loaded from: its weights and its configuration."""
+    files = [*checkpoint.files, checkpoint.root / "config.json"]
+    return digests_of_files(checkpoint.root, [path.relative_to(checkpoint.root) for path in files])
+
+
 def _check_same(known: Profile, mixtures: Mixtures, path: Path) -> None:
     mine = {name: len(each.tokens) for name, each in known.routed.items()}
     for name, size in mixtures.sizes.items():
@@ -316,7 +303,7 @@ def _check_same(known: Profile, mixtures: Mixtures, path: Path) -> None:
 
 @dataclass(frozen=True, eq=False)
 class _Run:
-    """A text, and how it is run.
+    """A calibration text, and how it is run.
 
     Attributes:
         mixtures: of the directory.
@@ -348,13 +335,13 @@ def _run_of(
     activations: Path | str | None,
     device: torch.device | str | None,
     *,
-    curves: bool,
+    profiled: bool,
 ) -> _Run:
     every, held = held_batches(batches)
     every = list(every)
-    unseen = every[_HELD_OUT - 1 :: _HELD_OUT] if curves else []
-    seen = [each for at, each in enumerate(every) if not curves or at % _HELD_OUT != _HELD_OUT - 1]
-    if curves and not unseen:
+    unseen = every[_HELD_OUT - 1 :: _HELD_OUT] if profiled else []
+    seen = [each for at, each in enumerate(every) if not profiled or at % _HELD_OUT != _HELD_OUT - 1]
+    if profiled and not unseen:
         raise ValueError(f"a profile holds out every fourth batch: give {_HELD_OUT} at least, not {len(every)}.")
     folder = None if activations is None else Path(activations)
     walk = DirectoryWalk(
@@ -363,31 +350,6 @@ def _run_of(
     walk.check()
     counts = _tokens(seen), _tokens(unseen)
     return _Run(mixtures, asked, every, held, _share(seen), _share(unseen), counts, text, walk, folder)
-
-
-def _losses(begun: Unfinished | None, run: _Run, counts: Mapping[Axis, int]) -> Losses:
-    """What mixtures lose without each set of so many; what an earlier run found out is known."""
-    groups = {group.name: group for group in run.mixtures.groups}
-    facts = None if begun is None else begun.found().inner("facts")
-    if facts is not None and "losses" in facts.values:
-        read = facts.inner("losses")
-        losses: Losses = {}
-        for name in read.values:
-            lost = read.each(name, float, least=0)
-            units = (
-                list(itertools.combinations(range(groups[name].size), counts[groups[name].axis]))
-                if (name in groups and groups[name].axis in counts)
-                else []
-            )
-            if len(units) != len(lost):
-                raise read.wrong(name, "is not of as many sets of experts as may leave")
-            losses[groups[name].axis] = dict(zip(units, lost, strict=True))
-        return losses
-    found = run.mixtures.losses(run.held, run.walk, counts)
-    if begun is not None and not rank_and_world()[0]:
-        named = {group.name: list(found[group.axis].values()) for group in groups.values() if group.axis in found}
-        begun.learn(losses=named)
-    return found
 
 
 def _share(batches: Sequence[Any]) -> Sequence[Any]:
@@ -399,17 +361,15 @@ def _share(batches: Sequence[Any]) -> Sequence[Any]:
 def _profiled(run: _Run) -> Profile:
     mixtures = run.mixtures
     routed = mixtures.routed(run.seen, run.walk)
-    lost, beyond = {}, {}
+    beyond: Mapping[float, Beyond] = {}
     if len(run.unseen):
         scores: Mapping[Axis, Tensor] = ranked(mixtures.subject, mixtures.groups, run.asked, routed)
-        lost = mixtures.curves(run.unseen, run.walk, scores)
         beyond = mixtures.beyond(run.unseen, run.walk, scores)
     named = {group.name: group.axis for group in mixtures.groups}
     return Profile(
-        (Text(run.name, digest(run.every), *run.counts),),
+        Text(run.name, digest(run.every), *run.counts),
         run.asked.rank_experts or "reap",
         {name: routed[axis] for name, axis in named.items()},
-        {name: lost[axis] for name, axis in named.items() if axis in lost},
         beyond,
     )
 
@@ -436,7 +396,6 @@ def _said_of(asked: Request, run: _Run | None, planned: Profile | None, *, repai
         "plan": None if planned is None else profile_values(planned),
         "remove": asked.experts,
         "rank": asked.rank_experts,
-        "how": asked.how_experts,
         "unreached_first": asked.unreached_first,
         "include": asked.include,
         "exclude": asked.exclude,
@@ -461,7 +420,7 @@ def _begun(out: Path, said: Mapping[str, Any], checkpoint: Checkpoint) -> Iterat
 
 @contextlib.contextmanager
 def _leaving_nothing(begun: Unfinished) -> Iterator[None]:
-    """What cannot be asked for is no run to go on with."""
+    """Removes the unfinished directory when a request is refused, since it is no run to continue."""
     try:
         yield
     except CheckpointError:
@@ -473,9 +432,9 @@ def _leaving_nothing(begun: Unfinished) -> Iterator[None]:
 
 
 def _learned(begun: Unfinished, mixtures: Mixtures, known: Callable[[], Profile | None]) -> Profile | None:
-    """What a text says of the experts: what an earlier run learned, or what is learned now."""
+    """The statistics of the experts on a text: from an earlier run's journal, or measured now."""
     facts = begun.found().inner("facts")
-    facts.only("profile", "losses", "files", "sha256", "writing")
+    facts.only("profile", "files", "sha256", "writing")
     if "profile" in facts.values:
         found = profile_in(facts.inner("profile"))
         if {name: len(each.tokens) for name, each in found.routed.items()} != mixtures.sizes:
@@ -503,8 +462,8 @@ def _write(
     begun.check_room(0 if there else done.nbytes[1])
     if not there:
         begun.empty()
-        copy_others(checkpoint, begun.folder, done.left_out)
-        (begun.folder / "config.json").write_text(config_text(checkpoint, mixtures.configured, choice.fields), "utf-8")
+    copy_others(checkpoint, begun.folder, done.left_out)  # those of an earlier run, too, are whole then
+    (begun.folder / "config.json").write_text(config_text(checkpoint, mixtures.configured, choice.fields), "utf-8")
     places: dict[str, str] = {}
     for file, names in track(files_of(checkpoint, written), "slicing"):
         place = file.as_posix()
@@ -535,10 +494,8 @@ def _add_records(
         "experts": {name: {"from": size, "to": left} for name, (size, left) in done.counts.items()},
         "kept": {name: list(each) for name, each in done.kept.items()},
         "rank": done.rank,
-        "texts": [] if done.profile is None else [vars(text) for text in done.profile.texts],
+        "text": None if done.profile is None else vars(done.profile.text),
         "repair": {"made_up_for": dict(done.mended), "not_repaired": dict(done.unmended)},
-        "merged": {name: [list(its) for its in groups] for name, groups in done.merged.items()},
-        "not_merged": dict(done.unmerged),
         "repaired": list(done.repaired),
         "config": {name: {"from": before, "to": after} for name, (before, after) in done.fields.items()},
         "parameters": {"from": done.parameters[0], "to": done.parameters[1]},
@@ -551,24 +508,8 @@ def _add_records(
 # ---- what stays is changed -------------------------------------------------------------------------------------------
 
 
-def _merging(mixtures: Mixtures, asked: Request, fewer: Fewer, known: Profile | None) -> Merging:
-    assert known is not None
-    rank = asked.rank_experts or "reap"
-    scores = {name: routed.scores(rank) for name, routed in known.routed.items()}
-    groups = {group.name: group for group in mixtures.groups}
-    return Merging(mixtures.subject.coupling, groups, fewer.choice.kept, scores)
-
-
-def _changed(
-    begun: Unfinished,
-    run: _Run,
-    written: Mapping[str, Origin],
-    done: ShrunkExperts,
-    *,
-    repair: bool,
-    merging: Merging | None,
-) -> ShrunkExperts:
-    """The smaller directory runs beside the dense one, and its mixtures are merged and solved, block after block."""
+def _repaired(begun: Unfinished, run: _Run, written: Mapping[str, Origin], done: ShrunkExperts) -> ShrunkExperts:
+    """The smaller directory runs beside the dense one, and its mixtures are solved, block after block."""
     groups = [group for group in run.mixtures.groups if group.name in done.counts]
     walk = DirectoryWalk(
         open_checkpoint(begun.folder),
@@ -578,26 +519,21 @@ def _changed(
         activations=run.activations,
         device=run.walk.device,
     )
-    mended, merged = MendedMixtures(), Merged()
-    already, tensors = _gone_on_with(begun, walk, mended, merged)
+    mended = MendedMixtures()
+    already, tensors = _gone_on_with(begun, walk, mended)
     _write_again(begun, run.mixtures.checkpoint, walk, written, already)
     rank, _ = rank_and_world()
     run.walk.batches = run.held
     with of_directory(run.walk, run.held) as dense, of_directory(walk, run.held) as small:
         beside = Beside(dense, small, groups, run.activations)
-        leave_whole(beside.outside, OUTSIDE, mended, merged)
+        leave_whole(beside.outside, OUTSIDE, mended)
 
         def change(name: str, its: Sequence[Group]) -> None:
             names: list[str] = []
             for group in its:
-                new: list[str] = []
-                if merging is not None:
-                    new += merge(beside, merging, name, [group], merged, folder=run.activations)
-                if repair:
-                    new += mend(beside, small, name, [group], mended, folder=run.activations)
-                names += write(name, new)
+                names += write(name, mend(beside, small, name, [group], mended, folder=run.activations))
             if not rank:
-                begun.note(_noted(name, its, mended, merged, names))
+                begun.note(_noted(name, its, mended, names))
                 tensors.update(names)
 
         def write(name: str, changed: Sequence[str]) -> list[str]:
@@ -619,48 +555,34 @@ def _changed(
     return replace(
         done,
         mended=mended.shares,
-        unmended=mended.whole if repair else {},
-        merged=merged.groups,
-        unmerged=merged.whole if merging is not None else {},
+        unmended=mended.whole,
         repaired=tuple(of_the_first(lambda: sorted(tensors))),
     )
 
 
-def _noted(
-    block: str, groups: Sequence[Group], mended: MendedMixtures, merged: Merged, tensors: Sequence[str]
-) -> dict[str, Any]:
+def _noted(block: str, groups: Sequence[Group], mended: MendedMixtures, tensors: Sequence[str]) -> dict[str, Any]:
     """What the journal says of a block whose mixtures changed."""
     names = {group.name for group in groups}
     return {
         "name": block,
         "made_up_for": {name: each for name, each in mended.shares.items() if name in names},
         "not_repaired": {name: each for name, each in mended.whole.items() if name in names},
-        "merged": {name: [list(its) for its in each] for name, each in merged.groups.items() if name in names},
-        "not_merged": {name: each for name, each in merged.whole.items() if name in names},
         "tensors": list(tensors),
     }
 
 
-def _gone_on_with(
-    begun: Unfinished, walk: DirectoryWalk, mended: MendedMixtures, merged: Merged
-) -> tuple[list[str], set[str]]:
+def _gone_on_with(begun: Unfinished, walk: DirectoryWalk, mended: MendedMixtures) -> tuple[list[str], set[str]]:
     """The blocks that an earlier run changed, and which tensors; what it said of them is said again."""
     already: list[str] = []
     tensors: set[str] = set()
     for block in begun.found().inners("blocks"):
-        block.only("name", "made_up_for", "not_repaired", "merged", "not_merged", "tensors")
+        block.only("name", "made_up_for", "not_repaired", "tensors")
         name = block.take("name", str)
         if name not in walk.blocks or name in already:
             raise block.wrong("name", f"is {name}, which is no block of the model, or is there twice")
         already.append(name)
         mended.found.update({each: Mended(share) for each, share in block.each_named("made_up_for", float).items()})
         mended.found.update({each: Mended(None, why) for each, why in block.each_named("not_repaired", str).items()})
-        together = block.inner("merged")
-        for each, its in block.each_named("merged", list).items():
-            if not all(isinstance(one, list) and all(type(unit) is int for unit in one) for one in its):
-                raise together.wrong(each, "is not which experts became one")
-            merged.groups[each] = tuple(tuple(one) for one in its)
-        merged.whole.update(block.each_named("not_merged", str))
         tensors.update(block.each("tensors", str))
     return already, tensors
 

@@ -1,12 +1,12 @@
-"""Experts that stay take over what others gave: least squares of their last matrices, from the tokens that they have.
+"""Repair of mixtures after experts left: least squares for the last matrices of the experts that stay.
 
 Law: nothing but these matrices changes; they are solved in float64 and rounded once, and a mixture stays as it is
-unless what the stream lacks behind it becomes less on tokens that were held out.
+unless the residual of the stream behind it becomes smaller on held-out tokens.
 
 A mixture's outputs are linear in its experts' last matrices together, each times its weight. So the experts are solved
-one after the other for what the others leave, some rounds long: that needs the memory of one expert and of what is kept
-of the tokens. What is aimed at is the dense model's stream behind the block, so that what earlier blocks lost is made
-up for, too; where the mixture is no summand of that, it is what the mixture itself gave in the dense model.
+one after the other for the residual of the others, for some rounds: that needs the memory of one expert and of the
+tokens' features. The target is the dense model's stream behind the block, so that errors of earlier blocks are
+repaired, too; where the mixture's output is not a summand of the stream, the target is that output in the dense model.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from secateur.blockwise import Outputs, Piece, gathered, rank_and_world
 from secateur.coupling import Group
-from secateur.shrinking.expert_merging import Merged, Merging, merge
 from secateur.shrinking.expert_rows import ExpertRows, rows_of_experts
 from secateur.shrinking.expert_streams import Beside, Pass, Side, of_model, runs_again
 from secateur.support import Forward, Undo
@@ -31,9 +30,9 @@ __all__ = [
     "Mended",
     "MendedMixtures",
     "OUTSIDE",
-    "change_mixtures",
     "leave_whole",
     "mend",
+    "mend_mixtures",
 ]
 
 # Of the mean diagonal: the one that is best on tokens that it did not see. Of 3072 tokens 1e-3 was, of 144 it was 1.
@@ -46,8 +45,8 @@ _LARGE = 4096  # inputs, from which a Gram matrix is in float32: in float64 it w
 
 @dataclass(frozen=True)
 class Mended:
-    """What became of one mixture: the share of what its stream lacked that is made up for, on tokens that were held
-    out; None where it stays as it was, and then why."""
+    """The repair of one mixture: the share of the squared residual recovered on held-out tokens; None where it stays as
+    it was, and then why."""
 
     share: float | None
     why: str = ""
@@ -69,7 +68,7 @@ class MendedMixtures:
         return {name: each.why for name, each in self.found.items() if each.share is None}
 
 
-def change_mixtures(
+def mend_mixtures(
     model: nn.Module,
     dense: nn.Module,
     groups: Sequence[Group],
@@ -77,34 +76,28 @@ def change_mixtures(
     *,
     forward: Forward | None,
     undo: Undo,
-    repair: bool = True,
-    merging: Merging | None = None,
-) -> tuple[MendedMixtures, Merged]:
-    """Merges and repairs a model of which experts left, beside the one that it was; ``groups`` are of the former."""
-    mended, merged = MendedMixtures(), Merged()
+) -> MendedMixtures:
+    """Repairs a model of which experts left, beside the one that it was; ``groups`` are of the former."""
+    mended = MendedMixtures()
     if (name := runs_again(model, batches[0], forward)) is not None:
-        leave_whole(groups, f"{name or 'the model'} runs more than once in a forward pass", mended, merged)
-        return mended, merged
+        leave_whole(groups, f"{name or 'the model'} runs more than once in a forward pass", mended)
+        return mended
     with of_model(dense, batches, forward) as whole, of_model(model, batches, forward) as small:
         beside = Beside(whole, small, groups)
-        leave_whole(beside.outside, OUTSIDE, mended, merged)
+        leave_whole(beside.outside, OUTSIDE, mended)
 
         def change(name: str, its: Sequence[Group]) -> None:
-            if merging is not None:
-                merge(beside, merging, name, its, merged, undo=undo)
-            if repair:
-                mend(beside, small, name, its, mended, undo=undo)
+            mend(beside, small, name, its, mended, undo=undo)
 
         for _ in beside.run(change):
             pass
-    return mended, merged
+    return mended
 
 
-def leave_whole(groups: Iterable[Group], why: str, mended: MendedMixtures, merged: Merged) -> None:
+def leave_whole(groups: Iterable[Group], why: str, mended: MendedMixtures) -> None:
     """Mixtures of which nothing can change."""
     for group in groups:
         mended.found[group.name] = Mended(None, why)
-        merged.whole[group.name] = why
 
 
 def mend(
@@ -134,7 +127,7 @@ def mend(
 
 @dataclass(eq=False)
 class _Kept:
-    """What is kept of the tokens of a mixture."""
+    """Features, weights and residuals of the tokens of a mixture."""
 
     store: Outputs
     rows: list[list[ExpertRows]] = field(default_factory=list)  # of each batch, without features
@@ -197,7 +190,7 @@ def _solved(kept: _Kept, model: nn.Module, undo: Undo | None) -> Mended:
     errors = {damping: _squares(_unseen_lack(kept, damping * size)) for damping in DAMPINGS} if size > 0 else {}
     best = min(errors, key=lambda each: errors[each], default=DAMPINGS[0])
     if not errors or not errors[best] < before:
-        return Mended(None, "no change of its experts brought the stream nearer on tokens that were held out")
+        return Mended(None, "no change of its experts reduced the residual of the stream on held-out tokens")
     lack = kept.lack.clone()
     changes = _fitted(kept, best * _scale(kept, None))
     for piece, change in changes.items():
@@ -205,7 +198,7 @@ def _solved(kept: _Kept, model: nn.Module, undo: Undo | None) -> Mended:
         new = (old.to(change.dtype) + change.T.to(old.device)).to(old.dtype)
         _take(kept, piece, change.copy_((new.to(change.dtype) - old.to(change.dtype)).T), lack)
     if not _squares(lack) < _squares(kept.lack):
-        return Mended(None, "its weights are too coarse for the change that would bring the stream nearer")
+        return Mended(None, "the change is lost when its weights are rounded to their dtype")
     if undo is not None:
         undo.values(*(model.get_parameter(name) for name in sorted({piece.name for piece in changes})))
     with torch.no_grad():
@@ -216,7 +209,7 @@ def _solved(kept: _Kept, model: nn.Module, undo: Undo | None) -> Mended:
 
 
 def _unseen_lack(kept: _Kept, damping: float) -> Tensor:
-    """What the tokens that are held out lack behind experts that are solved, for one round, on the others."""
+    """The residual of held-out tokens after one round of solving on the others."""
     lack = kept.lack.clone()
     for piece in kept.pieces:
         rows, tokens = kept.of(piece, ~kept.unseen)
@@ -257,7 +250,7 @@ def _wide(piece: Piece, rows: Tensor) -> Tensor:
 
 
 def _take(kept: _Kept, piece: Piece, change: Tensor, lack: Tensor, these: Tensor | None = None) -> None:
-    """From what is lacking what a change of one matrix adds, of ``these`` tokens."""
+    """Subtracts from the residual what a change of one matrix adds, for ``these`` tokens."""
     rows, tokens = kept.of(piece, these)
     lack[tokens] -= (rows.double() @ change.double()).to(lack.dtype)
 
@@ -277,7 +270,9 @@ def _scale(kept: _Kept, these: Tensor | None) -> float:
 
 
 def _ridge(rows: Tensor, lack: Tensor, damping: float) -> Tensor:
-    """(inputs, outputs): the smallest of ``‖rows @ X - lack‖² + damping ‖X‖²``; of several processes, of all rows."""
+    """(inputs, outputs): the X of least ``‖rows @ X - residual‖² + damping ‖X‖²``; of several processes, of all
+    rows.
+    """
     alone = rank_and_world()[1] == 1
     if alone and len(rows) < rows.shape[1]:  # as many unknowns as tokens
         return rows.T @ _divided(lack, rows @ rows.T, damping)

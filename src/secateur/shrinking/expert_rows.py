@@ -1,10 +1,9 @@
-"""What the last matrix of each expert is multiplied with, token by token, and with which weight that is added up.
+"""For each token the inputs of each expert's last matrix, and the weight with which its output is summed.
 
 Law: for the tokens that are no padding, a mixture's outputs are the sum over rows of ``weight * matrix @ features``,
-and something that the last matrices do not change; a mixture of which that is not so has no rows.
-
-Which token a row is of is told by the mixture's own code: the slope of its outputs along a row is moved in a way that
-spells the token's number, a binary digit a column, so that one backward pass gives the weight and the number.
+and a term that does not depend on the last matrices; any other mixture has no rows.
+The mixture's own code shows which token a row belongs to: the output gradient encodes the token's number, a binary
+digit a column, so that one backward pass gives the weight and the number.
 """
 
 from __future__ import annotations
@@ -116,7 +115,9 @@ def rows_of_experts(
 
 
 class _Last(Products):
-    """Products with experts' matrices: their inputs, and their outputs as leaves, along which slopes are told."""
+    """Products with experts' matrices: their inputs, and their outputs as leaves of the graph, which receive
+    gradients.
+    """
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
         super().__init__(parameters, frozenset())
@@ -154,8 +155,8 @@ def _numbers(own: Tensor | None, count: int) -> Tensor:
 
 
 def _told(out: Tensor, leaves: Sequence[Tensor]) -> list[tuple[Tensor, Tensor] | None] | None:
-    """Of each leaf, the weights and the tokens of its rows; None of one that is not added up, and for all where one is
-    not added up as it is."""
+    """For each leaf the weights and the tokens of its rows; None for one that is not summed, and None for all where one
+    is not summed linearly."""
     width, count = out.shape[-1], out.shape[:-1].numel()
     digits = max(1, (count - 1).bit_length())
     tokens = torch.arange(count, device=out.device)

@@ -1,4 +1,4 @@
-"""Two models run beside each other, block after block: the dense one, and one of fewer experts whose mixtures change.
+"""Runs the dense model and the one with fewer experts beside each other, block by block.
 
 Law: a block of the smaller model is given what its own changed blocks before it gave; of both models together one
 block's weights are there at a time, and what blocks pass on.
@@ -48,13 +48,13 @@ class Side:
 
 
 class Pass(NamedTuple):
-    """One batch as a mixture saw it.
+    """The inputs and the residual of a mixture in one batch.
 
     Attributes:
         path: the module that adds up what experts give: the mixture, or a part of it.
         given: its arguments, ``(args, kwargs)``.
         own: which tokens are no padding; None for all.
-        lack: (tokens, width), what it would have to give more for those.
+        lack: (tokens, width), the residual: dense outputs minus these, for those tokens.
     """
 
     path: str
@@ -158,7 +158,7 @@ class Beside:
             self._wanted.clear()
 
     def passes(self, name: str, group: Group) -> Iterator[Pass]:
-        """The batches through a block of the smaller model as it is now, and what its mixture lacks."""
+        """The batches through a block of the smaller model as it is now, with its mixture's residual."""
         path = self._paths[group.name]
         for number, batch in enumerate(track(self.small.batches, f"watching {name or 'the model'}")):
             given, output, whole = _through(self.small, number, batch, name, path)
@@ -172,16 +172,6 @@ class Beside:
                 wanted = self._wanted.load(group.name, number)
                 lack = output_rows(wanted, own).to(_rows(output).device) - output_rows(_wide(output), own)
             yield Pass(path, given, own, lack)
-
-    def givens(self, name: str, group: Group) -> Iterator[tuple[tuple[Any, Any], Tensor | None]]:
-        """What a mixture of the smaller model is given, batch by batch, and which tokens are no padding."""
-        path = places_of(self.small.model, group)[0]
-        for number, batch in enumerate(track(self.small.batches, f"watching {name or 'the model'}")):
-            given, _, _ = _through(self.small, number, batch, name, path)
-            own = Tokens.of(batch).own
-            if isinstance(self.small.batches, RunAlong):
-                own = torch.zeros(_rows(given).shape[0], dtype=torch.bool)
-            yield given, own
 
     def _look(self, name: str) -> None:
         """At a block of the dense model: where a mixture's outputs are no summand of the block's, they are kept."""

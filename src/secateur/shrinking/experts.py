@@ -1,11 +1,11 @@
-"""Experts that leave: of each set of units that are chosen between as many, those of the least score.
+"""The choice of experts to remove: those of least score, equally many of each mixture.
 
 Law: all sets of one size keep the same number, and at least as many as are chosen at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,7 +13,6 @@ from torch import Tensor
 
 from secateur.coupling import Axis, Group
 from secateur.shrinking.counts import Choice, choose
-from secateur.shrinking.expert_subsets import Losses, scores_of_the_least
 from secateur.shrinking.request import Request
 from secateur.shrinking.routing import Routed, scores_by
 from secateur.shrinking.scope import groups_in_scope
@@ -31,13 +30,11 @@ class Fewer:
         choice: of all mixtures.
         counts: ``{router: (experts before, after)}``.
         unreached: ``{router: experts}`` that no token of the batches reached; nothing where no data was asked.
-        scores: of the experts of each mixture, higher = keep.
     """
 
     choice: Choice
     counts: dict[str, tuple[int, int]]
     unreached: dict[str, tuple[int, ...]]
-    scores: Mapping[Axis, Tensor]
 
 
 def mixtures_in_scope(subject: Subject, asked: Request) -> list[Group]:
@@ -51,7 +48,7 @@ def mixtures_in_scope(subject: Subject, asked: Request) -> list[Group]:
 def ranked(
     subject: Subject, groups: Sequence[Group], asked: Request, routed: Mapping[Axis, Routed] | None
 ) -> dict[Axis, Tensor]:
-    """The scores of experts; the weights are only read where data does not settle the order."""
+    """The scores of experts, higher = keep; weights are read only where the data leaves ties."""
     rank = asked.rank_experts or ("criterion" if routed is None else "reap")
     if routed is None or rank == "criterion":
         return scores_of(subject, groups, asked)
@@ -77,10 +74,8 @@ def choose_experts(
     asked: Request,
     known: Collection[str],
     routed: Mapping[Axis, Routed] | None = None,
-    losses: Callable[[Mapping[Axis, int]], Losses] | None = None,
 ) -> Fewer:
-    """Which experts stay, and how many of each mixture there were and are. ``routed`` is what data says of them,
-    ``losses`` what mixtures lose without each set of so many: then those of the least loss leave.
+    """Which experts stay, and how many of each mixture there were and are. ``routed`` is what data says of them.
 
     Raises:
         ValueError: none can leave, or not as many as asked.
@@ -93,15 +88,7 @@ def choose_experts(
         sum(min(asked.experts, group.size - 1) for group in groups) if asked.experts >= 1 else asked.experts * every
     )
     choice = choose(subject, replace(asked, sparsity=number / every), known, chosen=True, given=scores)
-    if losses is not None:
-        gone = {group.axis: int((~choice.kept[group.axis]).sum()) for group in groups if group.axis in choice.kept}
-        found = losses({axis: count for axis, count in gone.items() if count})
-        scores = {
-            axis: scores_of_the_least(found[axis], each.double().cpu().numpy()) if axis in found else each
-            for axis, each in scores.items()
-        }
-        choice = choose(subject, replace(asked, sparsity=number / every), known, chosen=True, given=scores)
     stay = [group for group in groups if group.axis in choice.kept]
     counts = {group.name: (group.size, int(choice.kept[group.axis].sum())) for group in stay}
     unreached = {} if routed is None else {each.name: routed[each.axis].unreached for each in stay}
-    return Fewer(choice, counts, {name: each for name, each in unreached.items() if each}, scores)
+    return Fewer(choice, counts, {name: each for name, each in unreached.items() if each})

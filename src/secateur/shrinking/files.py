@@ -45,11 +45,11 @@ def save_shrunken(model: nn.Module, directory: str | Path) -> None:
 
     plans = plans_of(model)
     if not plans:
-        raise ValueError("this model was not shrunken; save its state_dict instead.")
+        raise ValueError("this model was not shrunken, so there is no plan to save; save its state_dict instead.")
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.detach().contiguous() for name, tensor in tensors_of(model).items()}
-    # a plan of one save beside the weights of another is told by it: two files cannot be replaced at once
+    # two files cannot be replaced at once: this shows a plan of one save beside the weights of another
     write_whole(directory / "model.safetensors", save(tensors, {"format": "pt", "plan": _fingerprint(plans)}))
     write_whole(directory / "plan.json", text_of(plans))
 
@@ -67,7 +67,8 @@ def _fingerprint(plans: Sequence[Plan]) -> str:
 
 
 def load_shrunken(model: nn.Module, directory: str | Path) -> nn.Module:
-    """Shrink a freshly built model as `save_shrunken` wrote it, and load its weights; on meta, it becomes real.
+    """Shrink a freshly built model to the plan that `save_shrunken` wrote, and load its weights; parameters on the meta
+    device become real.
 
     Raises:
         ValueError: the plan is not one that this version reads, or does not fit the model; nothing is changed.

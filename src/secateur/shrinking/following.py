@@ -1,4 +1,4 @@
-"""What is left of a stream behind branches that left is brought nearer to the dense model's, matrix after matrix.
+"""Repair behind removed branches: matrix by matrix, the residual stream is moved towards the dense model's.
 
 Law: a matrix is changed only where its outputs come nearer to what is aimed at, on the calibration; what it is changed
 by is damped. Those before the first branch that leaves stay as they are, bit for bit.

@@ -1,7 +1,7 @@
-"""Units of each group leave at several counts, each with what stays repaired, from one gathering on the dense model.
+"""Repaired weights and losses of each group at several counts, from one calibration run of the dense model.
 
 Law: nothing changes; of each group the units leave in one order, so that what left at a smaller share left at a larger
-one, and each count is what `shrink` with data comes to where this group alone leaves.
+one, and each count has the result of `shrink` with data where this group alone leaves.
 """
 
 from __future__ import annotations
@@ -32,15 +32,14 @@ SCATTERED = "its units are in several blocks, such as the width of a residual st
 
 @dataclass(frozen=True)
 class Grade:
-    """One count of one group.
+    """A group with so many units left: which units stay, the repaired weights and the loss.
 
     Attributes:
         kept: which units stay.
         values: of the parameters that were repaired, whole: ``{name: tensor}``; columns that left are zeros.
-        lost, whole: the squares of what the outputs of the group's consumers lost, and of what they were, but for
+        lost, whole: the squared error of the outputs of the group's consumers, and their squares before, without
             biases.
-        loss: what the model's outputs lose by it to second order, a divergence for each token; None where no slopes are
-            known.
+        loss: the model's loss to second order, a divergence per token; None where no slopes are known.
     """
 
     kept: npt.NDArray[np.bool_]
@@ -51,8 +50,8 @@ class Grade:
 
 
 def counts_at(tied: Tied, shares: Sequence[float]) -> list[tuple[float, int]]:
-    """``(share, parts that stay)``, the nearest that there is to each share that leaves; those that come to nothing, or
-    to the same as a smaller share, are left out.
+    """``[(share, parts that stay)]``: the nearest possible count to each share that leaves. A share that would remove
+    nothing, or no more than a smaller one, is left out.
 
     >>> axis = Axis(8)
     >>> counts_at(Tied([Group("", axis, 8, (), 0, ())], None, {}), [0.01, 0.25, 0.5, 0.99])
@@ -70,9 +69,9 @@ def counts_at(tied: Tied, shares: Sequence[float]) -> list[tuple[float, int]]:
 def gradable(
     subject: Subject, asked: Request, parts: Mapping[str, nn.Module], shares: Sequence[float]
 ) -> tuple[list[Tied], dict[str, str]]:
-    """The ties whose units may leave so far, proved at the largest share; and ``{group: why}`` of those that stay.
+    """The tied groups that may lose units, proved at the largest share; and ``{group: why}`` of those that stay whole.
 
-    What there are objections to is frozen in the coupling.
+    Groups that fail a check are frozen in the coupling.
     """
     coupling, minimum = subject.coupling, dict[Axis, int]()
     homes = _homes(subject.model, parts)
@@ -102,7 +101,7 @@ def gradable(
         if turned := [group for group in coupling.contradicted(counts) if group.axis in counts]:
             minimum |= {group.axis: counts[group.axis] + 1 for group in turned}
             whole = [group for group in turned if minimum[group.axis] >= group.size]
-            why = "a comparison in the code would come out otherwise"
+            why = "a comparison in the code would change its result"
             coupling.freeze(whole, why)
             stays |= {group.name: why for group in whole}
             continue
@@ -149,7 +148,7 @@ class _Consumer:
 
 @dataclass(eq=False)
 class Grading:
-    """The job of a walk over the dense model; see `secateur.blockwise`.
+    """The `Job` that grades groups in a walk over the dense model; see `secateur.blockwise`.
 
     Attributes:
         groups: those that are graded.
@@ -242,8 +241,8 @@ class Grading:
     def _by_producers(
         self, group: Group, producers: Sequence[tuple[Columns, Tensor, Tensor | None, int]]
     ) -> list[Grade]:
-        """Of units that no matrix multiplies, such as the width of queries and keys: nothing makes up for them, and
-        those leave first whose own outputs count least; where no slopes say that, whose product is least."""
+        """Grades units that no matrix multiplies, such as the width of queries and keys. There is no repair; the units
+        whose outputs have the least loss leave first, or without slopes those whose product is least."""
         units, losses, product, whole = np.zeros(group.size), np.zeros(group.size), np.ones(group.size), 0.0
         known = all(slopes is not None for _, _, slopes, _ in producers)
         for rows, energy, slopes, tokens in producers:
@@ -267,7 +266,7 @@ class Grading:
 def _repair(
     each: _Consumer, layer: Elimination, kept: npt.NDArray[np.bool_], values: dict[str, Tensor]
 ) -> tuple[float, float]:
-    """New values of a consumer, and of its bias, into ``values``; what its outputs lost, and what that costs."""
+    """Puts new values of a consumer and its bias into ``values``; returns its outputs' squared error and the loss."""
     matrix, met = each.piece.of(each.parameter), each.met
     gone = np.zeros(each.piece.shape[1], dtype=bool)
     gone[[column for unit in np.flatnonzero(~kept) for column in each.units[unit]]] = True

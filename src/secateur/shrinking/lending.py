@@ -1,8 +1,8 @@
-"""A probe of a large model, whose blocks have their weights only while they run; and what is proved on it.
+"""An offloaded probe of a large model: its blocks have their weights only while they run.
 
 Law: the probe holds at any moment the weights of one block in float64, beside those outside of blocks; every pass sees
-the same weights, all of them random. What is found right here is right as in `secateur.shrinking.proof`; anything else
-says nothing, and is for a whole probe.
+the same weights, all of them random. A removal that is found right here is right as in `secateur.shrinking.proof`; any
+other result is inconclusive and needs a whole probe.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ _POOL = 1_048_573  # random numbers, again and again: a prime, so that no two ro
 
 
 class Lending:
-    """A module in float64 whose blocks borrow their weights. Backwards, blocks are run again.
+    """A module in float64 whose blocks have their weights only while they run. In a backward pass, blocks are run
+    again.
 
     Args:
         module: its parameters inside blocks are on the meta device.
@@ -87,7 +88,7 @@ class Lending:
             self.unload(name)
 
     def zero(self, plan: Plan) -> None:
-        """What a plan takes is zero from now on."""
+        """The entries that a plan removes are zero from now on."""
         lent = set(self.names.values())
         zero_all(
             tensors_of(self.module), Plan({name: each for name, each in plan.tensors.items() if name not in lent}, [])

@@ -1,7 +1,7 @@
-"""What it costs a model that a tie keeps fewer of its parts, where no data says it.
+"""The default loss curve of tied groups when there is no calibration data.
 
-Law: by it all groups lose the same share of their units; but the width of a residual stream begins when these have lost
-half, and what is around others, as heads, when they are used up.
+Law: all groups lose the same share of their units, but the width of a residual stream begins when the others have lost
+half, and groups around others, such as heads, when those are used up.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ def even(amount: Amount, tied: Sequence[Tied], behind: Mapping[int, float] | Non
 
 
 def late(coupling: Coupling, groups: Sequence[Group]) -> dict[int, float]:
-    """By how much ties are behind: ``{number of the tie: by how much}``."""
+    """The ties that lose units later than others: ``{number of the tie: by which share}``."""
     return dict.fromkeys(_streams(coupling, groups), STREAM) | dict.fromkeys(ties_around(coupling, groups), AROUND)
 
 
 def ties_around(coupling: Coupling, groups: Sequence[Group]) -> set[int]:
-    """Which groups have, wherever they are rows, others within them: heads around the widths of heads.
+    """Groups that contain other groups wherever they are rows, such as heads around the widths of heads.
 
     Both at one share would take its square; and of a small vision transformer at equal multiply-adds, what is left
     with all heads was right more often (`benchmarks/shrinking/RESULTS.md`).

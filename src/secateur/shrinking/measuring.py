@@ -1,8 +1,8 @@
-"""What data says of units: in which order they should leave, and what the outputs of their consumers lose by it.
+"""Measures units on calibration data: the order in which they should leave, and the loss of their consumers' outputs.
 
 Law: nothing changes; losses are those after the best repair, of one group while all others are whole. So that groups
-compare, they are divergences of the model's outputs where slopes are known, else shares of the variance of what the
-outputs become part of; never both in one model.
+compare, they are divergences of the model's outputs where slopes are known, else shares of the variance of the stream
+that the outputs are added to; never both in one model.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ __all__ = [
 WORDS = ("gram", "input_mean")
 _BATCHES, _TOKENS = 4, 4096  # that slopes are measured on, at least
 OVERFLOWING = (
-    "the slopes of the model's outputs along those of {name} hold NaN or infinity, so that losses are shares of "
+    "the slopes of the model's outputs along those of {name} hold NaN or infinity, so losses are measured as shares of "
     "variances, which choose worse; run the model in a wider dtype (float16 overflows where bfloat16 does not)."
 )
 _TIMES = 32  # units of a group leave in so many rounds: one by one is no better, and takes as many times as long
@@ -54,7 +54,7 @@ _UNMEASURED = 1e6  # the loss of a group of which nothing is known, beside share
 
 @dataclass(frozen=True)
 class Curve:
-    """What is lost when so many units of a group stay: ascending counts, and the losses."""
+    """The loss curve of a group: ascending counts of units that stay, and the losses."""
 
     counts: npt.NDArray[np.int64]
     losses: npt.NDArray[np.float64]
@@ -65,11 +65,11 @@ class Curve:
 
 @dataclass(frozen=True)
 class Measured:
-    """What a walk found.
+    """The scores and loss curves of groups that a walk measured.
 
     Attributes:
         scores: of the units of each group, higher = keep: the later a unit leaves, the higher.
-        curves: what each group's consumers lose.
+        curves: the loss curve of each group.
         consumers: the parameters that multiply a group's units, by their names.
         slopes: of the model's outputs along those of the consumers, where they were measured.
         tried: whether the curves are divergences of the model's outputs although no slopes are known; see `Trying`.
@@ -82,7 +82,7 @@ class Measured:
     tried: bool = False
 
     def loss(self, tied: Tied, parts: int) -> float:
-        """What a tie costs when so many of its parts stay; see `secateur.shrinking.losses.Loss`."""
+        """The loss of a tie when so many of its parts stay; see `secateur.shrinking.losses.Loss`."""
         counts = tied.counts(parts)
         return sum(
             self._loss(axis, count) if axis in self.curves else _UNMEASURED * (1 - count / axis.size)
@@ -195,7 +195,7 @@ class Measuring:
 
 
 def check_finite(model: nn.Module) -> None:
-    """ValueError for a weight that is not finite, anywhere in the model, such as in its head."""
+    """Raises ValueError if a weight of the model, inside blocks or outside, holds NaN or infinity."""
     for name, parameter in model.named_parameters():
         if parameter.numel() and not bool(parameter.isfinite().all()):
             raise ValueError(
@@ -204,12 +204,12 @@ def check_finite(model: nn.Module) -> None:
 
 
 def not_finite(slopes: Mapping[Piece, Tensor]) -> str | None:
-    """A parameter of which slopes are not finite; None where all are."""
+    """The first parameter whose slopes hold NaN or infinity; None where all are finite."""
     return next((piece.name for piece, each in slopes.items() if not bool(each.isfinite().all())), None)
 
 
 def for_slopes(batches: Sequence[Any]) -> Sequence[Any]:
-    """The first batches, that slopes are measured on: four, and of short texts as many as hold 4096 tokens.
+    """The first batches, on which slopes are measured: at least four, and so many that they hold 4096 tokens.
 
     >>> len(for_slopes([torch.zeros(1, 512, dtype=torch.long)] * 20)), len(for_slopes([torch.zeros(9, 512)] * 20))
     (8, 4)
@@ -255,9 +255,10 @@ class WithConstant(NamedTuple):
 
 
 def with_constant(matrix: Tensor, met: Met) -> WithConstant:
-    """So that least squares says of a bias, too, how it moves: by the last column times the constant (FLAP, An et al.
-    2023, arXiv:2312.11983, moves it by what leaves in the mean). The constant is so large as all inputs together, so
-    that it is hardly damped."""
+    """The matrix with the bias as one more column, so that least squares solves for it, too: by the last column times
+    the constant (FLAP, An et al. 2023, arXiv:2312.11983, moves it by the mean of what leaves). The constant is as large
+    as all inputs together, so that it is hardly damped.
+    """
     sums = met.sums
     assert sums.gram is not None  # one of the words
     if met.bias is None or sums.totals is None or not met.tokens:
@@ -280,12 +281,12 @@ def without_bias_of(shared: Collection[str], block: str, met: Met) -> Met:
 
 
 def counts_of(matrix: Tensor, met: Met, slopes: Tensor | None = None) -> Tensor:
-    """What the squared loss of each output counts: half its squared slope, where that is known (`slopes`), so that a
-    loss is a divergence of the model's outputs.
+    """The weight of each output's squared error in the loss: half its squared slope, where that is known (`slopes`), so
+    that a loss is a divergence of the model's outputs.
 
-    Else one over the variance of what it becomes part of, the residual stream that it is added to, or itself; and over
-    the number of outputs. So a loss is a share of the variance, in the mean over outputs. A few outputs of most streams
-    are larger than all others by orders of magnitude, and normalizations make up for that.
+    Otherwise 1 / (number of outputs · variance of the residual stream that the output is added to, or of the output
+    itself). So a loss is a share of the variance, averaged over outputs. A few outputs of most streams
+    are larger than all others by orders of magnitude, and normalizations undo that.
     """
     if slopes is not None:
         return slopes.double() / (2 * int(met.sums.tokens))

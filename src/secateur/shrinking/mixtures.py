@@ -1,4 +1,4 @@
-"""A directory seen as mixtures of experts: which tensors in its files are which experts, and what data says of them.
+"""A directory of a mixture-of-experts model: which tensors hold which experts, and the experts' statistics on data.
 
 Law: the weights stay in the files; of them one block is in memory while a text is run, and none while a plan is made.
 Whether a file holds experts each by itself or all in one tensor makes no difference.
@@ -7,7 +7,7 @@ Whether a file holds experts each by itself or all in one tensor makes no differ
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -31,14 +31,6 @@ from secateur.shrinking.configuration import Configured, has_configuration
 from secateur.shrinking.directory import PROVED
 from secateur.shrinking.examples import example_for
 from secateur.shrinking.execution import carry_out
-from secateur.shrinking.expert_subsets import (
-    Losses,
-    everywhere,
-    lost_without,
-    rows_of_output,
-    subset_plans,
-    watching_losses,
-)
 from secateur.shrinking.experts import choose_experts, mixtures_in_scope
 from secateur.shrinking.origins import Origin
 from secateur.shrinking.plan import Plan, plan_of
@@ -48,65 +40,27 @@ from secateur.shrinking.scores import rows_at_once
 from secateur.shrinking.subject import Subject, subject_of
 from secateur.support import LazyTensors, Undo, printable, private
 
-__all__ = ["Beyond", "Curve", "Mixtures", "mixtures_of"]
+__all__ = ["Beyond", "Mixtures", "mixtures_of"]
 
 TOGETHER = (1 / 8, 1 / 4, 1 / 2)  # of the experts of all mixtures at once
-_SHARES = (1 / 8, 1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4)  # of the experts, whose loss is measured
-
-
-@dataclass(eq=False)
-class Curve:
-    """What a mixture's outputs lose when so many experts leave it, those of the least score first: squared differences
-    to the outputs of all, and the squares of these."""
-
-    lost: dict[int, float] = field(default_factory=dict)
-    whole: float = 0.0
-
-    def everywhere(self) -> Curve:
-        """The sums of all processes."""
-        lost = {count: float(sum(gathered(each))) for count, each in sorted(self.lost.items())}
-        return Curve(lost, float(sum(gathered(self.whole))))
-
-    def errors(self) -> dict[int, float]:
-        """The relative error, ``‖difference‖ / ‖output‖``."""
-        return {count: (lost / self.whole) ** 0.5 if self.whole else 0.0 for count, lost in self.lost.items()}
 
 
 @dataclass(eq=False)
 class Beyond:
-    """What is behind the mixtures when a share of the experts leaves all of them: how far the model's outputs are from
-    the dense ones, as `secateur.blockwise.divergence` has it, over so many tokens; and behind the block of each mixture
-    the squared differences of the stream and its squares."""
+    """What the model loses when a share of the experts leaves all mixtures: how far its outputs are from the dense
+    ones, as `secateur.blockwise.divergence` has it, over so many tokens."""
 
     lost: float = 0.0
     tokens: int = 0
-    streams: dict[str, tuple[float, float]] = field(default_factory=dict)
-
-    def plus(self, other: Beyond) -> Beyond:
-        both = {
-            name: (lost + other.streams[name][0], whole + other.streams[name][1])
-            for name, (lost, whole) in self.streams.items()
-            if name in other.streams
-        }
-        return Beyond(self.lost + other.lost, self.tokens + other.tokens, both)
 
     def everywhere(self) -> Beyond:
         """The sums of all processes."""
-        first, *others = gathered(self)
-        for each in others:
-            first = first.plus(each)
-        found: Beyond = first
-        return found
-
-    def error(self, name: str) -> float:
-        """The relative error of the stream, ``‖difference‖ / ‖stream‖``."""
-        lost, whole = self.streams[name]
-        return float((lost / whole) ** 0.5) if whole else 0.0
+        return Beyond(sum(gathered(self.lost)), sum(gathered(self.tokens)))
 
 
 @dataclass(frozen=True, eq=False)
 class Mixtures:
-    """A directory, what leaves it together, and which of its tensors that is.
+    """A directory of a mixture-of-experts model, the groups of its experts, and the tensors that hold them.
 
     Attributes:
         checkpoint: of it.
@@ -181,7 +135,7 @@ class Mixtures:
     # ---- data -----------------------------------------------------------------------------------------------------
 
     def routed(self, batches: Sequence[Any], walk: DirectoryWalk) -> dict[Axis, Routed]:
-        """What a text says of the experts, from one walk.
+        """The statistics of the experts on a text, from one walk.
 
         Raises:
             ValueError: of no expert of a mixture were outputs seen.
@@ -194,38 +148,15 @@ class Mixtures:
         check_seen(self.groups, routed)
         return routed
 
-    def curves(self, batches: Sequence[Any], walk: DirectoryWalk, scores: Mapping[Axis, Tensor]) -> dict[Axis, Curve]:
-        """What the outputs of each mixture lose on a text when experts leave it alone, those of the least score."""
-        found = {group.axis: Curve() for group in self.groups}
-        plans = {group.axis: self._plans(group, scores[group.axis]) for group in self.groups}
-
-        def measure(group: Group, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            whole = rows_of_output(output, watching.tokens.own)
-            curve = found[group.axis]
-            curve.whole += float(whole.square().sum())
-            own = watching.tokens.own
-            lost = lost_without(walk.model, module, (args, kwargs), whole, plans[group.axis], own)
-            curve.lost.update({count: curve.lost.get(count, 0.0) + each for count, each in lost.items()})
-
-        watching = replace(self._watching(walk), also=measure)
-        self._run(walk, watching, batches)
-        if isinstance(batches, RunAlong):
-            found = {group.axis: Curve(dict.fromkeys(plans[group.axis], 0.0)) for group in self.groups}
-        return {axis: each.everywhere() for axis, each in found.items()}
-
     def beyond(self, batches: Sequence[Any], walk: DirectoryWalk, scores: Mapping[Axis, Tensor]) -> dict[float, Beyond]:
-        """What the model's outputs lose on a text when a share of the experts leaves all mixtures, those of the least
-        score: from a walk for each share, the dense model beside."""
+        """The loss of the model's outputs on a text when a share of the experts leaves every mixture, least scores
+        first: one walk for each share, beside the dense model."""
         found = {}
         for share in TOGETHER:
-            plans = {}
-            for group in self.groups:
-                its = self._plans(group, scores[group.axis])
-                count = max(1, round(share * group.size))
-                if count in its:
-                    plans[group.name] = its[count]
-            if len(plans) == len(self.groups):
-                found[share] = self._beyond(batches, walk, plans).everywhere()
+            plans = {group.name: self._plan(group, scores[group.axis], share) for group in self.groups}
+            its = {name: plan for name, plan in plans.items() if plan is not None}
+            if len(its) == len(plans):
+                found[share] = self._beyond(batches, walk, its).everywhere()
         return found
 
     def _beyond(self, batches: Sequence[Any], walk: DirectoryWalk, plans: Mapping[str, Plan]) -> Beyond:
@@ -257,11 +188,9 @@ class Mixtures:
                         for group in inside[name]:
                             undo.call(carry_out(walk.model, plans[group.name], None))
 
-                    for name in run_through(replay, walk.weights(), batches, visit=without):
+                    for _ in run_through(replay, walk.weights(), batches, visit=without):
                         undo.roll_back()
                         undo.forget()
-                        lost, whole = _apart(replay, name, batches)
-                        found.streams.update({group.name: (lost, whole) for group in inside[name]})
                     if replay.keep_all and not keeps_all:
                         continue  # it went back on its way, and did not know then what had left
                     for number, batch in enumerate(batches):
@@ -277,24 +206,14 @@ class Mixtures:
             walk.forward = own
         return found
 
-    def losses(self, batches: Sequence[Any], walk: DirectoryWalk, counts: Mapping[Axis, int]) -> Losses:
-        """What each mixture loses without each set of so many of its experts."""
-        plans = subset_plans(self.subject.model, self.subject.coupling, counts, self.groups)
-        watching, found = watching_losses(self._watching(walk), plans)
-        self._run(walk, watching, batches)
-        if isinstance(batches, RunAlong):
-            found = {axis: dict.fromkeys(its, 0.0) for axis, its in plans.items()}
-        return everywhere(found)
-
-    def _plans(self, group: Group, scores: Tensor) -> dict[int, Plan]:
-        """The mixture without so many of its experts."""
-        order, plans = scores.argsort(stable=True).numpy(), {}
-        for count in sorted({max(1, round(share * group.size)) for share in _SHARES}):
-            mask = np.ones(group.size, dtype=bool)
-            mask[order[:count]] = False
-            if count < group.size and not self.subject.coupling.contradicted({group.axis: group.size - count}):
-                plans[count] = plan_of(self.subject.model, self.subject.coupling, {group.axis: mask})
-        return plans
+    def _plan(self, group: Group, scores: Tensor, share: float) -> Plan | None:
+        """The mixture without a share of its experts; None where so many cannot leave."""
+        count = max(1, round(share * group.size))
+        if count == group.size or self.subject.coupling.contradicted({group.axis: group.size - count}):
+            return None
+        mask = np.ones(group.size, dtype=bool)
+        mask[scores.argsort(stable=True).numpy()[:count]] = False
+        return plan_of(self.subject.model, self.subject.coupling, {group.axis: mask})
 
     def _watching(self, walk: DirectoryWalk) -> Watching:
         for group in self.groups:
@@ -314,20 +233,6 @@ class Mixtures:
                 walk.run()
         finally:
             walk.forward = own
-
-
-def _apart(replay: Replay, name: str, batches: Sequence[Any]) -> tuple[float, float]:
-    """The squared differences of what a block gives in both models, and the squares of the dense one's."""
-    lost = whole = 0.0
-    assert replay.dense is not None
-    for number, batch in enumerate(() if isinstance(batches, RunAlong) else batches):
-        if not (replay.outputs.has(name, number) and replay.dense.has(name, number)):
-            continue  # of the last block nothing is kept that the model does not need
-        mine = Tokens.of(batch).own
-        one = rows_of_output(replay.dense.load(name, number), mine)
-        two = rows_of_output(replay.outputs.load(name, number), mine)
-        lost, whole = lost + float((one - two).square().sum()), whole + float(one.square().sum())
-    return lost, whole
 
 
 def mixtures_of(checkpoint: Checkpoint, asked: Request, *, model: DirectoryWalk | None = None) -> Mixtures:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from secateur.allocation import Allocation
 from secateur.blockwise import naming_batches
-from secateur.coupling import Axis, Branch, Coupling, Group, find_coupling
+from secateur.coupling import Axis, Branch, Coupling, find_coupling
 from secateur.criteria import magnitude
 from secateur.pipeline import reestimate_batchnorm
 from secateur.report import Reported, Sheet
@@ -30,9 +30,7 @@ from secateur.shrinking.costs import cost_of, ratio_of_times
 from secateur.shrinking.counts import Choice, choose
 from secateur.shrinking.examples import example_of, shorter
 from secateur.shrinking.execution import carry_out
-from secateur.shrinking.expert_merging import Merged, Merging
-from secateur.shrinking.expert_repair import MendedMixtures, change_mixtures
-from secateur.shrinking.expert_subsets import Losses, losses_in_memory
+from secateur.shrinking.expert_repair import MendedMixtures, mend_mixtures
 from secateur.shrinking.experts import choose_experts, mixtures_in_scope
 from secateur.shrinking.output_costs import OutputCosts
 from secateur.shrinking.patching import patch
@@ -44,14 +42,14 @@ from secateur.shrinking.scope import check_globs, names_of
 from secateur.shrinking.subject import subject_of
 from secateur.shrinking.tables import shrunk_parts
 from secateur.shrinking.without_data import warn_without_data
-from secateur.support import Forward, Part, Undo, check_batches, private, tensors_of, track
+from secateur.support import Forward, Part, Undo, check_batches, private, tensors_of
 
 __all__ = ["Shrunk", "shrink"]
 
 
 @dataclass(frozen=True, eq=False)
 class Shrunk(Reported):
-    """What a call of `shrink` did; as a string, a table.
+    """The result of `shrink`; prints as a table.
 
     Attributes:
         model: the module that became smaller, the same object as before.
@@ -60,13 +58,12 @@ class Shrunk(Reported):
         beside: the two that are nearest to what was asked and exist, less first; ``got`` is one of them.
         branches: the residual branches that the model had.
         stayed: ``{name: why}`` of branches that were not to leave, or could not.
-        patched: ``{name: share}`` of weights that take over what branches behind them added: how much of the squares of
-            what the stream lacks they make up for, on the calibration.
+        patched: ``{name: share}`` of weights that were repaired: the share that each recovers of the squared residual,
+            which is what the removed branches behind it added to the stream, on the calibration.
         experts: ``{router: (experts before, after)}`` of the mixtures of which experts left.
         unreached: ``{router: experts}`` that no token of the batches was sent to.
-        mended: ``{router: share}``: how much of what the stream lacks behind a mixture its experts make up for, of the
-            squares, on tokens that were held out; ``{router: why}`` in ``unmended`` of those that stay as they were.
-        merged: ``{router: ((expert that stays, others), ...)}``; ``{router: why}`` in ``unmerged``.
+        mended: ``{router: share}``: the share of the squared residual behind a mixture that its repaired experts
+            recover on held-out tokens; ``{router: why}`` in ``unmended`` of those that stay as they were.
         coupling: the groups of channels of the model without the branches and experts that left, and what is frozen,
             also by the proof.
         kept: which units stay, of the groups that lost some.
@@ -86,8 +83,6 @@ class Shrunk(Reported):
     unreached: Mapping[str, tuple[int, ...]] = field(repr=False)
     mended: Mapping[str, float] = field(repr=False)
     unmended: Mapping[str, str] = field(repr=False)
-    merged: Mapping[str, tuple[tuple[int, ...], ...]] = field(repr=False)
-    unmerged: Mapping[str, str] = field(repr=False)
     coupling: Coupling = field(repr=False)
     kept: Mapping[Axis, npt.NDArray[np.bool_]] = field(repr=False)
     plans: Sequence[Plan] = field(repr=False)
@@ -122,10 +117,8 @@ def shrink(
     modes: Iterable[bool] | None = None,
     more_inputs: Iterable[Any] = (),
     branches: float | Iterable[str] = 0.0,
-    rank_branches: str | None = None,
     experts: float = 0.0,
     rank_experts: str | None = None,
-    how_experts: str = "remove",
     unreached_first: bool = False,
     optimizer: torch.optim.Optimizer | None = None,
     uniform: bool = False,
@@ -137,9 +130,9 @@ def shrink(
     Which slices live and die together is found by watching a forward pass (`find_coupling`); the outputs of the model
     keep their shapes.
 
-    With ``batches``, data says what leaves: the units whose loss costs the outputs of the layers behind them least when
-    these make up for it (optimal brain surgery on the Gram matrix of their inputs, as in ZipLM, arXiv:2302.04089, and
-    SlimGPT, arXiv:2412.18110), and of each group as many as that comes to beside all others. Then what stays is
+    With ``batches``, data decides what leaves: the units whose removal costs the outputs of the layers behind them
+    least after these are repaired (optimal brain surgery on the Gram matrix of their inputs, as in ZipLM,
+    arXiv:2302.04089, and SlimGPT, arXiv:2412.18110), with groups competing by the same loss. Then what stays is
     repaired: block by block, least squares moves the columns that are left. Without, each unit's score is the sum of
     the criterion's scores over all entries that would leave with it, divided by its group's mean; biases and
     normalizations count only where a group has no matrices.
@@ -148,7 +141,7 @@ def shrink(
         model: any module; its parameters stay the same objects, with smaller data.
         example_inputs: a tensor, a tuple of positional arguments or a dict of keyword arguments. None: the first of
             ``batches``, without a cache or routers' scores beside the results; of it two rows, and a few tokens of a
-            text, but for a ``target`` of time or memory.
+            text, but for a ``target`` of time.
         sparsity: the fraction of ``target`` that leaves, in [0, 1): what leaves is the nearest that exists, off by at
             most half of the smallest step. Where steps are so coarse that this is more than a twentieth of the target,
             the smaller of the two nearest models is taken. None: the units that are zero in all members leave, or, with
@@ -162,8 +155,8 @@ def shrink(
         round_to: counts are multiples of this, or all. By default of 16 in groups of 64 units or more, since other
             counts run no faster; of 8, 4, 2 or 1 where one such step would be more than 1 % of the target.
         target: what ``sparsity`` is a fraction of: ``"params"`` (entries of parameters), ``"macs"`` (multiply-adds of
-            the example), ``"memory"`` (bytes of parameters, buffers and the results of all calls, as training holds
-            them), ``"latency"`` (time of the example in evaluation mode, measured beside the model's own), ``"units"``.
+            the example), ``"latency"`` (time of the example in evaluation mode, measured beside the model's own),
+            ``"units"``.
         evidence: ``{name: {keyword: Tensor}}`` for a criterion that names some; see `secateur.evidence.collect`.
         batches: real inputs: what a DataLoader yields, or
             `secateur.read_calibration`. They are run through it twice, in evaluation mode, a block at a time; padding
@@ -174,21 +167,15 @@ def shrink(
         forward: ``(model, batch) -> outputs``, how a batch is run; see `secateur.oneshot`.
         modes, more_inputs: which passes to watch; see `find_coupling`.
         branches: the fraction of the residual branches, the f of ``x + f(x)``, that leave first, rounded up; one stays
-            at least. Channels make up what is missing to ``sparsity``. Or the names of those that leave.
-        rank_branches: which leave: those whose loss moves the model's ``"outputs"`` least, one after the other, by the
-            batches, if there are any; else those of the least ``"influence"`` on the examples, which have to be real
-            ones then (`secateur.shrinking.branches.influences`), or of the least mean score by the ``"criterion"``.
+            at least. Channels make up what is missing to ``sparsity``. Those leave whose loss moves the model's outputs
+            least, one after the other, by the batches; without, those of the least influence on the examples, which
+            have to be real ones then (`secateur.shrinking.branches.influences`). Or the names of those that leave.
         experts: the fraction of the experts of each mixture that leave before other units do, or how many (1, 2, ...),
             and never so many that fewer are left than are chosen at a time. Channels make up what is missing to
             ``sparsity``.
         rank_experts: which leave, those of the least: ``"reap"``, the mean over an expert's tokens of its outputs' norm
-            times its weight (REAP, arXiv:2510.13999), the default with batches; ``"total"``, the sum of the same;
-            ``"activation"``, the mean of the norm alone; ``"frequency"``, its tokens; or the score by the
-            ``"criterion"``, the default without. ``"exhaustive"`` tries all sets of so many, and takes the one without
-            which the mixture's outputs move least (arXiv:2402.14800): where experts are few.
-        how_experts: ``"merge"`` with batches: those that leave are merged into those that stay, after REAM
-            (arXiv:2604.04356): near ones by their outputs and the router's scores, hidden units paired, weights
-            averaged by the scores; then ``repair``. Otherwise they are just not there.
+            times its weight (REAP, arXiv:2510.13999), the default with batches; ``"frequency"``, its tokens; or the
+            score by the ``"criterion"``, the default without.
         unreached_first: experts that no token of the batches is sent to leave first. Otherwise they leave when the
             criterion says so, since a text may just not have what they are for.
         optimizer: its state (moments, momentum) loses the same slices, so that training goes on.
@@ -254,20 +241,14 @@ def shrink(
         target=target,
         evidence=evidence,
         branches=branches,
-        rank_branches=rank_branches,
         experts=experts,
         rank_experts=rank_experts,
-        how_experts=how_experts,
         unreached_first=unreached_first,
         uniform=uniform,
         verify=verify,
     )
-    if asked.rank_branches == "outputs" and batches is None:
-        raise ValueError('rank_branches="outputs" runs the model on real inputs; pass batches=, or leave it out.')
     if batches is None and asked.rank_experts not in (None, "criterion"):
         raise ValueError(f'rank_experts="{asked.rank_experts}" runs the model on real inputs; pass batches=.')
-    if asked.experts and batches is None and asked.how_experts == "merge":
-        raise ValueError('how_experts="merge" runs the model on real inputs; pass batches=.')
     given, inside = model, private.inside_compiled(model)
     model = model if inside is None else inside
     _check_values(model)
@@ -284,7 +265,7 @@ def shrink(
     )
     coupling = before = watched()
     dense, work = _totals(model), coupling.multiply_adds({})
-    dense_outputs = None  # beside which batch normalizations are made anew
+    dense_outputs = None  # compared with the dense outputs when batch normalizations are re-estimated
     if held is None:
         warn_without_data(model, before, asked)
     else:
@@ -301,8 +282,7 @@ def shrink(
         if asked.branches:
             known |= {name for name, _ in (*model.named_modules(), *model.named_parameters())}
             check_globs(known, asked.globs)
-            told = repair or asked.rank_branches in (None, "outputs")  # by outputs what leaves, or what is patched
-            costs = OutputCosts(model, held, forward) if held is not None and told else None
+            costs = None if held is None else OutputCosts(model, held, forward)
             gone, stayed = _branches_to_leave(model, before, asked, inputs, costs)
             if held is not None and costs is not None and repair:
                 patched = patch(model, gone, held, costs=costs, forward=forward, undo=undo)
@@ -315,7 +295,7 @@ def shrink(
         configured: Configured | None = None
         experts_stay: dict[str, tuple[int, int]] = {}
         unreached: dict[str, tuple[int, ...]] = {}
-        repaired, merged = MendedMixtures(), Merged()
+        repaired = MendedMixtures()
         if asked.experts:
             share_left = _share_left(model, coupling, example_inputs, target)
             configured = Configured(model, coupling) if uniform and has_configuration(model) else None
@@ -324,20 +304,9 @@ def shrink(
             routed = None
             if held is not None and rest.rank_experts != "criterion":
                 routed = routed_in_memory(model, coupling, mixtures_in_scope(subject, rest), held, forward)
-            losses = None
-            if rest.rank_experts == "exhaustive" and held is not None:
-                every = mixtures_in_scope(subject, rest)
-                losses = functools.partial(_losses, model, coupling, every, held, forward)
-            fewer = choose_experts(subject, rest, known, routed, losses)
+            fewer = choose_experts(subject, rest, known, routed)
             left, experts_stay, unreached = fewer.choice, fewer.counts, fewer.unreached
-            merging = None
-            if asked.how_experts == "merge" and routed is not None:
-                before_ = {group.name: group for group in coupling.groups if group.name in experts_stay}
-                ranks = asked.rank_experts or "reap"
-                scores = {name: routed[group.axis].scores(ranks) for name, group in before_.items()}
-                merging = Merging(coupling, before_, left.kept, scores)
-            changes = routed is not None and (repair or merging is not None)
-            whole = copy.deepcopy(model) if changes else None
+            whole = copy.deepcopy(model) if routed is not None and repair else None
             plans.append(left.plan)
             undo.call(carry_out(model, left.plan, optimizer))
             if configured is not None:
@@ -345,9 +314,7 @@ def shrink(
             coupling = watched()
             if whole is not None and held is not None:
                 mixtures = [group for group in coupling.groups if group.name in experts_stay]
-                repaired, merged = change_mixtures(
-                    model, whole, mixtures, held, forward=forward, undo=undo, repair=repair, merging=merging
-                )
+                repaired = mend_mixtures(model, whole, mixtures, held, forward=forward, undo=undo)
             share *= share_left(coupling)
             rest = replace(asked, sparsity=0.0 if sparsity is None else max(0.0, 1 - (1 - sparsity) / share))
             configured = None
@@ -384,8 +351,6 @@ def shrink(
             unreached=unreached,
             mended=repaired.shares,
             unmended=repaired.whole,
-            merged=merged.groups,
-            unmerged=merged.whole if asked.how_experts == "merge" else {},
             coupling=coupling,
             kept=kept,
             plans=plans,
@@ -398,22 +363,11 @@ def shrink(
     return done
 
 
-def _losses(
-    model: nn.Module,
-    coupling: Coupling,
-    groups: Sequence[Group],
-    batches: Sequence[Any],
-    forward: Forward | None,
-    counts: Mapping[Axis, int],
-) -> Losses:
-    return losses_in_memory(model, coupling, groups, counts, batches, forward)
-
-
 def _reestimate(
     model: nn.Module, batches: Sequence[Any], costs: OutputCosts, forward: Forward | None, undo: Undo
 ) -> None:
-    """Makes batch normalizations anew where the outputs come nearer to the dense model's. After a good repair inputs
-    are what they were, and statistics of a whole training say more than those of a few batches."""
+    """Re-estimates batch normalizations where that brings the outputs nearer to the dense model's. After a good repair
+    the inputs are nearly what they were, and the statistics of the training are better than those of a few batches."""
     now, buffers = costs.now(), [*model.buffers()]
     before = undo.values(*buffers)
     reestimate_batchnorm(model, batches, forward=forward)
@@ -435,18 +389,18 @@ def _check_values(model: nn.Module) -> None:
 def _held(batches: Iterable[Any]) -> list[Any]:
     check_batches(batches)
     if not (held := list(batches)):
-        raise ValueError("there are no batches: what should leave is learned from running the model.")
+        raise ValueError("there are no batches: pass at least one, or leave batches out to rank by the criterion.")
     return held
 
 
 def _example_in(model: nn.Module, batches: Sequence[Any] | None, forward: Forward | None, target: str) -> Any:
-    """What the model is called with, as a batch says it."""
+    """The example inputs that the first batch gives."""
     if batches is None or forward is not None:
         raise ValueError(
             "give example_inputs, what the model is called with; or batches= without forward=, of which the first says "
             "it."
         )
-    if target in ("latency", "memory"):
+    if target == "latency":
         return example_of(model, batches[0], None)
     return shorter(example_of(model, batches[0]))
 
@@ -470,14 +424,12 @@ def _branches_to_leave(
 ) -> tuple[list[Branch], dict[str, str]]:
     if isinstance(asked.branches, tuple):
         return named_branches(model, coupling, asked.branches, inputs, verify=asked.verify), {}
-    rank = asked.rank_branches or ("outputs" if costs is not None else "influence")
-    score = _by_criterion(asked.criterion, asked.evidence) if rank == "criterion" else influences
     return choose_branches(
         model,
         coupling,
         asked.branches,
         inputs,
-        score=costs if costs is not None and rank == "outputs" else score,
+        score=influences if costs is None else costs,
         include=asked.include,
         exclude=asked.exclude,
         verify=asked.verify,
@@ -485,7 +437,7 @@ def _branches_to_leave(
 
 
 def _share_left(model: nn.Module, before: Coupling, example_inputs: Any, target: str) -> Callable[[Coupling], float]:
-    """How much of the target is left of what the model has now, told later, when branches have left it."""
+    """A function that says, once branches have left, which share of the model's present target is left."""
     if target == "units":
         return lambda _: 1.0  # a branch has none: the fraction is of those that stay
     if target == "latency":
@@ -493,20 +445,3 @@ def _share_left(model: nn.Module, before: Coupling, example_inputs: Any, target:
         return lambda _: ratio_of_times(copy.deepcopy(model).eval(), dense, example_inputs)
     whole = cost_of(model, before, example_inputs, target)({})
     return lambda after: cost_of(model, after, example_inputs, target)({}) / whole if whole else 1.0
-
-
-def _by_criterion(
-    criterion: Callable[..., Tensor], evidence: Mapping[str, Mapping[str, Tensor]]
-) -> Callable[[nn.Module, Coupling, Sequence[Any]], dict[Branch, float]]:
-    """Branches by the mean score of the entries of their matrices; of those that have none, of all."""
-
-    def score(model: nn.Module, coupling: Coupling, _: Sequence[Any]) -> dict[Branch, float]:
-        found = {}
-        for branch in track(coupling.branches, "scoring branches"):
-            members = {name: model.get_parameter(name).detach() for name in branch.parameters}
-            chosen = {name: each for name, each in members.items() if each.dim() > 1} or members
-            scores = [criterion(each, **evidence.get(name, {})).double().flatten() for name, each in chosen.items()]
-            found[branch] = float(torch.cat(scores).mean())
-        return found
-
-    return score

@@ -1,10 +1,9 @@
-"""What a model without units that are chosen between is compared with, such as experts of a mixture.
+"""The reference for a model without some of its experts: the original, whose router can not choose them.
 
 Law: a model without expert e equals the original whose router's logit for e is minus infinity: where the logit is made,
-and wherever what became of it is compared with others', such as behind a bias that was added to a share.
-
-Beside the choices that the weights make there are others in which each unit that stays has its turn: a unit that
-nothing is sent to could be any.
+and wherever a value made from it is compared with others', such as behind a bias that was added to a share.
+Beside the choices that the weights make, each expert that stays is preferred once: an expert that receives no token
+would not be compared at all.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ _TURNS = 2  # choices in which others are preferred
 
 @dataclass(frozen=True)
 class Oracle:
-    """Which units have no chance, and whose turn it is.
+    """Which units the router can not choose, and which it prefers.
 
     Attributes:
         looks: where scores are made and compared, ``{spot: (made, dimension, which stay)}``.
-        gone: whether the others are still there, and have no chance.
+        gone: whether the others are still in the model, and have to be masked.
         turn: which of those that stay are preferred, one an entry after the other; None: those that are.
     """
 
@@ -90,8 +89,8 @@ def _along(mask: npt.NDArray[np.bool_], tensor: Tensor, at: int) -> Tensor:
 
 
 def oracles(coupling: Coupling, kept: Kept) -> tuple[list[Oracle | None], list[Oracle | None]]:
-    """The choices to compare: of the original without those that leave, and of the smaller model; [None] where no
-    units that are chosen between leave, and the example reaches all of them."""
+    """Pairs of router masks to compare: for the original without the units that leave, and for the smaller model.
+    [None] where no such units leave, and the example reaches all of them."""
     axes = {each.axis for each in coupling.groups if each.chosen and each.axis in kept and not kept[each.axis].all()}
     if not axes and not coupling.turns:
         return [None], [None]
@@ -125,7 +124,7 @@ def zero_all(tensors: Mapping[str, Tensor], plan: Plan) -> None:
 
 
 def kept_by(coupling: Coupling, plan: Plan) -> dict[Any, npt.NDArray[np.bool_]]:
-    """What a plan keeps of the groups of units that are chosen between."""
+    """The units that a plan keeps of each group that a router chooses from."""
     found = {}
     for group in coupling.groups:
         if not group.chosen:

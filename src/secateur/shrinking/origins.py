@@ -1,14 +1,14 @@
-"""Which tensor of a source each tensor of a directory is, or which rows of one: written, written down, and read again.
+"""Origins: from which tensor of the source each tensor of a directory was copied, and which rows; written and read.
 
-Law: what is written has the source's bytes; what is written down names every tensor that has another name or fewer
-entries, and those of the source that left.
+Law: tensors have the source's bytes; the record names every tensor that has another name or fewer entries, and those of
+the source that left.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -18,10 +18,8 @@ from secateur.checkpoints import (
     HINT,
     Checkpoint,
     CheckpointError,
-    Compared,
     Cuts,
     Hashed,
-    VerifiedTensor,
     nbytes_of_cut,
     new_file,
     read_json,
@@ -29,16 +27,13 @@ from secateur.checkpoints import (
     write_header,
 )
 from secateur.shrinking.directory import write_cut
-from secateur.shrinking.plan import fits
-from secateur.support import Fields, printable, track
+from secateur.support import Fields, track
 
 __all__ = [
     "Origin",
-    "about_origins",
     "files_of",
     "origins_in",
     "origins_text",
-    "unnamed",
     "write_file",
     "write_index",
     "write_origins",
@@ -127,7 +122,7 @@ def origins_text(checkpoint: Checkpoint, written: Mapping[str, Origin], kind: st
 
 
 def origins_in(path: Path, kind: str, what: str) -> tuple[Mapping[str, Origin], set[str]]:
-    """What each tensor was that is another now, and which of the source's are nowhere."""
+    """The origin of each tensor that was renamed or sliced, and the source's tensors that left."""
     try:
         read = Fields.read(path, error=CheckpointError, hint=HINT)
     except FileNotFoundError:
@@ -144,46 +139,3 @@ def origins_in(path: Path, kind: str, what: str) -> tuple[Mapping[str, Origin], 
             cuts[int(at)] = np.array(kept.each(at, int, least=0, most=2**62), dtype=np.int64)
         found[name] = (its.take("from", str), cuts)
     return found, set(read.each("gone", str))
-
-
-def about_origins(
-    checkpoint: Checkpoint, dense: Checkpoint, made_of: Mapping[str, Origin], file: str, moved: Collection[str] = ()
-) -> Iterator[tuple[VerifiedTensor | None, str | None]]:
-    """Whether each tensor is what a ``file`` says it is of the source's; of those that ``moved`` the shape."""
-    for name in made_of:
-        if name not in checkpoint:
-            yield None, f"{printable(name)}: {file} says what it was; it is not here."
-    for name, its in track(checkpoint.entries.items(), "verifying", total=len(checkpoint)):
-        old, cuts = made_of.get(name, (name, {}))
-        if old not in dense:
-            yield None, f"{printable(name)}: was {printable(old)}, which is not in the source."
-            continue
-        entry = dense.entries[old]
-        if not all(at < len(entry.shape) and fits(each, entry.shape[at]) for at, each in cuts.items()):
-            yield None, f"{printable(name)}: {file} does not fit the source's shape {entry.shape}."
-            continue
-        wanted = shape_of_cut(entry, cuts)
-        if (its.dtype, its.shape) != (entry.dtype, wanted):
-            problem = f"{printable(name)}: {its.dtype} of shape {its.shape}; of the source stay {entry.dtype} {wanted}."
-            yield VerifiedTensor(name, its.shape, its.dtype, None), problem
-            continue
-        if name in moved:
-            yield VerifiedTensor(name, its.shape, its.dtype, None), None
-            continue
-        compared = Compared(checkpoint, name)
-        write_cut(cast(BinaryIO, compared), dense, entry, cuts, [])
-        same = compared.all_of_it
-        problem = f"{printable(name)}: is not what stays of the source's {printable(old)}."
-        yield VerifiedTensor(name, its.shape, its.dtype, None, unchanged=same), None if same else problem
-
-
-def unnamed(
-    checkpoint: Checkpoint, dense: Checkpoint, made_of: Mapping[str, Origin], gone: Collection[str], file: str
-) -> Iterator[str]:
-    """What of the source is nowhere and is not said to have left, or the other way round."""
-    used = {made_of.get(name, (name, {}))[0] for name in checkpoint}
-    for name in dense:
-        if name not in used and name not in gone:
-            yield f"{printable(name)}: in the source, but not here, and {file} does not say that it left."
-    for name in sorted(used & {*gone}):
-        yield f"{printable(name)}: left, {file} says; it is here."

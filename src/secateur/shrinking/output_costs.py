@@ -1,4 +1,4 @@
-"""What a model's outputs lose without some of its residual branches, on real inputs; and which are best left out.
+"""How far a model's outputs move without some of its residual branches, on real inputs; and which branches to remove.
 
 Law: costs are measured on the model as it will be, with what stays in place of the modules that left; it is as it was
 afterwards. Branches leave one by one, each the one without which the outputs move least, the others being gone.
@@ -29,13 +29,13 @@ _BATCHES = 4  # at most
 
 @contextlib.contextmanager
 def running(model: nn.Module) -> Iterator[None]:
-    """For running batches: the model is as it was at the end."""
+    """A context for running batches; the model's mode, buffers and gradients are restored at its end."""
     with unchanged(model), prepared(model), torch.no_grad(), seeded():
         yield
 
 
 class OutputCosts:
-    """The divergence of outputs from those that the model has now; see `secateur.blockwise.divergence`.
+    """Measures the divergence of a changed model's outputs from its present ones; see `secateur.blockwise.divergence`.
 
     Args:
         model: it stays as it is.
@@ -78,7 +78,7 @@ class OutputCosts:
         return run_batch(self.model, batch, self.forward)
 
     def now(self, watched: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext) -> float:
-        """What the outputs of the model as it is now lack, each batch run within ``watched``; a mean over rows."""
+        """The divergence of the model as it is now: the mean over rows. Each batch is run within ``watched``."""
         total, rows = 0.0, 0
         with running(self.model):
             for batch, dense in self.held:
@@ -89,14 +89,15 @@ class OutputCosts:
         return total / rows if rows and math.isfinite(total) else math.inf
 
     def unexplained(self) -> float:
-        """How much of what the outputs were those of the model as it is now say nothing of; see
-        `secateur.blockwise.unexplained`."""
+        """The share of the original outputs that the present ones do not explain; see
+        `secateur.blockwise.unexplained`.
+        """
         with running(self.model):
             found = unexplained((dense, self._run(batch), Tokens.of(batch).own) for batch, dense in self.held)
         return found if math.isfinite(found) else math.inf
 
     def without(self, branches: Sequence[Branch]) -> float:
-        """What they lack without these branches; infinite where the model does not run so."""
+        """The divergence without these branches; infinite where the model does not run without them."""
         plan = plan_without(branches)
         key = frozenset(plan.modules)
         if key not in self._known:
@@ -110,10 +111,10 @@ class OutputCosts:
         return self._known[key]
 
     def least(self, candidates: Sequence[Branch], every: Sequence[Branch], target: int) -> list[Branch]:
-        """As many as the target of the candidates, such that the outputs lose little; fewer where there are no more.
+        """A set of ``target`` candidates whose removal moves the outputs little; fewer where there are no more.
 
-        What leaves next is what adds least for each branch that leaves. What was measured while fewer were gone is
-        taken for too little, never for too much, so that few are measured again.
+        Next leaves what adds the least divergence per branch. A cost that was measured with fewer branches gone counts
+        as a lower bound, so that few are measured again.
         """
         chosen: list[Branch] = []
         adds: dict[Branch, float] = {}
@@ -137,7 +138,7 @@ class OutputCosts:
 
 
 def few_batches(batches: Sequence[Any]) -> list[Any]:
-    """The first batches, or what there is of them: as many as hold a thousand tokens, or examples."""
+    """The first batches, until they hold a thousand tokens, or examples."""
     held: list[Any] = []
     rows = 0
     for batch in batches[:_BATCHES]:

@@ -1,13 +1,14 @@
-"""What residual branches added is taken over by the weights before them, as far as it is linear in what those see.
+"""Repair after residual branches left: the weights before them are fitted to what the branches added.
 
 Law: a patch is merged into a weight that is there already, so that nothing is computed in addition; on the calibration
 the stream is nearer to the dense model's with it, and the outputs no further; where that is not so, there is none.
 Sums are in float64 and rounded once.
 
-A matrix W whose outputs are added to the stream becomes ``W + Δ``, and ``X Δᵀ + b`` is by least squares what the stream
-lacks behind the branches; b only where there is a bias. ReplaceMe (arXiv:2505.02819) looks for ``T`` with ``Δ = T W -
-W``, which is among these. Where the stream is normalized (BERT), each of its channels is scaled and moved by the scales
-of the normalization, as LinearPatch (arXiv:2505.24680) does with a matrix of its own.
+A matrix W whose outputs are added to the stream becomes ``W + Δ``, and ``X Δᵀ + b`` is fitted by least squares
+to the residual: the dense stream behind the branches minus the present one; b only where there is a bias. ReplaceMe
+(arXiv:2505.02819) looks for ``T`` with ``Δ = T W - W``, which is among these. Where the stream is normalized (BERT),
+each of its channels is scaled and moved by the scales of the normalization, as LinearPatch (arXiv:2505.24680) does with
+a matrix of its own.
 """
 
 from __future__ import annotations
@@ -42,10 +43,11 @@ def patch(
     forward: Forward | None,
     undo: Undo,
 ) -> dict[str, float]:
-    """Changes the weights around the branches that leave, which the model has still; ``{name: share}``, how much of the
-    squares of what the stream lacks a weight before them makes up for.
+    """Changes the weights around the branches that leave, which the model has still; ``{name: share}``, the share
+    of the squared residual that a weight before them recovers.
 
-    First to last, each on what the patches before it give; then what follows comes nearer to the dense stream, too.
+    First to last, each with the patches before it in place; then the matrices behind are fitted to the dense stream,
+    too.
 
     Raises:
         ValueError: a batch takes another way through the model than the first one, or no walk goes through its blocks.
@@ -127,7 +129,9 @@ def solver_of(place: Place, weight: Tensor, bias: Tensor | None) -> Solver:
 
 
 def add_batch(solver: Solver, inputs: Iterator[Tensor], lack: Tensor, number: int, count: int) -> None:
-    """Of one of so many batches what a place was given, in parts, and what lacks behind it; some of it is held out."""
+    """Adds one of so many batches: the inputs of a place, in parts, and the residual behind it; some rows are held
+    out.
+    """
     for part, lacks in _together(inputs, lack):
         if count >= _HELD_OUT:
             solver.add(part, lacks, held_out=number % _HELD_OUT == _HELD_OUT - 1)
@@ -163,13 +167,13 @@ class Solver(Protocol):
         """More rows, in float64."""
 
     def solved(self) -> tuple[tuple[Tensor, Tensor | None] | None, float]:
-        """The new weight and the new bias, in their dtypes, and what share of the squares they make up for; None where
-        nothing is better."""
+        """The new weight and the new bias, in their dtypes, and the share of the squared residual that they recover;
+        None where nothing is better."""
 
 
 @dataclass(eq=False)
 class _Sums:
-    """Sums over rows of inputs x and of what lacks behind them, l; of scales, each channel's own."""
+    """Sums over rows of inputs x and of the residual l behind them; of scales, each channel's own."""
 
     gram: Tensor
     cross: Tensor
@@ -207,9 +211,9 @@ class MatrixPatch:
     """Least squares for a matrix (outputs, inputs) and its bias, damped.
 
     >>> x = torch.randn(64, 3, dtype=torch.float64)
-    >>> lack = x @ torch.tensor([[1.0, 0.0, 2.0]], dtype=torch.float64).T
+    >>> residual = x @ torch.tensor([[1.0, 0.0, 2.0]], dtype=torch.float64).T
     >>> solver = MatrixPatch(torch.ones(1, 3), None)
-    >>> solver.add(x[:48], lack[:48], held_out=False); solver.add(x[48:], lack[48:], held_out=True)
+    >>> solver.add(x[:48], residual[:48], held_out=False); solver.add(x[48:], residual[48:], held_out=True)
     >>> solver.solved()[0][0].round(decimals=4)
     tensor([[2., 1., 3.]])
     """
@@ -255,7 +259,7 @@ class MatrixPatch:
         return change, shift if self.bias is not None else torch.zeros_like(shift)
 
     def _error(self, sums: _Sums, change: Tensor, shift: Tensor) -> float:
-        """The squares of what lacks with it."""
+        """The squared residual that is left with it."""
         cross = sums.cross - torch.outer(shift, sums.inputs)
         both = (change @ sums.gram * change).sum() - 2 * (change * cross).sum()
         constant = sums.count * shift.square().sum() - 2 * (shift * sums.lacks).sum()

@@ -1,4 +1,4 @@
-"""What leaves a model, written down: a `Plan` is a value, made of a choice and read from plain values.
+"""`Plan`: what leaves a model, as a value that is made from a choice, or read from JSON.
 
 Law: a plan says shapes and numbers before and after, so that whoever carries it out can see that it fits; of plain
 values it is what they were made of.
@@ -7,7 +7,7 @@ values it is what they were made of.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ ATTRIBUTE = "shrink_plans"  # of a shrunken model: what was removed, in order
 
 @dataclass(frozen=True)
 class Plan:
-    """What leaves a model: kept indices of tensors' dimensions, numbers that modules hold, and whole modules.
+    """A removal plan: which indices of tensors' dimensions stay, which numbers of modules change, which modules leave.
 
     Attributes:
         tensors: ``{name: (shape before, {dimension: kept indices})}``.
@@ -121,16 +121,14 @@ def _place(number: Fields) -> tuple[str | int, ...]:
 
 
 def plans_of(model: nn.Module) -> list[Plan]:
-    """What left a model until now, in order."""
+    """The plans that were carried out on a model, in order."""
     return list(getattr(model, ATTRIBUTE, ()))
 
 
-def plan_of(model: nn.Module, coupling: Coupling, kept: Kept, names: Collection[str] | None = None) -> Plan:
-    """What leaves when this is kept of the axes; of tensors of these ``names`` alone, if they are given."""
+def plan_of(model: nn.Module, coupling: Coupling, kept: Kept) -> Plan:
+    """The plan that keeps these units of the axes."""
     tensors: dict[str, tuple[tuple[int, ...], dict[int, npt.NDArray[np.int64]]]] = {}
     for name, tensor in tensors_of(model).items():
-        if names is not None and name not in names:
-            continue
         masks = coupling.kept(name, kept)
         cuts = {at: np.flatnonzero(mask) for at, mask in enumerate(masks) if not mask.all()}
         if cuts:
@@ -141,7 +139,7 @@ def plan_of(model: nn.Module, coupling: Coupling, kept: Kept, names: Collection[
 
 
 def plan_without(branches: Iterable[Branch]) -> Plan:
-    """What leaves with residual branches; of modules within others that leave, only the outer."""
+    """The plan that removes residual branches; of nested modules that leave, it names only the outer."""
     modules = {path: form for branch in branches for path, form in branch.modules.items()}
     outer = {path: form for path, form in modules.items() if not any(path.startswith(f"{other}.") for other in modules)}
     return Plan({}, [], modules=outer)

@@ -1,6 +1,6 @@
-"""How a size follows a number, and what equations between such sizes come to.
+"""Sizes as powers of numbers, and the solution of equations between them.
 
-Law: a power is one of a few, told from two sizes; in logarithms powers are factors, and an equation is a row whose sum
+Law: a power is one of a few, found from two sizes; in logarithms powers are factors, and an equation is a row whose sum
 is zero.
 """
 

@@ -277,8 +277,8 @@ def _are_right_in_parts(
 def right_branches(
     model: nn.Module, coupling: Coupling, branches: Sequence[Branch], inputs: Sequence[Any]
 ) -> tuple[dict[Branch, Branch], dict[Branch, str]]:
-    """The branches without which the model computes what it does where they are zero, as they can leave, and of the
-    others what differs."""
+    """The branches whose removal passes the proof: the model without them computes what it computes with their terms
+    zero. For the others, what differs."""
 
     if _leave_right_in_parts(model, coupling, branches, inputs):
         return {each: each for each in branches}, {}

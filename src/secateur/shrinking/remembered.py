@@ -1,6 +1,6 @@
-"""What data says of a dense model, measured once where several copies of it become smaller.
+"""A cache of measurements on a dense model, for several copies of it that are shrunken in turn.
 
-Law: what is recalled was measured on the same weights, groups and batches, to the last bit; all else is measured anew.
+Law: a cached measurement is used only for the same weights, groups and batches, bit for bit.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["Memory", "recalled", "remember", "remembering"]
 
 @dataclass(eq=False)
 class Memory:
-    """What was measured, of models that are run in one way."""
+    """A cache of measurements, for models that are run by one ``forward``."""
 
     known: dict[tuple[Hashable, ...], tuple[tuple[Axis, ...], Measured]] = field(default_factory=dict)
 
@@ -33,8 +33,8 @@ _MEMORY: ContextVar[Memory | None] = ContextVar("secateur_measured", default=Non
 
 @contextlib.contextmanager
 def remembering(memory: Memory) -> Iterator[None]:
-    """Within, `shrink` with data measures what is not in the memory, and puts it there. A search finishes a dozen
-    models that begin alike: of each only what it changes is computed, and the numbers are the same.
+    """A context in which `shrink` with data takes measurements from the memory, and puts new ones there. A search
+    finishes a dozen models that begin alike: only the differences are computed, and the numbers are the same.
 
     Whoever holds the memory runs all batches by the same ``forward``.
     """
@@ -48,8 +48,9 @@ def remembering(memory: Memory) -> Iterator[None]:
 def recalled(
     model: nn.Module, groups: Sequence[Group], batches: Sequence[Any], way: Hashable = None
 ) -> Measured | None:
-    """What was measured of this model in this way, by the axes of these groups; None where nothing was, or nothing is
-    remembered here."""
+    """The cached measurement of this model, by the axes of these groups; None where there is none, or no cache is
+    open.
+    """
     memory = _MEMORY.get()
     found = None if memory is None else memory.known.get(_key(model, groups, batches, way))
     if found is None:
@@ -67,7 +68,7 @@ def recalled(
 def remember(
     model: nn.Module, groups: Sequence[Group], batches: Sequence[Any], measured: Measured, way: Hashable = None
 ) -> None:
-    """Puts what was measured where `recalled` finds it, if somebody asked for that."""
+    """Puts a measurement into the open cache, if there is one."""
     if (memory := _MEMORY.get()) is not None:
         memory.known[_key(model, groups, batches, way)] = tuple(group.axis for group in groups), measured
 

@@ -1,7 +1,7 @@
-"""What stays of a model is repaired: columns leave their matrices as units, and least squares moves the others.
+"""The repair of what stays: columns leave their matrices as units, and the others are solved by least squares.
 
-Law: as many units stay of each group as was chosen; the outputs of a matrix are never further from what is aimed at
-than without repair, on the calibration; weights are solved in float64 and rounded once.
+Law: as many units stay of each group as was chosen; on the calibration, the outputs of a matrix are never further from
+their target than without repair; weights are solved in float64 and rounded once.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ AIM = 0.5  # of the way to the dense stream: MiniLM without half of its MLPs' un
 
 @dataclass(eq=False)
 class Repairing:
-    """The job of a walk over the model that becomes smaller; see `secateur.blockwise`.
+    """The `Job` that removes columns and repairs matrices in a walk over the model; see `secateur.blockwise`.
 
-    A matrix' columns that left are zeros; where it has a bias, that moves with the others. Which units leave is chosen
-    anew where all their consumers are solved in one stage, on what reaches them there; else it is those of ``chosen``.
+    A matrix' columns that left are zeros; where it has a bias, that moves with the others. Where all consumers of
+    a group are solved in one stage, the units that leave are chosen again from the inputs there; else ``chosen`` holds.
     A matrix that loses nothing is aimed at the dense stream, too.
 
     Attributes:
         free: the matrices and biases that may move: `free_in`.
         kept: which units stay, after the walk.
-        errors: ``{name: what the outputs of a matrix lost}`` with its new values, as a share of the variance of what
-            they become part of.
+        errors: ``{name: error}``: the squared error of a matrix' outputs with its new values, as a share of the
+            variance of the stream that they are added to, or of their own.
         biases: which moved with their matrices.
     """
 
@@ -161,18 +161,18 @@ def repaired(
     moves: bool = True,
     aim: float = 0.0,
 ) -> tuple[Tensor, Tensor | None, Tensor]:
-    """The repaired weight and its bias, or the old ones with zeros where columns left if these are nearer to what
-    is aimed at; the weight with a column for the constant where it has a bias. And what each output loses by it, of
-    what the layer aims at.
+    """The repaired weight and its bias, or the old ones with zeros where columns left if these are nearer to
+    the target; the weight with a column for the constant where it has a bias. And the squared error of each
+    output against the target.
 
     Args:
         matrix: (outputs, inputs), dense.
         bias: (outputs,), what is added to this product's outputs and no other's.
         layer: from which the columns left.
-        met: what met the matrix.
+        met: the statistics of the matrix' inputs.
         mask: (inputs,), False where a column left.
         moves: whether anything may move; else columns are zeroed.
-        aim: how much of what is lacking is made up for; the layer's own.
+        aim: the share of the residual to the dense model that is the target, from 0 to 1; the layer's own.
     """
     given = with_constant(matrix, met)
     plain = given.matrix.clone()
@@ -200,8 +200,8 @@ def repaired(
 
 
 def free_in(model: nn.Module, parts: Mapping[str, nn.Module]) -> frozenset[str]:
-    """The parameters of a model's parts that nothing else holds, as an embedding does that is the head, too: what least
-    squares makes of one would be wrong for the other.
+    """The names of the parameters that only these parts of the model hold. A shared one, such as an embedding that is
+    the head, too, is left out: least squares for one use would be wrong for the other.
 
     >>> model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4), nn.Linear(4, 9))
     >>> model[2].weight = model[0].weight

@@ -1,6 +1,6 @@
-"""What is asked of `shrink` and of `shrink_checkpoint`: the same, so it is read and checked once.
+"""The arguments that `shrink` and the verbs for directories share, checked once.
 
-Law: a request holds values, no words; what cannot be asked for is refused before the model runs.
+Law: a request holds values, not words; arguments that are not allowed are refused before the model runs.
 """
 
 from __future__ import annotations
@@ -15,16 +15,14 @@ from secateur import allocation, criteria
 from secateur.allocation import Allocation, check_sparsity
 from secateur.criteria import magnitude
 from secateur.shrinking.costs import TARGETS
-from secateur.shrinking.routing import HOWS, RANKS
+from secateur.shrinking.routing import RANKS
 
 __all__ = ["Request", "request"]
-
-_RANKS = ("outputs", "influence", "criterion")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What is to leave, and how it is chosen; the attributes are the arguments of `secateur.shrink`.
+    """The checked arguments of `secateur.shrink`: how much leaves, and how it is chosen.
 
     Attributes:
         sparsity: the fraction of ``target`` that leaves; None: what is zero.
@@ -38,10 +36,8 @@ class Request:
         uniform: the counts are those that a configuration can say.
         verify: nothing leaves that is not proved to change nothing else.
         branches: the fraction of the residual branches that leave first, or the names of those.
-        rank_branches: "outputs", "influence" or "criterion"; None: outputs with batches, else influence.
         experts: the fraction of the experts that leave before other units, or how many of each mixture.
         rank_experts: one of `RANKS`; None: "reap" with batches, else "criterion".
-        how_experts: "remove", or "merge" into those that stay.
         unreached_first: experts that no token of the batches reaches leave before others.
     """
 
@@ -56,10 +52,8 @@ class Request:
     uniform: bool = False
     verify: bool = True
     branches: float | tuple[str, ...] = 0.0
-    rank_branches: str | None = None
     experts: float = 0.0
     rank_experts: str | None = None
-    how_experts: str = "remove"
     unreached_first: bool = False
 
     @property
@@ -101,20 +95,14 @@ def request(
         check_sparsity(made.sparsity)
     if made.round_to is not None and made.round_to < 1:
         raise ValueError(f"round_to must be at least 1, not {made.round_to}.")
-    if made.rank_branches not in (None, *_RANKS):
-        raise ValueError(f"rank_branches must be one of {', '.join(map(repr, _RANKS))}, not {made.rank_branches!r}.")
     if made.rank_experts not in (None, *RANKS):
         raise ValueError(f"rank_experts must be one of {', '.join(map(repr, RANKS))}, not {made.rank_experts!r}.")
-    if made.how_experts not in HOWS:
-        raise ValueError(f"how_experts must be one of {', '.join(map(repr, HOWS))}, not {made.how_experts!r}.")
-    if made.how_experts == "merge" and made.rank_experts == "criterion":
-        raise ValueError('how_experts="merge" averages by what data says of experts; leave out rank_experts.')
     if not isinstance(made.branches, tuple):
         check_sparsity(made.branches)
     if not (0 <= made.experts < 1 or (made.experts >= 1 and made.experts == int(made.experts))):
-        raise ValueError(f"experts is a fraction in [0, 1), or how many of each mixture leave, not {made.experts}.")
+        raise ValueError(f"experts must be a fraction in [0, 1), or a number of experts, not {made.experts}.")
     if made.branches and made.uniform:
-        raise ValueError("no configuration says which branches left; leave out uniform, or branches.")
+        raise ValueError("no configuration describes removed branches: leave out uniform, or branches.")
     return made
 
 

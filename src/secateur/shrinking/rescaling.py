@@ -1,8 +1,9 @@
-"""Normalizations over a width that lost entries: their weights and biases move so that what stays keeps its scale.
+"""Re-fits the weights and biases of normalizations whose width lost entries, so that the other entries keep their
+scale.
 
-Law: told by what a module computes, never by its class; where nothing is counted, nothing moves; what stays is nearer
-to what it was than before, on the calibration. Of entries that were zero nothing is seen any more, but for rounding and
-what is added to a variance. In a directory it is the same, with the weights of a block in memory.
+Law: normalizations are found by what they compute, never by their class; others do not change; on the calibration, the
+outputs are nearer to the dense ones afterwards. Of entries that were zero nothing is seen any more, but for rounding
+and what is added to a variance. In a directory it is the same, with the weights of a block in memory.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ __all__ = ["rescale", "rescaled_in_directory"]
 
 @dataclass(frozen=True)
 class _Sums:
-    """Over tokens, (entries,), float64: of g, what a weight is multiplied with; of e, what the outputs lack; of g·g and
+    """Over tokens, (entries,), float64: of g, the factor of a weight; of e, the residual of the outputs; of g·g and
     of g·e."""
 
     tokens: int
@@ -64,8 +65,8 @@ class _Norm:
 
 
 def _settled(own: Mapping[str, Tensor], kept: Tensor, sums: _Sums | None) -> dict[str, Tensor]:
-    """Least squares for each entry by itself, with what is constant in the bias, if there is one; nothing where what
-    was seen is no number."""
+    """Least squares for each entry by itself, the constant going to the bias, if there is one; nothing where a sum is
+    not finite."""
     if sums is None or not bool(sums.values.isfinite().all()):
         return {}
     slope, lack, squares, products = sums.values

@@ -1,6 +1,6 @@
 """Which groups play the same role: in two layers of a model, or in two models of other sizes.
 
-Law: a role is told by the names of members without their numbers, and by where the units lie in them.
+Law: a role is given by the names of members without their numbers, and by where the units lie in them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def tie_roles(coupling: Coupling) -> None:
 
 
 def role_of(coupling: Coupling, group: Group) -> tuple[frozenset[tuple[str, int]], bool]:
-    """What two groups have in common that do the same in two layers, or in two models of other sizes.
+    """A key that is equal for groups of the same role in two layers, or in two models of other sizes.
 
     The members without the numbers in their names, and whether the units lie side by side in the first: heads and the
     entries of heads may have the same members.

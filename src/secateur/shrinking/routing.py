@@ -1,18 +1,18 @@
-"""What data says of units that are chosen between, such as experts: how often they work, and how much that gives.
+"""Statistics of experts on data: how many tokens each receives, and how large its outputs are.
 
-Law: nothing changes, and what a model is called does not matter. What an expert adds for a token is its outputs times
-the weight that the model itself gives them, renormalized where the model does that; tokens that are padding, and those
-that an expert adds nothing for, do not count.
+Law: nothing changes, and names of classes do not matter. An expert's contribution for a token is its outputs times the
+model's own weight for them, renormalized where the model does that; padding, and tokens with a contribution of zero, do
+not count.
 
-The weight is the slope of the mixture's output along the expert's: the mixture is run once more on what it was given,
-its outputs are moved one way for all tokens, and the gradient at an expert's outputs is that way times the weight. So
-it is the same for experts in turn, all at once, of one tensor each, with the weight on their outputs or inputs.
+The weight is the derivative of the mixture's output by the expert's: the mixture is run once more on its inputs, one
+output gradient is used for all tokens, and the gradient at an expert's outputs is that gradient times the weight. So it
+is the same for experts that run in turn or all at once, with the weight on their outputs or inputs.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,34 +27,28 @@ from secateur.coupling import Axis, Coupling, Group, tensors_of_tree
 from secateur.shrinking.measuring import check_finite
 from secateur.support import Forward, device_of, mapped, moved, run_batch, tensors_in, track, unchanged, unwrapped
 
-__all__ = ["HOWS", "RANKS", "Routed", "Watching", "check_seen", "mixture_of", "routed_in_memory", "scores_by", "signs"]
+__all__ = ["RANKS", "Routed", "Watching", "check_seen", "mixture_of", "routed_in_memory", "scores_by", "signs"]
 
-HOWS = ("remove", "merge")
-RANKS = ("reap", "total", "frequency", "activation", "exhaustive", "criterion")
+RANKS = ("reap", "frequency", "criterion")
 
 Array = npt.NDArray[np.float64]
 
 
 @dataclass(eq=False)
 class Routed:
-    """Sums over the tokens that were sent to each unit: how many, of the weight times the norm of the outputs, of the
-    norm alone."""
+    """Sums over the tokens that were sent to each unit: how many, and of the weight times the norm of the outputs."""
 
     tokens: Array
     weighted: Array
-    norms: Array
 
     @classmethod
     def zeros(cls, units: int) -> Routed:
-        return cls(np.zeros(units), np.zeros(units), np.zeros(units))
+        return cls(np.zeros(units), np.zeros(units))
 
     def everywhere(self) -> Routed:
         """The sums of all processes."""
-        tokens, weighted, norms = (sum(gathered(each)) for each in (self.tokens, self.weighted, self.norms))
-        return Routed(np.asarray(tokens), np.asarray(weighted), np.asarray(norms))
-
-    def plus(self, other: Routed) -> Routed:
-        return Routed(self.tokens + other.tokens, self.weighted + other.weighted, self.norms + other.norms)
+        tokens, weighted = (sum(gathered(each)) for each in (self.tokens, self.weighted))
+        return Routed(np.asarray(tokens), np.asarray(weighted))
 
     @property
     def unreached(self) -> tuple[int, ...]:
@@ -62,25 +56,22 @@ class Routed:
         return tuple(np.flatnonzero(self.tokens == 0).tolist())
 
     def scores(self, rank: str) -> Array:
-        """Of each unit, higher = keep; zero for one that no token was sent to. An exhaustive choice begins with REAP's.
+        """Of each unit, higher = keep; zero for one that no token was sent to.
 
-        >>> Routed(np.array([2.0, 0.0]), np.array([3.0, 0.0]), np.array([8.0, 0.0])).scores("reap")
+        >>> Routed(np.array([2.0, 0.0]), np.array([3.0, 0.0])).scores("reap")
         array([1.5, 0. ])
         """
         if rank == "frequency":
             return self.tokens.copy()
-        if rank == "total":
-            return self.weighted.copy()
-        return (self.weighted if rank in ("reap", "exhaustive") else self.norms) / np.maximum(self.tokens, 1)
+        return self.weighted / np.maximum(self.tokens, 1)
 
 
 def scores_by(rank: str, routed: Routed, by_criterion: Array, *, unreached_first: bool) -> Tensor:
-    """The scores of units by what data says of them; equal ones are in the order of the criterion.
+    """Scores of experts by their statistics on data, higher = keep; the criterion orders equal ones.
 
-    Of one that no token was sent to data says nothing: it is where the criterion has it among all, unless it is to
-    leave first.
+    An expert that no token reached has no statistics: the criterion places it among all, unless it is to leave first.
 
-    >>> routed = Routed(np.array([1.0, 0.0, 1.0, 1.0]), np.array([5.0, 0.0, 1.0, 3.0]), np.ones(4))
+    >>> routed = Routed(np.array([1.0, 0.0, 1.0, 1.0]), np.array([5.0, 0.0, 1.0, 3.0]))
     >>> scores_by("reap", routed, np.array([1.0, 9.0, 2.0, 3.0]), unreached_first=False).argsort().tolist()
     [2, 3, 0, 1]
     >>> scores_by("reap", routed, np.array([1.0, 9.0, 2.0, 3.0]), unreached_first=True).argsort().tolist()
@@ -125,18 +116,13 @@ def _runs(module: nn.Module) -> bool:
 
 @dataclass(eq=False)
 class Watching:
-    """While it is entered, sums what the mixtures of a model do; `routed` is of each group.
-
-    ``also`` is called with what a mixture was given and gave: ``(group, module, args, kwargs, output)``.
-    """
+    """While it is entered, sums what the mixtures of a model do; `routed` is of each group."""
 
     model: nn.Module
     coupling: Coupling
     groups: Sequence[Group]
     tokens: Tokens = field(default_factory=Tokens)
-    also: Callable[[Group, nn.Module, Any, Any, Any], None] | None = None
     routed: dict[Axis, Routed] = field(default_factory=dict)
-    calls: int = 0
 
     def forward(self, forward: Forward | None) -> Forward:
         """A forward function that knows which tokens of a batch are padding."""
@@ -161,12 +147,8 @@ class Watching:
                 hook.remove()
 
     def _hook(self, group: Group) -> Any:
-        def see(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            self.calls += 1
-            if self.also is None:
-                self._see(group, module, args, kwargs)
-            else:
-                self.also(group, module, args, kwargs, output)
+        def see(module: nn.Module, args: Any, kwargs: Any, _output: Any) -> None:
+            self._see(group, module, args, kwargs)
 
         return see
 
@@ -195,11 +177,8 @@ class Watching:
             norms = leaf.detach().double().norm(dim=-1)
             weights = slope.double().norm(dim=-1) / leaf.shape[-1] ** 0.5
             sent = (weights * norms) > 0
-            by_unit = [
-                each.reshape(len(units), -1).sum(1).cpu().numpy() for each in (sent, weights * norms, norms * sent)
-            ]
-            for total, each in zip((found.tokens, found.weighted, found.norms), by_unit, strict=True):
-                np.add.at(total, units, each)
+            for total, each in ((found.tokens, sent), (found.weighted, weights * norms)):
+                np.add.at(total, units, each.reshape(len(units), -1).sum(1).cpu().numpy())
 
 
 class _Outputs(TorchFunctionMode):
@@ -250,7 +229,7 @@ def signs(width: int) -> Tensor:
 def routed_in_memory(
     model: nn.Module, coupling: Coupling, groups: Sequence[Group], batches: Iterable[Any], forward: Forward | None
 ) -> dict[Axis, Routed]:
-    """What data says of the units of these groups, from one run of the batches through a model in memory.
+    """The statistics of the experts of these groups, from one run of the batches through a model in memory.
 
     Raises:
         ValueError: of no expert of a mixture were outputs seen.
@@ -270,7 +249,7 @@ def routed_in_memory(
 
 
 def check_seen(groups: Sequence[Group], routed: Mapping[Axis, Routed]) -> None:
-    """Raises ValueError for a mixture of which nothing was seen, or what is not finite."""
+    """Raises ValueError for a mixture whose outputs were not seen, or are not finite."""
     for group in groups:
         found = routed[group.axis]
         if not found.tokens.any():
@@ -279,4 +258,4 @@ def check_seen(groups: Sequence[Group], routed: Mapping[Axis, Routed]) -> None:
                 'data cannot rank them; say rank_experts="criterion".'
             )
         if not np.isfinite(found.weighted).all():
-            raise ValueError(f"{group.name}: the outputs of its experts hold NaN or infinity; mend the weights first.")
+            raise ValueError(f"{group.name}: the outputs of its experts hold NaN or infinity; correct the weights.")

@@ -15,7 +15,7 @@ __all__ = ["check_globs", "groups_in_scope", "may_leave", "names_of"]
 
 
 def names_of(coupling: Coupling) -> set[str]:
-    """What a glob can match."""
+    """The names of a group that a glob can match: its own, and those of all its tensors."""
     names = {name for group in coupling.groups for name, _ in group.members} | {name for name, _ in coupling.frozen}
     return names | {group.name for group in coupling.groups}
 
@@ -26,7 +26,7 @@ def check_globs(known: Collection[str], globs: Iterable[str]) -> None:
 
 
 def may_leave(names: Collection[str], include: Iterable[str] | None, exclude: Iterable[str]) -> bool:
-    """Whether one of the names is included, and none excluded."""
+    """Whether units with these names may leave: one of the names is included, and none excluded."""
 
     def about(globs: Iterable[str]) -> bool:
         return any(matches(name, globs) for name in names)
@@ -35,7 +35,7 @@ def may_leave(names: Collection[str], include: Iterable[str] | None, exclude: It
 
 
 def groups_in_scope(coupling: Coupling, asked: Request, *, chosen: bool = False) -> list[Group]:
-    """The groups that may leave: those of units that are ``chosen`` between, or all others.
+    """The groups that may lose units: with ``chosen`` those of experts, else all others.
 
     Raises:
         ValueError: there is none; the message says what is frozen and why.
@@ -59,7 +59,7 @@ def groups_in_scope(coupling: Coupling, asked: Request, *, chosen: bool = False)
         )
         if any(OUTPUT in reason for reason in by_reason):
             why += "\n  Where routers return their scores, give an example without, such as output_router_logits=False."
-        raise ValueError(f"no experts of the model can leave: nothing that may is known to be chosen between.{why}")
+        raise ValueError(f"no experts of the model can leave: no router that chooses between units was found.{why}")
     if not left:
         reasons = dict.fromkeys(coupling.frozen.values())
         why = "".join(

@@ -1,6 +1,6 @@
-"""What a unit is worth: a criterion's scores, summed over all tensors that hold a part of it.
+"""The score of a unit: a criterion's scores, summed over all tensors that hold a part of it.
 
-Law: one weight is held at a time, and one that comes in blocks of rows is worth what it is worth whole.
+Law: one weight is held at a time, and one that comes in blocks of rows has the score of the whole.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def scores_of(subject: Subject, groups: Sequence[Group], asked: Request) -> dict
                 np.add.at(units[group.axis], index[index >= 0], along[at][index >= 0])
     for group in groups:
         if np.isnan(units[group.axis]).any():
-            raise ValueError(f"a score of {group.name} is NaN; mend the weights first.")
+            raise ValueError(f"a score of {group.name} is NaN; correct the weights or the criterion first.")
     return {axis: torch.from_numpy(each / (abs(each).mean() or 1.0)) for axis, each in units.items()}
 
 

@@ -1,10 +1,11 @@
-"""Where residual branches leave a stream: what is linear just before, and what the stream lacks behind.
+"""Where residual branches leave a stream: the linear layer just before them, and the residual of the stream behind
+them.
 
 Law: the model is run as it is, with the terms of the branches made zero, so that sums have one number in all runs; what
 is watched changes nothing. A place is one that a linear map can be merged into: a matrix whose outputs are added to the
 stream, or the scales of a layer normalization that gives it. Its parameters are used there and nowhere else.
 
-Sums, and the tensors that they join, are followed by their memory: from the sum where a branch was added back to the
+Sums, and their terms, are recognised by their memory: from the sum where a branch was added back to the
 last place that reaches it through sums alone.
 """
 
@@ -90,7 +91,7 @@ class _Run:
 
 
 class _Called(nn.Module):
-    """A model as it is called with a batch."""
+    """How a model is called with a batch."""
 
     def __init__(self, model: nn.Module, forward: Forward | None) -> None:
         super().__init__()
@@ -187,8 +188,8 @@ class Stream:
         return inputs.rows(), rows_of(stream[0], turned=seam.place.turned), index
 
     def makers(self, batch: Any) -> dict[str, Place]:
-        """The products whose outputs are the terms of branches, of all that have such, in the order in which they run;
-        where another module has the same matrix, or it is used twice, there is none."""
+        """The products whose outputs are the terms of branches, in the order in which they run. Branches whose term is
+        no such product, or whose matrix is shared or used twice, have none."""
         run, watched = self._watched(batch, zeroed=(), leaving=set())
         usable = self._usable(watched, set())
         found = {

@@ -1,12 +1,12 @@
-"""What shrink says on a page: groups, blocks and experts, what left and what stays whole, and why.
+"""The tables of `shrink` on a page: groups, blocks and experts, what left, and what stays whole and why.
 
 Law: what leaves and what stays is named as the library names it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from secateur.report import Cells, Chart, Sheet
 from secateur.support import percent, printable
@@ -22,7 +22,7 @@ __all__ = ["blocks_sheets", "directory_sheets", "experts_sheets", "model_sheets"
 
 
 def model_sheets(done: Shrunk) -> list[Sheet]:
-    """A row a group; then a row for each dimension that stays whole."""
+    """The sheets of a `Shrunk`: the groups, and the dimensions that stay whole."""
     counts = {
         group.name: (group.size, int(done.kept[group.axis].sum()) if group.axis in done.kept else group.size)
         for group in done.coupling.groups
@@ -32,7 +32,7 @@ def model_sheets(done: Shrunk) -> list[Sheet]:
 
 
 def blocks_sheets(done: ShrunkDepth) -> list[Sheet]:
-    """A row for each block that left, in the order in which they were chosen; then for each weight that took over."""
+    """The sheets of a `ShrunkDepth`: the blocks that left, in the order of the choice, and the repaired weights."""
     gone = [printable(name, 1000) for name in done.gone]
     sheets = [Sheet("Block by block", [Cells("block", gone), Cells("order of leaving", list(range(1, len(gone) + 1)))])]
     if done.patched:
@@ -43,7 +43,7 @@ def blocks_sheets(done: ShrunkDepth) -> list[Sheet]:
 
 
 def directory_sheets(done: CheckpointShrinking) -> list[Sheet]:
-    """A row for each group that lost units; then a row for each dimension that stays whole."""
+    """The sheets of a `CheckpointShrinking`: the groups that lost units, and the dimensions that stay whole."""
     errors = [_errors(done.errors)] if done.errors else []
     return [*([_groups(done.counts)] if done.counts else []), *errors, *_whole(done.frozen)]
 
@@ -67,9 +67,9 @@ def _groups(counts: Mapping[str, tuple[int, int]], members: list[str] | None = N
 def _errors(errors: Mapping[str, float]) -> Sheet:
     """What repaired matrices lost: a row each."""
     names, lost = [printable(name, 1000) for name in errors], list(errors.values())
-    told = "What the outputs of each repaired weight lost: the share of the variance of what they become part of."
+    told = "The squared error of each repaired weight's outputs, as a share of the variance of what they are added to."
     share = max(lost, default=0) <= 1  # more than all is lost where a repair went wrong
-    chart = Chart("What repaired weights lost", told, names, lost, "lost" if share else "share lost", share=share)
+    chart = Chart("Errors of repaired weights", told, names, lost, "lost" if share else "share lost", share=share)
     cells = [Cells("weight", names), Cells("lost", lost, [f"{each:.3%}" for each in lost])]
     return Sheet("What was repaired", cells, [chart])
 
@@ -85,12 +85,12 @@ def _whole(frozen: Mapping[tuple[str, int], str]) -> list[Sheet]:
 
 
 def experts_sheets(done: ShrunkExperts) -> list[Sheet]:
-    """Of what is known of them, with those that stay."""
+    """The experts' statistics and the mixtures' losses, with the experts that stay."""
     return [] if done.profile is None else profile_sheets(done.profile, done.kept)
 
 
 def profile_sheets(profile: Profile, stay: Mapping[str, Sequence[int]]) -> list[Sheet]:
-    """A row an expert, with what data says of it; a row a mixture, with what it loses; and what the model does."""
+    """A row an expert, with what data says of it; and what the model loses."""
     mixtures = {name: at for at, name in enumerate(profile.routed)}
     names, numbers, tokens, reap, stays = [], [], [], [], []
     for name, routed in profile.routed.items():
@@ -130,17 +130,9 @@ def profile_sheets(profile: Profile, stay: Mapping[str, Sequence[int]]) -> list[
 
 
 def _lost_sheets(profile: Profile) -> Iterator[Sheet]:
-    """What mixtures lose without experts, and what the model does."""
-    if profile.curves:
-        told = "The relative error of outputs on held-out tokens without so many of the experts, all else as it was."
-        errors = {name: curve.errors() for name, curve in profile.curves.items()}
-        yield _by_mixture("What mixtures lose alone", told, errors, lambda count: f"-{count}")
+    """What the model loses without experts."""
     if not profile.beyond:
         return
-    told = "The relative error of the stream behind each mixture's block, when all lose a share of their experts."
-    names = [name for name in profile.routed if all(name in each.streams for each in profile.beyond.values())]
-    streams = {name: {share: each.error(name) for share, each in profile.beyond.items()} for name in names}
-    yield _by_mixture("What streams lose", told, streams, lambda share: f"-{percent(share)}")
     shares = list(profile.beyond)
     lost = [each.lost / max(1, each.tokens) for each in profile.beyond.values()]
     cells = [
@@ -152,26 +144,3 @@ def _lost_sheets(profile: Profile) -> Iterator[Sheet]:
     chart = Chart("What the model loses", told, [percent(each) for each in shares], lost, "divergence",
                   series=["all mixtures"] * len(lost), places=gone, along="experts gone (%)")  # fmt: skip
     yield Sheet("What the model loses", cells, [chart])
-
-
-def _by_mixture(title: str, told: str, errors: Mapping[str, Mapping[Any, float]], shown: Callable[[Any], str]) -> Sheet:
-    """A row a mixture, a column a number of experts; drawn along the model, a line for each number."""
-    keys = sorted({key for each in errors.values() for key in each})
-    columns = {key: [each.get(key) for each in errors.values()] for key in keys}
-    cells = [Cells("router", [printable(name, 1000) for name in errors])]
-    cells += [
-        Cells(shown(key), its, ["" if each is None else f"{each:.1%}" for each in its]) for key, its in columns.items()
-    ]
-    chart = Chart(
-        title,
-        told,
-        [f"{name} {shown(key)}" for key in keys for name in errors],
-        [each for its in columns.values() for each in its],
-        "relative error",
-        share=max((each for its in columns.values() for each in its if each is not None), default=0) <= 1,
-        series=[shown(key) for key in keys for _ in errors],
-        places=[at for _ in keys for at in range(len(errors))],
-        along="the mixtures, first to last",
-        grid=[(shown(key), at) for key in keys for at in range(len(errors))],
-    )
-    return Sheet(title, cells, [chart])

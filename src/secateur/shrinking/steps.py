@@ -1,4 +1,4 @@
-"""The steps in which ties lose parts, and the counts nearest to what was asked that are reached by them.
+"""The search for counts: steps in which ties lose parts, and the counts nearest to the request.
 
 Law: from the end no single step leads nearer, so that what is missing or too much is at most half of the smallest.
 """
@@ -28,7 +28,7 @@ _PAIRINGS = 3  # one after the other
 
 @dataclass(frozen=True)
 class Path:
-    """Where to begin, and which tie goes how far down next: the cheapest steps first.
+    """An order of removal: the counts at the start, and the steps down, cheapest first.
 
     Attributes:
         start: how many parts each tie keeps.
@@ -42,7 +42,7 @@ class Path:
     cost: Callable[[int, float], float]
 
     def loss(self, parts: Integers) -> float:
-        """What it costs that the ties keep so many parts."""
+        """The loss when the ties keep so many parts."""
         return sum(self.cost(at, count) for at, count in enumerate(parts))
 
     def after(self, count: int) -> Integers:
@@ -130,12 +130,12 @@ def _hull(saved: Amounts, losses: Amounts) -> Integers:
 
 
 class Steps:
-    """What ties may keep, and a goal.
+    """The search for the counts nearest to a goal.
 
     Args:
         tied: the ties, and by `Tied.choices` how many parts each may keep.
-        amount: what they come to.
-        goal: what shall be left of that.
+        amount: the cost of such counts.
+        goal: the cost that shall be left.
         possible: whether there is a model in which the ties keep so many parts; None: there always is.
     """
 

@@ -1,8 +1,8 @@
-"""What leaves a directory is chosen by data, and what stays is repaired: block by block, else as `calibrated` does.
+"""Selection and repair by calibration data, in a directory: block by block, otherwise as `calibrated` does.
 
 Law: of the weights one block is in memory, and once more while it is repaired. What was measured, what was chosen and
 which blocks are repaired is in the journal, so that a run that was killed goes on to the same bytes; of several
-processes the first one's word counts.
+processes the first one decides.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ _Named = Mapping[str, Group]
 
 @dataclass(frozen=True)
 class Streamed:
-    """What two walks over a directory came to.
+    """The choice and the errors of a directory whose units were selected and repaired.
 
     Attributes:
         choice: what stays; the copy that was walked over holds the repaired weights, of the shapes that they had.
-        errors: what the outputs of each repaired matrix lost, by its name.
+        errors: ``{name: error}`` of each repaired matrix, as in `Repairing`.
         biases: which moved with them.
         normalizations: the weights and biases of normalizations that moved, since their width lost entries.
         tokens: how many were measured.
@@ -82,7 +82,7 @@ def chosen_in_directory(
     counts = {name: int(choice.kept[group.axis].sum()) for name, group in named.items() if group.axis in choice.kept}
     if found and "chosen" in found.values:
         if found.each_named("chosen", int, least=0) != counts:
-            raise found.wrong("chosen", "is of other counts than what was measured comes to")
+            raise found.wrong("chosen", "has other counts than the measurements give")
     else:
         _learn(begun, chosen=counts)
     left = [group for group in named.values() if group.axis in choice.kept and not choice.kept[group.axis].all()]
@@ -296,7 +296,7 @@ class _OfTheFirst:
 
 @dataclass(eq=False)
 class _Noted:
-    """What the journal says of a repaired block: which units stay that were chosen anew, and what was lost."""
+    """The journal's entry for a repaired block: units that were chosen again, and the errors."""
 
     job: Repairing
     named: _Named
@@ -319,7 +319,9 @@ def _is_anew(job: Repairing, group: Group) -> bool:
 
 
 def _gone_on_with(begun: Unfinished, place: DirectoryWalk, job: Repairing, named: _Named) -> Sequence[str]:
-    """The blocks that an earlier run repaired; what it chose anew and lost is the job's again."""
+    """Restores the blocks that an earlier run repaired: units that were chosen again, and the errors, go back to the
+    job.
+    """
     done: list[str] = []
     for block in begun.found().inners("blocks"):
         block.only("name", "kept", "errors", "biases")

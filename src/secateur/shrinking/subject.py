@@ -1,6 +1,6 @@
-"""What becomes smaller: a module with its weights, or one on the meta device whose weights lie in files.
+"""The model that is shrunken: a module with its weights, or one on the meta device whose weights lie in files.
 
-Law: who chooses what leaves asks this value alone, so that a module and a directory are chosen from in the same way.
+Law: the selection reads this value alone, so that modules and directories are treated alike.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["Subject", "subject_of"]
 
 @dataclass(frozen=True)
 class Subject:
-    """A model, what is known of it, and where its weights are.
+    """A model to be shrunken, with its coupling, its configuration and access to its weights.
 
     Attributes:
         model: the module; its weights are not asked of it.
@@ -64,6 +64,6 @@ def subject_of(
     configured: Configured | None = None,
     proved_on: nn.Module | None = None,
 ) -> Subject:
-    """A module that has its weights itself."""
+    """The `Subject` of a module in memory."""
     weights = dict(model.named_parameters())
     return Subject(model, coupling, inputs, weights, lambda name: [weights[name].detach()], configured, proved_on)

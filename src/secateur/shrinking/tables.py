@@ -1,4 +1,4 @@
-"""What left a model or a directory, in tables: for `print`, and for the command.
+"""Tables of what left a model or a directory, for `print` and for the command line.
 
 Law: a table holds text that is fit to be printed; groups that differ only in the numbers of layers share a row.
 """
@@ -39,7 +39,7 @@ _LONG = 10_000  # characters of a cell that names many
 
 
 def shrunk_parts(done: Shrunk, *, verbose: bool = False) -> Iterator[Part]:
-    """What left a module: branches, groups, what stays whole and why, totals."""
+    """The printed lines and tables of a `Shrunk`: branches, groups, what stays whole and why, totals."""
     if done.plans[0].modules:
         yield from _branch_parts(done)
     if done.experts:
@@ -49,7 +49,6 @@ def shrunk_parts(done: Shrunk, *, verbose: bool = False) -> Iterator[Part]:
         counts = [(printable(_counted(names)), f"{size} -> {left}") for (_, size, left), names in alike.items()]
         yield Rows(("~Experts", ">Stay"), [*counts])
         yield from unreached_parts(done.unreached, done.experts, first=done.asked.unreached_first)
-        yield from merged_parts(done.merged, done.unmerged)
         yield from mended_parts(done.mended, done.unmended)
         yield ""
     rows: dict[Any, list[Group]] = {}
@@ -83,7 +82,7 @@ def shrunk_parts(done: Shrunk, *, verbose: bool = False) -> Iterator[Part]:
 def unreached_parts(
     unreached: Mapping[str, Sequence[int]], experts: Mapping[str, tuple[int, int]], *, first: bool
 ) -> Iterator[Part]:
-    """Of which experts data says nothing."""
+    """Lines on the experts that no token reached."""
     if unreached:
         count, every = sum(map(len, unreached.values())), sum(size for size, _ in experts.values())
         how = "these leave first, as asked" if first else "the criterion says when these leave"
@@ -98,22 +97,13 @@ def _numbers(units: Sequence[int]) -> str:
     return ", ".join(map(str, units[:_NAMED])) + more
 
 
-def merged_parts(merged: Mapping[str, tuple[tuple[int, ...], ...]], unmerged: Mapping[str, str]) -> Iterator[Part]:
-    """Which experts became one."""
-    if merged:
-        count = sum(len(its) - 1 for groups in merged.values() for its in groups)
-        into = sum(map(len, merged.values()))
-        yield f"{count} experts were merged into {into} of those that stay."
-    yield from _left_so("merged", unmerged)
-
-
 def mended_parts(mended: Mapping[str, float], unmended: Mapping[str, str]) -> Iterator[Part]:
-    """What experts that stay make up for."""
+    """Lines on the repair of the experts that stay."""
     if mended:
         worst = min(mended, key=lambda name: mended[name])
         yield (
-            f"Experts that stay make up for {percent(sum(mended.values()) / len(mended))} of what the stream lacks "
-            f"behind their mixtures, in the mean, on held-out tokens; {percent(mended[worst])} at {printable(worst)}."
+            f"Repair: experts that stay recover {percent(sum(mended.values()) / len(mended))} of the squared residual "
+            f"behind their mixtures on held-out tokens, on average; {percent(mended[worst])} at {printable(worst)}."
         )
     yield from _left_so("repaired", unmended)
 
@@ -126,7 +116,7 @@ def _left_so(what: str, whole: Mapping[str, str]) -> Iterator[Part]:
 
 
 def checkpoint_parts(done: CheckpointShrinking, *, verbose: bool = False) -> Iterator[Part]:
-    """What left a directory: groups, what stays whole and why, fields of the configuration, totals."""
+    """The printed lines and tables of a `CheckpointShrinking`: groups, what stays whole and why, fields, totals."""
     rows: dict[tuple[str, int, int], list[str]] = {}
     for name, (size, kept) in done.counts.items():
         rows.setdefault((name if verbose else _any_layer(name), size, kept), []).append(name)
@@ -145,12 +135,12 @@ def checkpoint_parts(done: CheckpointShrinking, *, verbose: bool = False) -> Ite
     if done.tokens is not None:
         yield f"Chosen by what {done.tokens:,} tokens show.{_repaired(done.errors)}"
         widest = max((size for size, _ in done.counts.values()), default=0)
-        if done.tokens < widest:  # there are as many unknowns, so that nearly all of them can be met
+        if done.tokens < widest:  # there are as many unknowns as tokens, so that they can be fitted nearly exactly
             yield f"That is less than the {widest:,} units of a group: other text will lose more. Give a longer one."
 
 
 def depth_parts(done: ShrunkDepth) -> Iterator[Part]:
-    """Which blocks left a directory, what took over, fields of the configuration, totals."""
+    """The printed lines and tables of a `ShrunkDepth`: blocks that left, repaired weights, fields, totals."""
     rows = [(printable(name), f"{before} -> {after}") for name, (before, after) in done.counts.items()]
     yield Rows(("~Stack", ">Blocks"), [*rows])
     yield f"Gone: {printable(', '.join(done.gone), _LONG)}."
@@ -170,7 +160,7 @@ def depth_parts(done: ShrunkDepth) -> Iterator[Part]:
 
 
 def proof_words(done: CheckpointShrinking | ShrunkDepth | ShrunkExperts) -> str:
-    """On which model it was proved, as the beginning of a sentence."""
+    """The model on which the removal was proved, as the beginning of a sentence."""
     return done.proof[0].upper() + done.proof[1:] if done.proof.startswith("not") else f"Proved {done.proof}"
 
 
@@ -189,7 +179,7 @@ def _repaired(errors: Mapping[str, float]) -> str:
     worst = max(errors, key=lambda name: errors[name])
     return (
         f" Of {len(errors)} weights, repaired, the outputs lose {sum(errors.values()) / len(errors):.2%} of their "
-        f"variance in the mean, and {errors[worst]:.2%} at most, of {printable(worst)}."
+        f"variance on average, and {errors[worst]:.2%} at most, of {printable(worst)}."
     )
 
 
@@ -251,7 +241,7 @@ def _branch_parts(done: Shrunk) -> Iterator[Part]:
 def _made_up_for(patched: Mapping[str, float]) -> str:
     best = sorted(patched.items(), key=lambda each: -each[1])[:_SHOWN]
     said = ", ".join(f"{printable(name)} {percent(share)}" for name, share in best)
-    return f"What the stream lacks behind them is made up for by {said}."
+    return f"Repair: shares of the squared residual behind them that are recovered: {said}."
 
 
 def _first_of(reason: str) -> str:
@@ -288,7 +278,7 @@ def _whole_parts(frozen: Mapping[tuple[str, int], str], *, verbose: bool) -> Ite
 
 
 def experts_parts(done: ShrunkExperts) -> Iterator[Part]:
-    """Which experts left a directory, what data says of them, and what that costs."""
+    """The printed lines and tables of a `ShrunkExperts`: experts that left, their statistics, and the losses."""
     if done.counts:
         alike: dict[tuple[str, int, int], list[str]] = {}
         for name, (size, left) in done.counts.items():
@@ -299,10 +289,9 @@ def experts_parts(done: ShrunkExperts) -> Iterator[Part]:
     if profile is not None:
         sizes = {name: (len(each.tokens), 0) for name, each in profile.routed.items()}
         yield from unreached_parts(done.unreached, sizes, first=done.unreached_first)
-        yield from _texts_parts(profile)
+        yield _text_line(profile)
     else:
         yield f"Ranked by {done.rank}, without data."
-    yield from merged_parts(done.merged, done.unmerged)
     yield from mended_parts(done.mended, done.unmended)
     if profile is not None:
         yield from _lost_parts(profile)
@@ -313,7 +302,7 @@ def experts_parts(done: ShrunkExperts) -> Iterator[Part]:
 
 def profile_parts(profile: Profile) -> Iterator[Part]:
     """What data says of the experts of each mixture, and what it costs to leave some out."""
-    yield from _texts_parts(profile)
+    yield _text_line(profile)
     rows = []
     for name, routed in profile.routed.items():
         met = sorted((int(each) for each in routed.tokens), reverse=True)
@@ -323,30 +312,15 @@ def profile_parts(profile: Profile) -> Iterator[Part]:
     yield from _lost_parts(profile)
 
 
-def _texts_parts(profile: Profile) -> Iterator[Part]:
-    for text in profile.texts:
-        held = f", {text.held_out:,} held out" if text.held_out else ""
-        yield f"Ranked by {profile.rank} on {text.tokens:,} tokens of {printable(text.data)}{held}."
+def _text_line(profile: Profile) -> str:
+    text = profile.text
+    held = f", {text.held_out:,} held out" if text.held_out else ""
+    return f"Ranked by {profile.rank} on {text.tokens:,} tokens of {printable(text.data)}{held}."
 
 
 def _lost_parts(profile: Profile) -> Iterator[Part]:
-    if profile.curves:
-        counts_of = sorted({count for each in profile.curves.values() for count in each.lost})
-        rows = []
-        for name, curve in profile.curves.items():
-            errors = curve.errors()
-            rows.append((printable(name), *(f"{errors[at]:.1%}" if at in errors else "" for at in counts_of)))
-        yield ""
-        yield "What the outputs of each mixture lose on held-out tokens without so many experts, as a relative error:"
-        yield Rows(("~Experts", *(f">-{count}" for count in counts_of)), rows)
     if profile.beyond:
         yield ""
-        yield "And the model's outputs when all mixtures lose a share: divergence from the dense ones, a token."
+        yield "What the model's outputs lose when all mixtures lose a share: divergence from the dense ones, a token."
         shares = [(percent(share), f"{each.lost / max(1, each.tokens):.3g}") for share, each in profile.beyond.items()]
         yield Rows((">Experts gone", ">Model output"), shares)
-        yield "The stream behind the block of each mixture, as a relative error:"
-        names = [name for name in profile.routed if all(name in each.streams for each in profile.beyond.values())]
-        yield Rows(
-            ("~Experts", *(f">-{percent(share)}" for share in profile.beyond)),
-            [(printable(name), *(f"{each.error(name):.1%}" for each in profile.beyond.values())) for name in names],
-        )

@@ -1,4 +1,4 @@
-"""Groups that keep the same share of their units, and the counts that they can have.
+"""Tied groups: they keep the same share of their units.
 
 Law: a count is the same whole number of parts of each of them, not below the least and a multiple of the step.
 """
@@ -26,7 +26,7 @@ def by_tie(groups: Iterable[Group]) -> list[list[Group]]:
 
 
 class Tied:
-    """Groups that keep the same share: of a group of 36 and one of 3 together a number of thirds.
+    """Tied groups, which keep the same share of their units: groups of 36 and 3 keep 12 and 1, or 24 and 2, or all.
 
     Args:
         groups: all that are tied to each other.
@@ -57,6 +57,6 @@ class Tied:
         return sum(counts[group.axis] * self.parts / group.size for group in self.groups) / len(self.groups)
 
     def counts(self, parts: int) -> dict[Axis, int]:
-        """What each group keeps of so many parts, as far as it may."""
+        """How many units each group keeps when the tie keeps so many parts."""
         parts = min(max(parts, self.step, self.least), self.parts)
         return {group.axis: group.size // self.parts * parts for group in self.groups}

@@ -1,4 +1,4 @@
-"""What the model's outputs lose when one group loses units and what stays is repaired: tried, a group at a time.
+"""Ablation: the loss of the model's outputs when one group loses units and the rest is repaired, a group at a time.
 
 Law: the model is left as it was; where so many units were tried, a loss is what was measured there. Between them the
 curve that data gave keeps its form.
@@ -40,7 +40,7 @@ _LEAST = 1e-9  # a divergence of outputs: less is rounding
 
 @dataclass(eq=False)
 class Trying:
-    """The job of a walk that measures units and keeps what the consumers of each group become without some of them;
+    """The `Job` that measures units and keeps the repaired consumers of each group without some of its units;
     `tried` then runs the model with these.
 
     Args:
@@ -97,7 +97,7 @@ class Trying:
     def tried(
         self, model: nn.Module, measured: Measured, batches: Sequence[Any], forward: Forward | None = None
     ) -> Measured:
-        """What was measured, with curves that are divergences of the model's outputs: a run of a few batches for each
+        """The measurements, with curves that are divergences of the model's outputs: a run of a few batches for each
         count. Units that several blocks hold, as of a residual stream, leave in a walk over these batches.
 
         A tie that can't be tried counts as the median of the others; where no outputs move, all is as it was.
@@ -200,7 +200,7 @@ def _shares(known: Sequence[tuple[int, float]], its: Sequence[Group]) -> list[tu
 
 
 def _scaled(curve: Curve, size: int, ratios: Sequence[tuple[float, float]]) -> Curve:
-    """The curve times what it is worth at each share, interpolated in the logarithm; fewer units never lose less."""
+    """The curve times the measured ratio at each share, interpolated in the logarithm; fewer units never lose less."""
     at, logs = zip(*ratios, strict=True)
     counts = np.union1d(curve.counts, np.round(np.array(at) * size).astype(np.int64))
     losses = np.interp(counts, curve.counts, curve.losses) * np.exp(np.interp(counts / size, at, logs))

@@ -1,4 +1,4 @@
-"""What is said before a model of blocks is shrunken by the magnitude of its weights alone.
+"""The warning before a model of blocks is shrunken by the magnitude of its weights alone.
 
 Law: only where data would help: where residual blocks multiply with matrices, and nobody gave evidence.
 """
@@ -18,7 +18,7 @@ __all__ = ["WithoutDataWarning", "warn_without_data"]
 
 
 class WithoutDataWarning(UserWarning):
-    """Units of a model of blocks are ranked by magnitude, which takes a trained one apart.
+    """Warning: units of a model of blocks are ranked by magnitude, which ruins a trained model.
 
     Where the model is trained afterwards anyway, filter it:
 

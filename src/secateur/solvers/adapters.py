@@ -26,7 +26,8 @@ __all__ = ["from_criterion", "refitted", "rounding"]
 
 
 def from_criterion(criterion: str | Callable[..., Tensor]) -> Solver:
-    """The solver that keeps what scores best and changes no kept weight: magnitude, Wanda, RIA, or one's own.
+    """The solver that keeps the best scores of a criterion and changes no kept weight: magnitude, Wanda, RIA, or a
+    custom one.
 
     It names the evidence that the criterion names, so that `secateur.evidence.needs` and `oneshot` see it.
 
@@ -56,7 +57,7 @@ class _Adapter:
     """What adapters share: a name (and one with the settings, for records), a signature that shows which evidence is
     asked for, and a scope.
 
-    They are attributes of the instance, as a function has them, and are made anew when it is unpickled.
+    They are attributes of the instance, as a function has them, and are set again when it is unpickled.
     """
 
     def _present(

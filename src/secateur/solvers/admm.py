@@ -35,7 +35,7 @@ def admm(
     steps: tuple[int, ...] = (2, 3, 3, 7),
     iterations: int = 8,
 ) -> tuple[Tensor, Tensor]:
-    """ADMM over four penalties in the metric of what removing a weight costs, then least squares.
+    """ADMM over four penalties, in the metric of each weight's removal cost, then least squares.
 
     As ALPS (Meng et al. 2024, arXiv:2406.07831) it splits the problem in two that are easy, weights without a mask and
     the nearest masked weights, and makes them agree. What differs: after the first penalty ``ρ₁``, "nearest" is no

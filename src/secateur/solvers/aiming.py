@@ -1,6 +1,6 @@
-"""The weight to aim at, where the inputs of a layer are no longer those of the dense model.
+"""The target weight of a layer whose inputs are no longer those of the dense model.
 
-Law: what lacks nothing is aimed at as it is; what is returned is in float32 or wider, and nothing passed in changes.
+Law: without a residual the target is the weight itself; the result is in float32 or wider, and no argument changes.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ __all__ = ["aimed"]
 
 
 def aimed(weight: Tensor, lacking: Tensor, *, gram: Tensor, aim: float = 1.0, damping: float = 0.01) -> Tensor:
-    """``W + a Z (X'ᵀX' + λ)⁻¹``: of the weights W' of the pruned model's inputs X', those whose outputs are by least
-    squares a of the way from ``X' Wᵀ`` to what is wanted, T; Z is ``(T - X' Wᵀ)ᵀ X'``.
+    """The target weight ``W + a Z (X'ᵀX' + λ)⁻¹`` for the pruned model's inputs X': by least squares its outputs are a
+    of the way from ``X' Wᵀ`` to the wanted outputs T; Z is ``(T - X' Wᵀ)ᵀ X'``.
 
     A solver that is given this weight, and the Gram matrix of X', prunes towards those outputs: as GPTAQ does for
     quantization (arXiv:2504.02692), where T are the dense layer's outputs ``X Wᵀ``.
@@ -36,9 +36,7 @@ def aimed(weight: Tensor, lacking: Tensor, *, gram: Tensor, aim: float = 1.0, da
     """
     dense = checked(weight, gram)
     if lacking.shape != weight.shape:
-        raise ValueError(
-            f"what the outputs lack has shape {tuple(lacking.shape)}, and the weight {tuple(weight.shape)}."
-        )
+        raise ValueError(f"lacking must have the weight's shape {tuple(weight.shape)}, not {tuple(lacking.shape)}.")
     if not aim or not dense.numel():
         return dense.clone()
     wide = torch.promote_types(dense.dtype, gram.dtype)

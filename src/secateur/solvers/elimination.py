@@ -24,8 +24,8 @@ _LIGHT = 1e-5  # of each input's own squares: what a copy of an input costs of w
 class Elimination:
     """Removes columns of a weight (outputs, inputs), and moves the others so that ``‖X W'ᵀ - T‖²`` grows least.
 
-    ``T = X Wᵀ + a (T' - X Wᵀ)``: the layer's own outputs, and so far on the way to what the dense model gives as
-    ``lacking`` says (see `aimed`). With ``H = XᵀX + λ`` a set of columns R costs
+    ``T = X Wᵀ + a (T' - X Wᵀ)`` lies between the layer's own outputs and T', the outputs that restore the dense model
+    (see `aimed`). With ``H = XᵀX + λ`` a set of columns R costs
     ``tr(W_R (H⁻¹)_RR⁻¹ W_Rᵀ)``, and the others become ``W - W_R (H⁻¹)_RR⁻¹ (H⁻¹)_R``: the optimal brain surgeon
     (Hassibi & Stork 1993), for columns as units as in ZipLM (Kurtic et al. 2023, arXiv:2302.04089) and SlimGPT (Ling
     et al. 2024, arXiv:2412.18110). λ pulls each weight towards where it was, not towards 0.
@@ -33,12 +33,12 @@ class Elimination:
     Args:
         weight: (outputs, inputs), any real floating dtype.
         gram: ``XᵀX``, (inputs, inputs).
-        lacking: ``(T' - X Wᵀ)ᵀ X``, (outputs, inputs); None where nothing lacks.
+        lacking: ``(T' - X Wᵀ)ᵀ X``, (outputs, inputs); None for no residual.
         aim: a, from 0 to 1.
         damping: λ of what is aimed at, and of `settled`, as a fraction of the mean diagonal entry, in (0, 1].
         counts: what the squares of each output count, (outputs,); by default 1.
         constant: the last input is the same number for every token, so that a bias gives what it gives: it never
-            leaves, and what a column gives in the mean costs nothing.
+            leaves, and the mean of a column costs nothing.
 
     Attributes:
         weight: (outputs, inputs), float64: the solution; 0 in the columns that left.
@@ -265,12 +265,12 @@ class Elimination:
 def eliminated(
     layers: Sequence[tuple[Elimination, Sequence[Sequence[int]]]], keep: int, chunk: int = 1
 ) -> tuple[list[int], list[tuple[int, float]]]:
-    """Units leave all layers, so many at a time, those first that cost least, until so many are left.
+    """Removes units from all layers that share them, the cheapest first, ``chunk`` at a time, until ``keep`` are left.
 
     Args:
         layers: ``(layer, columns of each unit)``; unit n is the same of all layers.
         keep: how many units stay.
-        chunk: how many leave before what the others cost is computed anew.
+        chunk: how many leave before the costs of the others are computed again.
 
     Returns:
         The units in the order in which they left, and ``(units left, loss so far)`` after each time, from before the
@@ -304,11 +304,9 @@ def eliminated(
 
 def _check_lacking(weight: Tensor, lacking: Tensor) -> None:
     if lacking.shape != weight.shape:
-        raise ValueError(
-            f"what the outputs lack has shape {tuple(lacking.shape)}, and the weight {tuple(weight.shape)}."
-        )
+        raise ValueError(f"lacking must have the weight's shape {tuple(weight.shape)}, not {tuple(lacking.shape)}.")
     if lacking.numel() and not is_finite(lacking):
-        raise ValueError(f"what the outputs lack, of shape {tuple(lacking.shape)}, holds NaN or infinity.")
+        raise ValueError(f"lacking, of shape {tuple(lacking.shape)}, holds NaN or infinity.")
 
 
 def _check_counts(weight: Tensor, counts: Tensor) -> None:

@@ -1,7 +1,7 @@
 """The Gram matrix of a layer's inputs: checks at the door, damping, its factors, and what layers with one input share.
 
 Law: a Gram matrix is never replaced by another silently. What is not finite or not a Gram matrix is an error, and
-damping beyond what was asked for is told as a `SolverWarning`.
+damping beyond the request gives a `SolverWarning`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MOST_DAMPING = 1.0  # of the mean diagonal entry; a true Gram matrix in float32 
 
 
 class SolverWarning(UserWarning):
-    """A solver did what was asked, but in a way that belongs in a report: such as more damping than was asked for."""
+    """A solver succeeded, but had to deviate from the request, such as by more damping."""
 
 
 def checked(weight: Tensor, gram: Tensor | None = None) -> Tensor:
@@ -83,7 +83,7 @@ def over_scale(gram: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def scale_of(gram: Tensor) -> Tensor:
-    """The mean of the diagonal, which damping is relative to: a scalar tensor; 1 where no input ever was other than 0.
+    """The mean of the Gram matrix' diagonal, to which damping is relative: a scalar tensor; 1 where all inputs were 0.
 
     >>> scale_of(torch.diag(torch.tensor([1.0, 3.0])))
     tensor(2.)

@@ -19,7 +19,7 @@ __all__ = ["Solver", "admm_step", "best_mask", "check_pattern", "kept_of", "scal
 
 
 class Solver(Protocol):
-    """What a solver of one's own provides: a function. What it needs beside the weight it names without a default."""
+    """The interface of a solver: a function that names the evidence it needs as parameters without a default."""
 
     def __call__(
         self, weight: Tensor, sparsity: float | None, pattern: Pattern, /, **evidence: Tensor
@@ -28,7 +28,7 @@ class Solver(Protocol):
 
 
 def best_mask(scores: Tensor, sparsity: float | None, pattern: Pattern) -> Tensor:
-    """The mask that keeps the best units of each group: as many as the pattern or the sparsity says, exactly.
+    """The mask of the best units of each group, exactly as many as the pattern or the sparsity says.
 
     >>> from secateur.patterns import NM
     >>> best_mask(torch.tensor([[1.0, 3.0, 2.0, 4.0]]), None, NM(2, 4))
@@ -39,7 +39,7 @@ def best_mask(scores: Tensor, sparsity: float | None, pattern: Pattern) -> Tenso
 
 
 def check_pattern(pattern: Pattern, sparsity: float | None, shape: torch.Size) -> None:
-    """``ValueError`` where the pattern does not fit the shape or the sparsity; before the work, and without any.
+    """Raises ``ValueError`` where the pattern does not fit the shape or the sparsity; computes nothing.
 
     >>> from secateur.patterns import NM
     >>> check_pattern(NM(2, 4), None, torch.Size([2, 8]))

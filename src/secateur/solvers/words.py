@@ -22,7 +22,7 @@ __all__ = ["parse", "with_refit", "with_rounding"]
 
 
 def parse(word: str | Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tuple[Tensor, Tensor]]:
-    """The solver that a word means: admm, alps, sparsegpt, dsnot; wanda, ria and magnitude stand for `from_criterion`
+    """The solver of this name: admm, alps, sparsegpt, dsnot; wanda, ria and magnitude stand for `from_criterion`
     of them. A function is returned as it is.
 
     Raises:
@@ -46,7 +46,7 @@ def parse(word: str | Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tup
 
 
 def with_refit(solver: str | Solver, *, iterations: int = 20, tolerance: float = 1e-3) -> Solver:
-    """The solver, and then least squares for its mask, from the weights that it left: `refit`.
+    """A solver followed by least squares for its mask (`refit`).
 
     It names the evidence that the solver names, and the Gram matrix.
 
@@ -63,7 +63,7 @@ def with_refit(solver: str | Solver, *, iterations: int = 20, tolerance: float =
 
 
 def with_rounding(solver: str | Solver, *, damping: float = 0.01) -> Solver:
-    """The solver, and what it keeps rounded to int8 with a scale for each output, so that `secateur.pack` with
+    """A solver whose kept weights are rounded to int8 with a scale for each output, so that `secateur.pack` with
     ``values="int8"`` changes nothing more: `round_kept`. Of `sparsegpt` pruning and rounding are one sweep. What rounds
     to 0 is zero, too, so that there are a few more zeros than were asked for; the mask, which is the pattern's, calls
     them kept.

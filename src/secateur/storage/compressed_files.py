@@ -851,7 +851,7 @@ def _stored(entry: TensorEntry, record: Fields | None, entries: Mapping[str, Ten
     for part, (dtype, shape) in shapes.items():
         name = f"{entry.name}::{part}" if part else entry.name
         if name not in entries:
-            raise CheckpointError(f"{where} lacks {printable(name)}.")
+            raise CheckpointError(f"{where} has no {printable(name)}.")
         parts[part] = entries[name]
         fits = (
             (parts[part].dtype, len(parts[part].shape)) == ("U8", 1)

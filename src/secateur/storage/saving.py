@@ -59,7 +59,7 @@ __all__ = ["Compression", "encoding_rows", "save_compressed"]
 
 @dataclass(frozen=True)
 class Compression(Reported):
-    """What `save_compressed` wrote, or `expand_checkpoint` read, which prints as a table: each tensor's encoding and
+    """The result of `save_compressed` or `expand_checkpoint`; prints as a table: each tensor's encoding and
     bytes, all files' bytes.
 
     >>> import tempfile
@@ -95,7 +95,7 @@ class Compression(Reported):
 
 
 def encoding_rows(done: Compression) -> Rows:
-    """Columns and rows: how many tensors each encoding has, and their bytes."""
+    """A table of encodings: how many tensors each has, and their bytes."""
     rows = []
     for encoding in sorted({tensor.encoding for tensor in done.tensors}):
         its = [tensor for tensor in done.tensors if tensor.encoding == encoding]

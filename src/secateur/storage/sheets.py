@@ -17,7 +17,7 @@ __all__ = ["compressed_sheets"]
 
 
 def compressed_sheets(done: Compression) -> list[Sheet]:
-    """A row a tensor."""
+    """The sheets of a `Compression`: a table with a row for each tensor."""
     tensors = done.tensors
     ratios = [each.stored / each.dense if each.dense else None for each in tensors]
     names = [printable(each.name, 1000) for each in tensors]

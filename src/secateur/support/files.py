@@ -17,7 +17,7 @@ FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))  # the disk, one's s
 
 
 def write_whole(path: str | os.PathLike[str], content: bytes | str) -> Path:
-    """All of ``content`` under ``path``, or nothing; returns the path. Text is written as UTF-8.
+    """Writes ``content`` to ``path``, whole or not at all; returns the path. Text is written as UTF-8.
 
     Raises:
         FileNotFoundError: the folder does not exist.

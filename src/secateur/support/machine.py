@@ -13,7 +13,7 @@ __all__ = ["processor"]
 
 
 def processor() -> str:
-    """What the processor is called, or "unknown".
+    """The name of the processor, or "unknown".
 
     >>> bool(processor())
     True

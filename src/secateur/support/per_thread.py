@@ -29,7 +29,7 @@ _COMPLEX = {torch.float16: torch.complex32, torch.float64: torch.complex128}
 
 
 class NewTensors(TorchFunctionMode):
-    """Within, what would come out in torch's default dtype comes out in another: ``set_default_dtype`` for one thread.
+    """A context with another default dtype for new tensors: ``set_default_dtype`` for one thread.
 
     That is what is made of numbers, and what is computed of integers alone. (``torch.Tensor(3)`` is none of torch's
     functions and stays as it is.)

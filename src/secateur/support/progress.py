@@ -27,7 +27,8 @@ _showing = threading.Lock()  # one bar at a time: an inner loop stays silent whi
 
 
 def track(iterable: Iterable[T], description: str, total: float | None = None) -> Generator[T, None, None]:
-    """The same items, with a bar once the work on them has lasted 2 seconds: on stderr, or below a notebook's cell.
+    """Yields the items, with a progress bar once the work on them has lasted 2 seconds: on stderr, or below a
+    notebook's cell.
 
     Silent where stderr is no terminal, where the environment has ``SECATEUR_PROGRESS=0``, and inside a loop whose own
     bar is already shown. ``total`` is the number of items; ``len(iterable)`` where it is not given. Closing the

@@ -176,7 +176,7 @@ def share_of(batch: Any, share: float) -> Any:
 
 
 def device_of(model: nn.Module) -> torch.device | None:
-    """Where batches have to be: the device of the first parameter, else of the first buffer, else nowhere special."""
+    """The device for batches: that of the first parameter, else of the first buffer; None without any, or on meta."""
     for tensor in (*model.parameters(), *model.buffers()):
         return None if tensor.device.type == "meta" else tensor.device
     return None
@@ -232,7 +232,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 @contextlib.contextmanager
 def unchanged(model: nn.Module) -> Iterator[None]:
-    """Whatever the body does by running the model, forward and backward, is undone at its end.
+    """A context that undoes the effects of running a model, forward and backward: modes, buffers, gradients.
 
     That is: ``training`` of every submodule, ``.grad`` (None inside) and ``requires_grad`` of every parameter, the
     buffers' objects and contents, tensors in plain attributes, and the random states of torch (CPU and the model's
@@ -319,7 +319,7 @@ def _same_random_states(devices: Iterable[torch.device]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _uncompiled() -> Iterator[None]:
-    """Hooks on the submodules of a compiled module are not heard, or compile it anew; nothing is compiled yet where
+    """Hooks on the submodules of a compiled module do not run, or compile it again; nothing is compiled yet where
     the compiler was never imported."""
     if "torch._dynamo" not in sys.modules:
         yield
@@ -352,7 +352,7 @@ def tensors_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 def tensors_in(value: Any, seen: set[int] | None = None) -> Iterator[Tensor]:
-    """All tensors in nested containers and objects."""
+    """Yields all tensors in nested containers and objects."""
     seen = set() if seen is None else seen
     if isinstance(value, Tensor):
         yield value
@@ -374,7 +374,7 @@ def tensors_in(value: Any, seen: set[int] | None = None) -> Iterator[Tensor]:
 
 @contextlib.contextmanager
 def in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
-    """All modules in training or evaluation mode within; afterwards each as it was."""
+    """A context in which all modules are in training or evaluation mode; each mode is restored."""
     modes = {module: module.training for module in model.modules()}
     model.train(training)
     try:
@@ -386,7 +386,7 @@ def in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def restored(tensors: Mapping[str, Tensor]) -> Iterator[None]:
-    """Those of the tensors that are buffers are afterwards as before."""
+    """A context that restores those of the tensors that are buffers."""
     saved = {name: tensor.clone() for name, tensor in tensors.items() if not isinstance(tensor, nn.Parameter)}
     try:
         yield
@@ -407,7 +407,7 @@ def seed_torch(number: int) -> None:
 
 @contextlib.contextmanager
 def seeded() -> Iterator[None]:
-    """The same random numbers each time within, so that each pass takes the same way; generators as before after.
+    """A context with fixed random seeds, so that each pass takes the same way; generators are restored.
 
     In one thread at a time: the generators are the process's.
     """

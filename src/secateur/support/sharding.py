@@ -14,7 +14,7 @@ __all__ = ["count_nonzero", "is_sharded", "laid_out", "local", "whole"]
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Whether it is a DTensor.
+    """Whether a tensor is a DTensor.
 
     >>> import torch
     >>> is_sharded(torch.zeros(1))
@@ -24,14 +24,14 @@ def is_sharded(tensor: Tensor) -> bool:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's part, sharing memory."""
+    """This rank's part of a tensor, sharing its memory."""
     sharded: Any = tensor
     part: Tensor = sharded.to_local() if is_sharded(tensor) else tensor
     return part
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """All ranks' parts together, on each of them."""
+    """The full tensor of all ranks' parts, on each rank."""
     gather: Callable[[], Tensor] | None = getattr(tensor, "full_tensor", None)
     return tensor if gather is None else gather()
 
@@ -50,7 +50,7 @@ def laid_out(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 def count_nonzero(tensor: Tensor) -> int:
-    """How many entries are not zero, over all ranks.
+    """The number of nonzero entries of a tensor, over all ranks.
 
     >>> import torch
     >>> count_nonzero(torch.tensor([0.0, 2.0]))

@@ -54,7 +54,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def table_of(columns: Sequence[str], rows: Iterable[Sequence[object]] = (), **form: Any) -> Table:
-    """The same for a terminal, as a `rich.table.Table`; ``form`` is of its own arguments.
+    """A table for a terminal, as a `rich.table.Table`; ``form`` are arguments of that.
 
     Where the terminal is narrow, a column of words, named ``"~Group"``, folds after spaces and dots, and the others do
     not. A cell that is a `rich.text.Text` is taken as it is.

@@ -60,7 +60,7 @@ def in_turns(
     clock: Clock = time.perf_counter,
     told: str | None = None,
 ) -> dict[Name, list[float]]:
-    """What each turn returns, in each of the rounds, as in `alternating`.
+    """The values that calls in turns return, for each of the rounds, as in `alternating`.
 
     Args:
         warm_up: rounds before those that count.
@@ -108,12 +108,12 @@ def seconds_of(
 
 
 def ratios(ours: list[float], rival: list[float]) -> list[float]:
-    """How many times faster ours is, in each round."""
+    """The speedup of ours over theirs in each round."""
     return [theirs / own for own, theirs in zip(ours, rival, strict=True)]
 
 
 def ratio(ours: list[float], rival: list[float]) -> float:
-    """How many times faster ours is.
+    """The median speedup of ours over theirs.
 
     >>> ratio([1.0, 1.0, 9.0], [2.0, 2.0, 18.0])  # the machine was busy in the third round
     2.0

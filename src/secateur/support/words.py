@@ -54,14 +54,14 @@ def unknown(word: str, known: Iterable[str], kind: str) -> ValueError:
 
 
 def name_of(what: Any) -> str:
-    """What a function is called, also under functools.partial."""
+    """The name of a function, also inside functools.partial."""
     while isinstance(what, functools.partial):
         what = what.func
     return str(getattr(what, "__name__", what))
 
 
 def described(function: Any) -> str:
-    """What a function is called, with what it was given: by a partial, or as the fields of a value that can be called.
+    """The name of a function with its settings: of a partial its arguments, of a callable object its fields.
 
     >>> described(functools.partial(sorted, key=abs))
     'sorted(key=abs)'

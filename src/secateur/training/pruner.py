@@ -67,13 +67,13 @@ class Pruner(Reported):
             ``epochs · steps_per_epoch`` serve as ``total_steps``.
         within: masks to begin with, such as `masks_from_zeros` finds in a checkpoint.
         batches, loss, forward: what a DataLoader yields, and how that is run, as in `evidence.collect`, which then
-            gathers the evidence anew for each update.
+            gathers evidence for each update.
         seed: of the Pruner's own random numbers; the global generators are never touched.
         verbose: print the timetable (``str(pruner)``), on the first rank.
 
     Raises:
         ValueError: there is nothing to prune, a moment can't be resolved, the target lies beyond the end of the run,
-            masks are attached to the model, or no unit can leave. Then, and if the schedule or a criterion of one's own
+            masks are attached to the model, or no unit can leave. Then, and if the schedule or a custom criterion
             raises, model and optimizer are unchanged. A timetable that can't be printed is no error.
 
     >>> from secateur import schedules
@@ -185,7 +185,7 @@ class Pruner(Reported):
     def prune(self, sparsity: float | None = None) -> None:
         """Choose new masks now: at the given sparsity, or the schedule's at this step.
 
-        For rounds of one's own, as lottery tickets are found. From the next step on the schedule holds again, but
+        For custom rounds, as for lottery tickets. From the next step on the schedule holds again, but
         never below what is removed.
         """
         if sparsity is not None:
@@ -226,7 +226,7 @@ class Pruner(Reported):
         4
 
         Raises:
-            KeyError, ValueError: it lacks a weight, or has one of another shape or without values. Nothing is changed
+            KeyError, ValueError: a weight is missing, of another shape, or without values. Nothing is changed
                 then.
         """
         weights = self._zeros.weights

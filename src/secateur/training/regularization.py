@@ -394,7 +394,7 @@ class Penalty:
         return found
 
     def _rates(self, names: Iterable[str]) -> dict[str, float]:
-        """The learning rate of each parameter now; looked up anew, as loading a state makes new groups."""
+        """The learning rate of each parameter now; looked up each time, as loading a state makes new groups."""
         rates = {}
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:

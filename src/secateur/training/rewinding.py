@@ -30,7 +30,7 @@ def put_back(
 
     Args:
         weights: those that are pruned, of which optimizers remember what is zeroed afterwards.
-        undo: is told of all that changes, here and by zeroing.
+        undo: records all that changes, here and by zeroing.
     """
     tensors = {id(each): each for each in model.state_dict(keep_vars=True).values() if isinstance(each, Tensor)}
     first, *others = optimizers

@@ -1,4 +1,4 @@
-"""What a Pruner was told, as one value that does not change while it trains: how masks are chosen, and of what.
+"""The checked arguments of a `Pruner`, fixed while it trains: how masks are chosen, and of which weights.
 
 Law: what cannot be gathered, or cannot go together, is refused here, before a weight is touched.
 """

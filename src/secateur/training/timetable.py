@@ -1,4 +1,4 @@
-"""When masks are chosen anew: the schedule of a run in steps, and how it is told.
+"""The steps at which masks are updated, from a schedule, and their text for printing.
 
 Law: at every moment that the schedule names there is an update, whatever the interval.
 """
@@ -21,7 +21,7 @@ _UPDATES = 100  # about as many over a ramp, where ``every`` is not given
 
 @dataclass(frozen=True)
 class Timetable:
-    """When masks are chosen anew, all in steps."""
+    """The steps at which masks are updated."""
 
     schedule: Schedule
     until: int  # removed weights may return before it; 0 where they don't
@@ -30,7 +30,7 @@ class Timetable:
 
     @property
     def moments(self) -> tuple[int, ...]:
-        """Where the schedule turns; a function of one's own does not say."""
+        """The steps at which the schedule turns; unknown for a custom function."""
         return tuple(getattr(self.schedule, "moments", ()))
 
     @property
@@ -44,7 +44,7 @@ class Timetable:
             return self.interval
         if self.until:
             return max(1, min(100, self.until // _UPDATES))
-        if not self.moments:  # a function of one's own: when its value changes
+        if not self.moments:  # a custom function: when its value changes
             return max(1, self.total_steps // _UPDATES) if self.total_steps else 1
         begin = self.moments[0] if len(self.moments) > 1 else 0
         return max(1, (self.moments[-1] - begin) // _UPDATES)

@@ -1,18 +1,15 @@
-"""Tokens that leave: which, with the rows of tensors that are theirs; `shrink_vocabulary`."""
+"""`shrink_vocabulary`: removes tokens from a tokenizer, with their rows of the model's tensors."""
 
 from secateur.vocabulary.directory import shrink_vocabulary_checkpoint
 from secateur.vocabulary.module import shrink_vocabulary
 from secateur.vocabulary.outcome import ShrunkVocabulary, Unseen, vocabulary_parts
 from secateur.vocabulary.sheets import shrunken_sheets
-from secateur.vocabulary.verification import is_shrunken_vocabulary, verify_vocabulary_checkpoint
 
 __all__ = [
     "ShrunkVocabulary",
     "Unseen",
-    "is_shrunken_vocabulary",
     "shrink_vocabulary",
     "shrink_vocabulary_checkpoint",
     "shrunken_sheets",
-    "verify_vocabulary_checkpoint",
     "vocabulary_parts",
 ]

@@ -24,7 +24,7 @@ _MORE = 128  # tokens; a multiple of what sizes are rounded to
 
 @dataclass(frozen=True)
 class Axes:
-    """What counts tokens in a model.
+    """The dimensions, fields and attributes of a model that count tokens.
 
     Attributes:
         rows: how many tokens the model knows.
@@ -42,7 +42,7 @@ class Axes:
 
 
 def axes_of(model: Any, build: Callable[[Any], nn.Module]) -> Axes:
-    """What counts tokens in a model; ``build(config)`` makes another one of a configuration, without weights.
+    """Finds what counts tokens in a model; ``build(config)`` makes a model of a configuration, without weights.
 
     Raises:
         ValueError: no embedding of tokens, or no field of the configuration that says how many there are.

@@ -27,7 +27,7 @@ _ENDS = re.compile(r"\n(?=\S)")  # of a line, where the next one is not empty an
 
 @dataclass
 class Counted:
-    """What a text has.
+    """The token counts and passages of a text.
 
     Attributes:
         counts: how often it has each token, by number.

@@ -1,4 +1,4 @@
-"""The files of a directory in which tokens have numbers, and what they say once tokens have left.
+"""The files of a directory that name token numbers, and their contents after tokens have left.
 
 Law: each file that is known to number tokens says the new numbers, one that cannot is left out by name, all others stay
 what they are; the same tokens that stay give the same bytes.

@@ -1,4 +1,4 @@
-"""A model and its tokenizer in memory, of which tokens leave.
+"""Removes tokens from a model and its tokenizer in memory.
 
 Law: both change or neither does; of a text whose old tokens all stay the hidden states are the same bit for bit.
 """
@@ -44,12 +44,12 @@ def shrink_vocabulary(
     multiple: int | None = None,
     rank: str | None = None,
 ) -> ShrunkVocabulary:
-    """Takes tokens that a text does not have out of a model and its tokenizer, both in place.
+    """Removes tokens that a text does not contain from a model and its tokenizer, both in place.
 
     Of a text whose old tokens all stay the new ones are the old ones renamed, and the hidden states are the same bit
     for bit; the logits of tokens that stay are the same but for the last bits, where a product of fewer rows is summed
     in another order. Embeddings, heads, biases, the configuration's and the generation configuration's numbers follow,
-    and all that is tied stays so. An optimizer is made anew afterwards: what it remembers of rows is not sliced.
+    and all that is tied stays so. Make a new optimizer afterwards: the state of an old one is not sliced.
 
     Args:
         model: one of transformers', with its configuration.

@@ -1,4 +1,4 @@
-"""What became of a vocabulary: plain numbers, and how they are printed.
+"""The result of shrinking a vocabulary, as plain numbers and as tables.
 
 Law: what is said of unseen text was measured on text that was not counted; what was not measured is None.
 """
@@ -21,7 +21,7 @@ __all__ = ["ShrunkVocabulary", "Unseen", "vocabulary_parts"]
 
 @dataclass(frozen=True)
 class Unseen:
-    """What the same choice made of nine tenths of the text does to the last tenth.
+    """A test on unseen text: how tokens chosen from nine tenths of the text serve the last tenth.
 
     Attributes:
         passages: how many there are, and of how many all tokens stay.
@@ -38,7 +38,7 @@ class Unseen:
 
 @dataclass(frozen=True, eq=False)
 class ShrunkVocabulary(Reported):
-    """What `shrink_vocabulary` and `shrink_vocabulary_checkpoint` did.
+    """The result of `shrink_vocabulary` or `shrink_vocabulary_checkpoint`; prints as tables.
 
     Attributes:
         order: the old number of each new one.
@@ -93,7 +93,7 @@ class ShrunkVocabulary(Reported):
 
 
 def vocabulary_parts(done: ShrunkVocabulary) -> Iterator[Part]:
-    """How many tokens stay, what that is worth, what it does to text, and on what it was proved."""
+    """The printed lines and tables of a `ShrunkVocabulary`: tokens, sizes, the effect on text, and the proof."""
     numbers = "{:,}".format
     rows: list[tuple[str | None, ...]] = [
         ("tokens", *map(numbers, done.rows), percent(done.rows[1] / done.rows[0])),

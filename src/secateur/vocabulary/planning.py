@@ -1,4 +1,4 @@
-"""Which tokens stay of a tokenizer, what that does to the text, and the proof that nothing else changes.
+"""The plan of a smaller tokenizer: which tokens stay, the effect on the text, and the proof that nothing else changes.
 
 Law: nothing is changed here; what is returned was proved on the text and on random Unicode.
 """
@@ -31,7 +31,7 @@ _PROVED = "proved on"
 
 @dataclass(frozen=True)
 class Planned:
-    """What stays.
+    """The tokens that stay, and the measurements on the text.
 
     Attributes:
         order: the old number of each new one.

@@ -1,4 +1,4 @@
-"""The law, seen on texts: the smaller tokenizer makes of a text whose tokens all stay the same ones, renamed.
+"""The proof on texts: the smaller tokenizer turns a text whose tokens all stay into the same tokens, renumbered.
 
 Law: what is proved is said with how many texts it was proved on; one that is read otherwise is an error, not a number.
 """

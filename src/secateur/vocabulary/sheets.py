@@ -1,4 +1,4 @@
-"""What fewer tokens look like on a page: tensors that became shorter, tokens of the text that leave.
+"""The tables of a smaller vocabulary on a page: tensors that became shorter, and tokens of the text that leave.
 
 Law: tokens are shown as text that holds no control character.
 """
@@ -19,7 +19,7 @@ _SHOWN = 1000  # rows of tokens
 
 
 def shrunken_sheets(done: ShrunkVocabulary) -> list[Sheet]:
-    """A row a tensor that became shorter; then a row for each of the most frequent tokens that leave."""
+    """The sheets of a `ShrunkVocabulary`: the tensors that became shorter, and the most frequent tokens that leave."""
     tensors = [
         Cells("tensor", [printable(name, 1000) for name in done.tensors]),
         Cells("dimension", list(done.tensors.values())),

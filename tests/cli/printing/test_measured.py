@@ -1,6 +1,5 @@
 """What bench and pack say: a row a form, each compared with the dense one, and nothing that was not measured."""
 
-import pytest
 from torch import nn
 
 from secateur.cli.measuring import Bench, Form
@@ -39,23 +38,6 @@ def test_a_row_a_form_beside_the_dense_one():
     assert [row[5] for row in rows.rows] == ["", "1 of 2 layers", ""]
     assert lines[0] == f"1 × 64 tokens; 1 thread; {describe()}."
     assert lines[-1].startswith("Zeros alone do nothing")
-
-
-@pytest.mark.parametrize(("threads", "text"), [(1, "1 thread;"), (3, "3 threads;")])
-def test_threads_are_counted(threads, text):
-    assert text in [*measured_parts(bench(threads=threads), "")][2]
-
-
-def test_what_is_missing_is_named_with_the_reason():
-    lines = [*measured_parts(bench(**{"int8 of it": "torch lacks it"}), "")]
-    assert "No int8 of it: torch lacks it" in lines
-    assert not [line for line in measured_parts(bench(), "") if isinstance(line, str) and line.startswith("No ")]
-
-
-def test_layers_are_shown_where_they_are_asked_for():
-    with_them = [*measured_parts(bench(), "", layers=True)]
-    assert with_them[-2:] == ["rows 50%", PACKING.parts[0]]
-    assert len(with_them) == len([*measured_parts(bench(), "")]) + 3
 
 
 def test_every_form_and_every_layer_has_its_row_on_a_page():

@@ -2,7 +2,6 @@
 
 import ast
 import copy
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +9,7 @@ from torch import nn
 
 from secateur import load_shrunken, shrink
 from secateur.cli.printing.shrunken import directory_parts, model_parts, print_loading
-from secateur.shrinking import directory_sheets, model_sheets, save_shrunken, shrink_checkpoint, shrunk_parts
+from secateur.shrinking import directory_sheets, save_shrunken, shrink_checkpoint, shrunk_parts
 from secateur.support import Rows
 
 
@@ -36,12 +35,6 @@ def test_it_says_what_the_result_says(done):
     assert everything[:-3] == [*shrunk_parts(done, verbose=True)]
 
 
-def test_what_was_not_proved_is_not_said_to_be():
-    done = shrink(build(), torch.zeros(1, 4), 0.5, verify=False)
-    assert not [line for line in lines_of(model_parts(done, None, 1.0)) if "Proved" in line]
-    assert "Not proved, as asked (1.0 s)." in lines_of(model_parts(done, None, 1.0))
-
-
 def test_the_lines_that_load_it_do(done, tmp_path, capsys):
     out = tmp_path / "it's [red] here"
     out.mkdir()
@@ -56,19 +49,6 @@ def test_the_lines_that_load_it_do(done, tmp_path, capsys):
     loaded = load_shrunken(build(), ast.literal_eval(call.args[1]))
     for name, tensor in loaded.state_dict().items():
         assert torch.equal(tensor, done.model.state_dict()[name])
-
-
-def test_the_sheets_have_a_row_a_group_and_a_dimension(done):
-    groups, whole = model_sheets(done)
-    columns = {cells.head: cells.values for cells in groups.cells}
-    assert columns["group"] == [group.name for group in done.coupling.groups]
-    counts = dict(zip(columns["group"], zip(columns["units"], columns["left"], strict=True), strict=True))
-    for group in done.coupling.groups:
-        kept = int(done.kept[group.axis].sum()) if group.axis in done.kept else group.size
-        assert counts[group.name] == (group.size, kept)
-    assert any(kept < size for size, kept in counts.values())
-    assert len(whole.rows) == len(done.coupling.frozen)
-    assert {*whole.cells[0].values} == {f"{name}[{at}]" for name, at in done.coupling.frozen}
 
 
 @pytest.fixture(scope="module")
@@ -92,22 +72,6 @@ def test_of_a_directory_it_says_what_was_left_out_and_where_it_is(directory):
     assert any(line.startswith("Proved on ") for line in lines)
 
 
-def test_of_a_directory_the_sheets_have_what_left(directory):
-    groups, whole = directory_sheets(directory)
-    assert groups.cells[0].values == [*directory.counts]
-    assert groups.cells[3].bars == [kept / size for size, kept in directory.counts.values()]
-    assert len(whole.rows) == len(directory.frozen)
-
-
-def test_of_a_directory_that_was_repaired_the_sheets_have_what_each_weight_lost(directory):
-    repaired = copy.copy(directory)
-    object.__setattr__(repaired, "errors", {"layers.0.down.weight": 0.25, "layers.1.down.weight": 0.5})
-    _, errors, _ = directory_sheets(repaired)
-    assert errors.cells[0].values == [*repaired.errors]
-    assert errors.cells[1].texts == ["25.000%", "50.000%"]
-    assert errors.charts[0].values == [0.25, 0.5]
-
-
 def test_fewer_tokens_than_units_are_told_of(directory):
     said = "That is less than the 48 units of a group: other text will lose more. Give a longer one."
     for tokens in (3, 47, 48, 1000):
@@ -125,8 +89,3 @@ def test_a_result_in_which_nothing_stays_whole_has_no_sheet_of_it(directory):
     assert directory_sheets(bare) == []
     assert isinstance(next(iter(directory_parts(bare))), Rows)
     assert not [part for part in directory_parts(bare) if isinstance(part, Rows) and "whole" in part.columns[0]]
-
-
-def test_nothing_is_read_as_markup(capsys):
-    print_loading(Path("[bold]x"), "m:f", "f()")
-    assert "[bold]x" in capsys.readouterr().out

@@ -12,11 +12,9 @@ from secateur.checkpoints import (
     CheckpointSparsification,
     Inspection,
     TensorInspection,
-    Verification,
     inspected_parts,
     left_alone_rows,
     pruned_rows,
-    verified_rows,
 )
 from secateur.storage import Compression, encoding_rows
 from secateur.support import Part, bytes_text, percent, printable, table_of
@@ -25,7 +23,6 @@ __all__ = [
     "compressed_parts",
     "print_inspection",
     "pruned_parts",
-    "verified_parts",
 ]
 
 
@@ -60,21 +57,6 @@ def pruned_parts(done: CheckpointSparsification) -> Iterator[Part]:
         f"{RECORD} in it says what was done. The zeros are stored like other numbers: by themselves they make the "
         "files no smaller and the model no faster."
     )
-
-
-def verified_parts(found: Verification) -> Iterator[Part]:
-    """What is wrong, what could not be checked, and the verdict."""
-    yield from (f"wrong: {printable(problem, 1000)}" for problem in found.problems)
-    yield from (f"unchecked: {printable(what, 1000)}" for what in found.unchecked)
-    if found.problems or found.unchecked:
-        yield ""
-    if any(tensor.zeros is not None for tensor in found.tensors):  # of a shrunken model no zeros are counted
-        yield verified_rows(found)
-    pattern = f", pattern {found.pattern}" if found.pattern else ""
-    compared = f", {found.files} other files compared" if found.source else ""
-    verdict = "holds" if found.ok else f"does not hold: {len(found.problems)} problems"
-    yield ""
-    yield f"{printable(str(found.path))}: what {RECORD} claims {verdict}{pattern}{compared}."
 
 
 def _sparsity(tensor: TensorInspection) -> float:

@@ -1,4 +1,4 @@
-"""What compares the things of a dimension, chooses some, and says which: softmax, the best, places and counts.
+"""Functions that compare the positions of a dimension and choose some: softmax, topk, argmax, sorting and counting.
 
 Law: a thing whose score is minus infinity is missed by none of these. Where it is not known that this is all that is
 done with a dimension, it stays whole.

@@ -1,4 +1,4 @@
-"""What is taken out of a tensor, or written into it, by index.
+"""Indexing: reading from a tensor, or writing to it, by index.
 
 Law: what an index or a tensor chooses stays whole; a slice is cut where the code says.
 """

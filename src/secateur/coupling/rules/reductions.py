@@ -1,4 +1,4 @@
-"""What makes one number of many: sums, means, maxima, distances.
+"""Reductions: sums, means, maxima, distances.
 
 Law: entries that are zero are missed by no sum; a statistic is flagged; anything else keeps the axis whole.
 """

@@ -1,4 +1,4 @@
-"""What looks along a dimension, or moves within it, and keeps it: products so far, sorts, transforms.
+"""Functions along a dimension that keep it: cumulative sums and products, sorts, transforms.
 
 Law: the dimension stays whole.
 """

@@ -1,4 +1,4 @@
-"""What moves windows over places: pooling, interpolation, unfolding, pixels shuffled into channels.
+"""Functions of windows: pooling, interpolation, unfolding, pixel shuffling.
 
 Law: places stay whole; channels pass, whatever is made of their places.
 """
