@@ -1,7 +1,10 @@
 """Watching a model: what is found is of all passes, what is frozen says why, and nothing changes."""
 
 import copy
+import functools
 import itertools
+import sys
+import types
 
 import pytest
 import torch
@@ -176,3 +179,28 @@ def test_a_choice_that_fails_is_none():
     assert coupling.frozen["other.weight", 0] == "not used in the forward pass"
     assert coupling.multiply_adds({}) == 4 * (3 * 2 + 3 * 6 + 6 * 2)
     assert [group.name for group in coupling.groups] == ["up.weight"]
+
+
+def test_sizes_that_einops_met_before_are_followed_all_the_same(monkeypatch):
+    @functools.lru_cache
+    def heads(sizes):
+        rows, width = sizes
+        return [rows, 2, width // 2]
+
+    module = types.ModuleType("einops.einops")
+    module._reconstruct_from_shape = heads
+    monkeypatch.setitem(sys.modules, "einops.einops", module)
+
+    class Rearranged(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down = nn.Linear(4, 12), nn.Linear(12, 3)
+
+        def forward(self, x):
+            x = self.up(x)
+            return self.down(x.reshape(module._reconstruct_from_shape(tuple(x.shape))).flatten(1))
+
+    model, x = Rearranged(), torch.randn(2, 4)
+    model(x)
+    assert [group.name for group in find_coupling(model, x).groups] == ["up.weight"]
+    assert module._reconstruct_from_shape is heads

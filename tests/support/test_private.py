@@ -2,6 +2,9 @@
 
 import collections
 import dis
+import functools
+import sys
+import types
 import warnings
 
 import pytest
@@ -532,3 +535,21 @@ def test_a_recurrent_module_lists_the_parameters_that_it_has_now():
 def test_arguments_of_an_operator_say_where_it_writes():
     written = [each.alias_info is not None for each in private.arguments_of(torch.ops.aten.add_.Tensor)]
     assert written[:2] == [True, False]
+
+
+def test_einops_computes_shapes_at_every_call(monkeypatch):
+    @functools.lru_cache
+    def half(size):
+        return size // 2
+
+    module = types.ModuleType("einops.einops")
+    module._reconstruct_from_shape = half
+    monkeypatch.setitem(sys.modules, "einops.einops", module)
+    with private.uncached_shapes():
+        assert module._reconstruct_from_shape is half.__wrapped__
+        with private.uncached_shapes():
+            assert module._reconstruct_from_shape(6) == 3
+    assert module._reconstruct_from_shape is half
+    monkeypatch.setitem(sys.modules, "einops.einops", types.ModuleType("einops.einops"))
+    with private.uncached_shapes():
+        pass

@@ -143,7 +143,8 @@ def _watch(model: nn.Module, inputs: Any, trace: Trace, tensors: Mapping[str, Te
             for each in tensors_in(inputs):
                 trace.declare(each, [_frozen(size, "an input of the model") for size in each.shape])
             flow = Flow(model, trace, trace.in_pass, tensors_in(inputs))
-            with torch.no_grad(), _without_values(tensors), Unseen(trace), trace, flow:
+            values = _without_values(tensors)
+            with torch.no_grad(), private.uncached_shapes(), values, Unseen(trace), trace, flow:
                 out = run_example(model, inputs)
             for each in tensors_in(out):
                 trace.freeze_pooled(each, f"a statistic over it is {OUTPUT}")

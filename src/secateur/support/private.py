@@ -1,4 +1,4 @@
-"""Private parts of torch and transformers that this library touches, each in one function.
+"""Private parts of torch, transformers and einops that this library touches, each in one function.
 
 Law: what they do not promise is used here and nowhere else, and has a test, so that a new release breaks one file.
 """
@@ -15,7 +15,7 @@ import types
 import warnings
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeGuard
 
 import torch
@@ -75,6 +75,7 @@ __all__ = [
     "tells_of_steps",
     "tree_leaves",
     "tree_map_only",
+    "uncached_shapes",
     "unsaved_buffers_of",
     "unwatched",
     "unwrapped_once",
@@ -483,6 +484,24 @@ _LEAVES = frozenset(
 
 
 _OF_LEAVES = (Tensor, int)  # and whatever is of their kind, such as sizes that remember where they came from
+
+
+@contextlib.contextmanager
+def uncached_shapes() -> Iterator[None]:
+    """Within, einops computes shapes at every call, and does not look for sizes that it met before.
+
+    A size that was met before is another number, which does not say what it follows.
+    """
+    einops: Any = sys.modules.get("einops.einops")
+    cached = getattr(einops, "_reconstruct_from_shape", None)
+    if not hasattr(cached, "__wrapped__"):
+        yield
+        return
+    einops._reconstruct_from_shape = cached.__wrapped__
+    try:
+        yield
+    finally:
+        einops._reconstruct_from_shape = cached
 
 
 def unsaved_buffers_of(module: nn.Module) -> set[str]:
