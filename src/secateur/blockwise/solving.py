@@ -151,7 +151,7 @@ def _sparsities(
                 for at, gram in zip(its, grams, strict=True)
             ]
             mask = best_mask(torch.cat(scores, 1), asked, pattern)
-            kept = [int(part.sum()) for part in mask.split([pieces[at].shape[1] for at in its], 1)]
+            kept = [int(part.sum()) for part in torch.split(mask, [pieces[at].shape[1] for at in its], 1)]
         else:
             ends = [sum(sizes[: at + 1]) for at in range(len(sizes))]
             until = [end - round(asked * end) for end in ends]

@@ -188,7 +188,7 @@ class Elimination:
         found: Tensor = self._scale * (corners @ parts * parts).sum((1, 2)).clamp_min(0)
         return found
 
-    def _of_lengths(self, cost: Callable[[Sequence[list[int]]], Tensor], units: Sequence[list[int]]) -> Tensor:
+    def _of_lengths(self, cost: Callable[[Sequence[Sequence[int]]], Tensor], units: Sequence[Sequence[int]]) -> Tensor:
         """Of units of several lengths: those that have columns here all at once where they are alike."""
         some = [at for at, unit in enumerate(units) if unit]
         found = self.weight.new_zeros(len(units))

@@ -494,10 +494,10 @@ def uncached_shapes() -> Iterator[None]:
     """
     einops: Any = sys.modules.get("einops.einops")
     cached = getattr(einops, "_reconstruct_from_shape", None)
-    if not hasattr(cached, "__wrapped__"):
+    if cached is None:
         yield
         return
-    einops._reconstruct_from_shape = cached.__wrapped__
+    einops._reconstruct_from_shape = getattr(cached, "__wrapped__", cached)
     try:
         yield
     finally:
