@@ -493,7 +493,7 @@ def uncached_shapes() -> Iterator[None]:
     A size that was met before is another number, which does not say what it follows.
     """
     einops: Any = sys.modules.get("einops.einops")
-    cached = getattr(einops, "_reconstruct_from_shape", None)
+    cached: Any = getattr(einops, "_reconstruct_from_shape", None)
     if not hasattr(cached, "__wrapped__"):
         yield
         return
