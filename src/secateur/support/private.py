@@ -493,11 +493,11 @@ def uncached_shapes() -> Iterator[None]:
     A size that was met before is another number, which does not say what it follows.
     """
     einops: Any = sys.modules.get("einops.einops")
-    cached = getattr(einops, "_reconstruct_from_shape", None)
-    if cached is None:
+    cached: Any = getattr(einops, "_reconstruct_from_shape", None)
+    if not hasattr(cached, "__wrapped__"):
         yield
         return
-    einops._reconstruct_from_shape = getattr(cached, "__wrapped__", cached)
+    einops._reconstruct_from_shape = cached.__wrapped__
     try:
         yield
     finally:
