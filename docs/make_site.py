@@ -21,7 +21,7 @@ from mkdocs.structure.files import File
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src/secateur"
 WORDS = ["targets", "criteria", "patterns", "allocation", "schedules", "regrowth"]
-ROOMS = ["prune", "evidence", "solvers", "blockwise", "coupling", "inference", "storage", "report"]
+ROOMS = ["prune", "evidence", "solvers", "models", "coupling", "inference", "storage", "report"]
 FRAMEWORKS = ["integrations.transformers", "integrations.lightning"]
 BESIDE = ["pipeline", "training", "shrinking", "vocabulary", "checkpoints"]  # of these, what guides name
 FROM_THE_ROOT = dict.fromkeys(("CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "examples/README.md")) | {

@@ -159,8 +159,7 @@ PRIVATE = HOUSE / "support" / "private.py"
 TOUCHED = {  # elsewhere, and why
     "integrations/lightning.py": {"_generate_state_key"},  # what a callback of Lightning's makes its key with
     "prune/changes.py": {"_getframe"},  # of Python
-    "inference/kernel_layer.py": {"_buffers"},  # a key of the state that a pickle holds
-    "inference/window_linear.py": {"_buffers"},  # a getattr of a module takes a microsecond each
+    "inference/linear.py": {"_buffers"},  # a key of the state that a pickle holds; a getattr takes a microsecond each
 }  # fmt: skip
 
 

@@ -7,9 +7,9 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from secateur.blockwise import oneshot
-from secateur.blockwise.solving import NOT_A_PRODUCT
 from secateur.checkpoints import sparsify_checkpoint
+from secateur.models import oneshot
+from secateur.models.solving import NOT_A_PRODUCT
 from secateur.targets import KINDS, find_layers, find_targets, kinds_by_name, kinds_within, left_alone
 from support.families import FAMILIES, SMALL, batches, make, without
 

@@ -8,7 +8,7 @@ after fine-tuning, before it in brackets, mean ± standard deviation over seeds;
 milliseconds. `--results` takes an earlier run's results.json instead, such as `make demo` leaves in demo-report. `plot`
 draws that of docs/start/tutorial-cnn.md.
 
-Law: a figure is a mean over all seeds of a cell; what some of them lack is left out.
+Law: a figure is a mean over all seeds of a cell; what some of them residual is left out.
 
 `--smoke` is one seed, one sparsity and an epoch: it shows that everything runs, and no figure of it means anything.
 """

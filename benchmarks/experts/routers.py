@@ -29,8 +29,8 @@ from benchmarks.support.rows import add_row, read_rows
 from benchmarks.support.tables import head, row
 from secateur import shrink
 from secateur.coupling import Group, find_coupling
-from secateur.shrinking.expert_repair import MendedMixtures, mend
-from secateur.shrinking.expert_streams import Beside, of_model
+from secateur.shrinking.kinds.expert_repair import MendedMixtures, mend
+from secateur.shrinking.kinds.routing import PairedBlocks, of_model
 
 REPAIR, LOSS = "repair", "by the loss"
 # Steps in turn, with a sign between: what moves of the router, or the repair.
@@ -146,7 +146,7 @@ def _biased(gate: Any, bias: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor, Te
 
 
 @torch.no_grad()
-def router_of(beside: Beside, model: Any, block: str, group: Group) -> Router:
+def router_of(beside: PairedBlocks, model: Any, block: str, group: Group) -> Router:
     """The router of this mixture as the smaller model runs now."""
     mixture = model.get_submodule(group.name.removesuffix(".gate.weight"))
     rows, lacks, unseen = [], [], []
@@ -226,7 +226,7 @@ def change(model: Any, dense: Any, groups: Sequence[Group], batches: Sequence[An
     gains: dict[str, float] = {}
     steps = method.split(" > ")
     with of_model(dense, batches, None) as whole, of_model(model, batches, None) as small:
-        beside = Beside(whole, small, groups)
+        beside = PairedBlocks(whole, small, groups)
 
         def visit(name: str, its: Sequence[Group]) -> None:
             for step in steps:

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from benchmarks.support.models import zoo
-from secateur.blockwise import prepared
 from secateur.coupling import Group, find_coupling
-from secateur.shrinking.expert_rows import output_rows, places_of, rows_of_experts
+from secateur.models import prepared
+from secateur.shrinking.kinds.routing import output_rows, places_of, rows_of_experts
 from secateur.support import run_example
 
 

@@ -10,7 +10,7 @@ The layers of a block see inputs X' that pruning has changed; the dense model's 
 - **cross a**: stages, with the target ``W X' + a W (X - X')``; least squares folds it into the weight that is pruned,
   ``W + a W (X - X') X'ᵀ (X' X'ᵀ + λ)⁻¹`` (as GPTAQ does for quantization, arXiv:2504.02692). **At once**: without the
   stages, all layers of a block from one run, as the library.
-- **residual a**: cross, and the layers that are added to the residual stream aim at what that stream lacks too.
+- **residual a**: cross, and the layers that are added to the residual stream aim at what that stream residuals too.
 - **bfloat16 Gram**: as the library, with Gram matrices of products of bfloat16, summed in float32.
 - **descent**: after the layers of a half (attention, MLP) are pruned, all that is left of it, biases and norm too, is
   trained by AdamW on the mean squared distance to the dense half's output (arXiv:2510.14444): fed with pruned inputs,
@@ -168,7 +168,7 @@ def _solve(
 ) -> None:
     grams: dict[int, Tensor] = {}
     missing: dict[int, Tensor] = {}  # (X - X') X'ᵀ
-    lacking: dict[int, Tensor] = {}  # of the residual stream, (h - h') X'ᵀ
+    residual_cross: dict[int, Tensor] = {}  # of the residual stream, (h - h') X'ᵀ
     for index, (h, mask, tokens) in enumerate(zip(hidden, masks, kept, strict=True)):
         seen: dict[int, Tensor] = {}
         with _watching(layers, lambda number, x, seen=seen, tokens=tokens: seen.update({number: x[tokens]})):
@@ -183,12 +183,12 @@ def _solve(
             if aim is not None:
                 missing[number] = missing.get(number, 0) + (wanted[number] - x).T @ x
                 if aim[4]:
-                    lacking[number] = lacking.get(number, 0) + (aim[1][index] - h)[tokens].T @ x
+                    residual_cross[number] = residual_cross.get(number, 0) + (aim[1][index] - h)[tokens].T @ x
     for number, layer in enumerate(layers):
         target, sums = layer.weight, grams[number]
         if aim is not None:
             damped = sums + 0.01 * scale_of(sums) * torch.eye(len(sums))
-            more = layer.weight @ missing[number] + (lacking[number] if aim[4] else 0)
+            more = layer.weight @ missing[number] + (residual_cross[number] if aim[4] else 0)
             target = layer.weight + aim[3] * torch.linalg.solve(damped, more.T).T
         layer.weight.copy_(admm(target, sparsity, pattern, gram=sums)[0])
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from benchmarks.support.digits import digits, trained
 from benchmarks.support.tables import head, row
 from secateur import sparsify
-from secateur.blockwise import oneshot
+from secateur.models import oneshot
 
 __all__ = ["layers"]
 

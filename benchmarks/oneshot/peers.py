@@ -140,7 +140,7 @@ def load(scratch: Path) -> tuple[nn.Module, dict[str, Tensor]]:
 
 def ours(case: Case) -> Callable[[nn.Module, Tensor], None]:
     from secateur import NM, Rows, Unstructured, criteria, sparsify
-    from secateur.blockwise import oneshot
+    from secateur.models import oneshot
     from secateur.solvers import admm, from_criterion, sparsegpt
 
     unstructured = Rows() if case.method == "wanda" else Unstructured()

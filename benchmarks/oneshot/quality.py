@@ -23,8 +23,8 @@ from torch import Tensor
 from benchmarks.support.language_models import GPT, MiniLM
 from benchmarks.support.tables import head, row, spread
 from secateur import NM, Rows, Unstructured, criteria
-from secateur.blockwise import oneshot
 from secateur.evidence import needs
+from secateur.models import oneshot
 from secateur.patterns import Pattern
 from secateur.solvers import Solver, admm, alps, dsnot, from_criterion, sparsegpt, with_refit
 

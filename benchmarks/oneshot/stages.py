@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from benchmarks.oneshot.quality import SETTINGS
 from benchmarks.support.tables import head, row, spread
-from secateur.blockwise import oneshot
+from secateur.models import oneshot
 
 __all__ = ["WAYS", "LanguageModel", "stages"]
 

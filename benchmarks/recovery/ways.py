@@ -27,7 +27,7 @@ from benchmarks.support.language_models import MiniLM
 from benchmarks.support.tables import head
 from secateur import oneshot, shrink
 from secateur.recovery import Sampled, merge_keeping_zeros, recover
-from secateur.recovery.sampling import sampled
+from secateur.recovery.outputs import sampled
 
 SETTINGS = ("2:4", "half", "0.5", "0.6", "0.7", "0.8")
 WAYS = ("plain", "outputs", "local", "both", "mixed", "dense", "corrected")

@@ -23,8 +23,7 @@ from benchmarks.support.processes import in_a_process
 from benchmarks.support.tables import head, row
 from secateur import shrink
 from secateur.coupling import Branch, find_coupling
-from secateur.shrinking.branches import influences
-from secateur.shrinking.output_costs import OutputCosts
+from secateur.shrinking.kinds.branches import OutputCosts, influences
 
 RUN = str(Path(__file__).with_name("run.py"))
 MODELS: dict[str, type[SmolLM2 | MiniLM]] = {"smollm2": SmolLM2, "minilm": MiniLM}

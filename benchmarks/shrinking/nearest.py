@@ -10,9 +10,8 @@ from benchmarks.support.models import PUBLISHED
 from secateur.coupling import Coupling, find_coupling
 from secateur.shrinking.configuration import Configured
 from secateur.shrinking.costs import cost_of
-from secateur.shrinking.counting import counted
-from secateur.shrinking.request import Request
-from secateur.shrinking.subject import Subject, subject_of
+from secateur.shrinking.counting import solve_counts
+from secateur.shrinking.request import PruningTarget, Request, pruning_target
 
 ASKED = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7)
 
@@ -27,7 +26,7 @@ def nearest(only: str = "*", **_: Any) -> dict[str, Any]:
         coupling = find_coupling(model, inputs)
         for uniform in (False, True):
             configured = Configured(model, coupling) if uniform else None
-            subject = subject_of(model, coupling, [inputs], configured=configured)
+            subject = pruning_target(model, coupling, [inputs], configured=configured)
             for target in ("params", "macs"):
                 row = {"model": name, "uniform": uniform, "target": target, **_off(subject, coupling, inputs, target)}
                 refused = " ".join(f"{share:.0%}" for share in row["refused"])
@@ -36,12 +35,12 @@ def nearest(only: str = "*", **_: Any) -> dict[str, Any]:
     return {"rows": rows}
 
 
-def _off(subject: Subject, coupling: Coupling, inputs: Any, target: str) -> dict[str, Any]:
+def _off(subject: PruningTarget, coupling: Coupling, inputs: Any, target: str) -> dict[str, Any]:
     cost = cost_of(subject.model, coupling, inputs, target)
     whole, off, refused, started = cost({}), 0.0, [], time.process_time()
     for share in ASKED:
         try:
-            counts = counted(subject, coupling.groups, Request(sparsity=share, target=target)).counts
+            counts = solve_counts(subject, coupling.groups, Request(sparsity=share, target=target)).counts
         except ValueError:
             refused.append(share)
             continue

@@ -1,9 +1,9 @@
 from . import allocation as allocation
-from . import blockwise as blockwise
 from . import coupling as coupling
 from . import criteria as criteria
 from . import evidence as evidence
 from . import inference as inference
+from . import models as models
 from . import patterns as patterns
 from . import prune as prune
 from . import regrowth as regrowth
@@ -12,11 +12,13 @@ from . import schedules as schedules
 from . import solvers as solvers
 from . import storage as storage
 from . import targets as targets
-from .blockwise import oneshot as oneshot
-from .blockwise import read_calibration as read_calibration
 from .checkpoints import sparsify_checkpoint as sparsify_checkpoint
 from .checkpoints import verify_checkpoint as verify_checkpoint
+from .fit import fit as fit
+from .fit import sensitivity as sensitivity
 from .inference import pack as pack
+from .models import oneshot as oneshot
+from .models import read_calibration as read_calibration
 from .patterns import NM as NM
 from .patterns import Block as Block
 from .patterns import Channels as Channels
@@ -30,8 +32,6 @@ from .pipeline import make_masks as make_masks
 from .pipeline import sparsify as sparsify
 from .pipeline import sparsity_of as sparsity_of
 from .recovery import recover as recover
-from .search import fit as fit
-from .search import sensitivity as sensitivity
 from .shrinking import load_shrunken as load_shrunken
 from .shrinking import save_shrunken as save_shrunken
 from .shrinking import shrink as shrink

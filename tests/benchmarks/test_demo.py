@@ -1,7 +1,7 @@
 """The demo's tables say what its results hold, and it runs from end to end."""
 
 from benchmarks.demo import run as demo_run
-from secateur.demo import measuring
+from secateur.demo import trials as measuring
 from secateur.report import Results, Run
 
 RUNS = [

@@ -110,9 +110,9 @@ def test_a_router_that_was_moved_is_moved_back(mixture):
     rows, outputs = torch.randn(200, 192), torch.randn(4, 200, 8)
     for name, wrong in (("scale", routers.Move(torch.tensor([0.7]))), ("bias", routers.Move(bias=torch.randn(4)))):
         router = routers.Router(gate, rows, outputs, torch.zeros(200, 8), torch.arange(200) % 4 == 3)
-        lack = router.added(wrong.scores(router)) - router.added(routers.Move().scores(router))
-        assert routers.moved(routers.Router(gate, rows, outputs, lack, router.unseen), name) > 0.5
-    assert routers.moved(router, "scales") == 0.0  # nothing is lacking
+        residual = router.added(wrong.scores(router)) - router.added(routers.Move().scores(router))
+        assert routers.moved(routers.Router(gate, rows, outputs, residual, router.unseen), name) > 0.5
+    assert routers.moved(router, "scales") == 0.0  # nothing is residual_cross
 
 
 def test_routers_are_compared_on_one_choice_of_experts(mixture, monkeypatch, tmp_path):

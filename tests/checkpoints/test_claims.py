@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from secateur.checkpoints import CheckpointError, claims_of, open_checkpoint
-from secateur.checkpoints.claims import about_config, about_parameters
+from secateur.checkpoints.record import about_config, about_parameters
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from secateur.checkpoints import direct
+from secateur.checkpoints import slicing as direct
 
 
 @pytest.fixture(autouse=True)

@@ -10,12 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save, save_file
 
-from secateur.checkpoints import (
-    CheckpointError,
-    inspect_checkpoint,
-    open_checkpoint,
-    read_header,
-)
+from secateur.checkpoints import CheckpointError, inspect_checkpoint, open_checkpoint, read_header
 
 DTYPES = {
     "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "F8_E4M3": torch.float8_e4m3fn,

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from secateur import patterns
-from secateur.checkpoints import inspect_checkpoint, inspection
+from secateur.checkpoints import inspect as inspection
+from secateur.checkpoints import inspect_checkpoint
 from secateur.pipeline import make_masks
 
 
@@ -195,7 +196,7 @@ def test_a_4_gb_file_takes_little_memory(tmp_path):
         file.truncate(8 + len(text) + 8 * size)
     script = """
         import sys
-        from secateur.checkpoints.inspection import inspect_tensor
+        from secateur.checkpoints.inspect import inspect_tensor
         from secateur.checkpoints import open_checkpoint
 
         def peak():  # of this program; ru_maxrss begins at the parent's

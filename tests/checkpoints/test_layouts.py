@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from secateur.checkpoints.layouts import Layout, layout_of
+from secateur.checkpoints.inspect import Layout, layout_of
 
 GPT2 = {"model_type": "gpt2"}
 

@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from secateur import allocation, criteria, patterns
 from secateur.checkpoints import CheckpointError, open_checkpoint, read_header, sparsify_checkpoint
-from secateur.checkpoints import pruning as checkpoint_sparsification
-from secateur.checkpoints.pruning import choose_targets
+from secateur.checkpoints import sparsify as checkpoint_sparsification
+from secateur.checkpoints.sparsify import choose_targets
 from secateur.pipeline import make_masks
 
 UNSTRUCTURED = patterns.parse("unstructured")

@@ -9,10 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from secateur.checkpoints import (
-    CheckpointError,
-    open_checkpoint,
-)
+from secateur.checkpoints import CheckpointError, open_checkpoint
 
 
 def write_index(folder, weight_map, name="model.safetensors.index.json", **more):

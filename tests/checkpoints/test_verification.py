@@ -14,14 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from secateur import patterns
 from secateur.allocation import uniform
-from secateur.checkpoints import (
-    RECORD,
-    CheckpointError,
-    open_checkpoint,
-    sparsify_checkpoint,
-    verification,
-    verify_checkpoint,
-)
+from secateur.checkpoints import RECORD, CheckpointError, open_checkpoint, sparsify_checkpoint, verify_checkpoint
+from secateur.checkpoints import verify as verification
 from secateur.support import percent
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

@@ -5,8 +5,8 @@ import json
 import pytest
 from transformers import LlamaForCausalLM
 
-from secateur.shrinking.measuring import Measuring
-from secateur.shrinking.repairing import Repairing
+from secateur.shrinking.measure import Measuring
+from secateur.shrinking.repair import Repairing
 from support.commands import fails, run
 from support.families import make
 from support.tokenizers_of_words import WORDS, write_tokenizer

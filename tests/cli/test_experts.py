@@ -7,7 +7,8 @@ import signal
 import pytest
 import torch
 
-from secateur.shrinking import origins, shrink_experts_checkpoint
+from secateur.shrinking import directory as origins
+from secateur.shrinking import shrink_experts_checkpoint
 from support.commands import fails, run
 from support.forks import forked
 from support.vocabularies import TEXT, wrapped

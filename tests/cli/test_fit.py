@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from secateur.blockwise import locked
+from secateur.checkpoints import locked
 from support.commands import fails, run
 from support.families import make
 from support.stacks import contents

@@ -12,9 +12,9 @@ import typer
 from transformers import LlamaForCausalLM
 from typer.testing import CliRunner
 
-from secateur.blockwise import directory as block_files
 from secateur.checkpoints import verify_checkpoint
 from secateur.cli.oneshot import oneshot
+from secateur.models import files as block_files
 from support.families import make
 from support.forks import forked
 from support.tokenizers_of_words import VOCABULARY, WORDS, write_tokenizer

@@ -38,7 +38,7 @@ SHORT = {
 ELSEWHERE = {
     "make": "CI runs them",
     "pip": "make demo, make test and make wheel install",
-    "torchrun": "tests/blockwise runs several processes",
+    "torchrun": "tests/models runs several processes",
     "secateur demo": "tests/cli/test_demo.py",
     "python": "tests/test_env.py, benchmarks, and tests/test_docs.py itself",
 }

@@ -9,9 +9,9 @@ import typer
 from transformers import LlamaForCausalLM
 from typer.testing import CliRunner
 
-from secateur.blockwise import oneshot as prune_blocks
 from secateur.cli.recover import recover
 from secateur.cli.verify import verify
+from secateur.models import oneshot as prune_blocks
 from support.families import batches, make
 from support.tokenizers_of_words import WORDS, write_tokenizer
 

@@ -6,7 +6,7 @@ import pytest
 import typer
 
 from secateur.checkpoints import CheckpointError
-from secateur.cli.runs import read_text, resumable, warnings_as_lines
+from secateur.cli.terminal import read_text, resumable, warnings_as_lines
 
 
 @pytest.mark.parametrize(("rank", "said"), [(None, "Warning: a\\x1b[2Jb\n"), ("0", "Warning: a\\x1b[2Jb\n"), ("1", "")])

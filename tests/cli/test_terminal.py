@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from secateur.checkpoints import pruning as checkpoint_sparsification
+from secateur.checkpoints import sparsify as checkpoint_sparsification
 from secateur.cli import terminal
 from support.commands import run
 

@@ -10,7 +10,7 @@ from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention
 from secateur.allocation import by_name, uniform
 from secateur.coupling import find_coupling
 from secateur.shrinking import plans_of, shrink, verify_shrunken
-from secateur.shrinking.execution import carry_out
+from secateur.shrinking.apply import carry_out
 
 X = torch.randn(2, 5, 12)
 

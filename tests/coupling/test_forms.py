@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from secateur.coupling import Removed, find_coupling
-from secateur.shrinking.execution import carry_out
+from secateur.shrinking.apply import carry_out
 from secateur.shrinking.plan import plan_without
 
 

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from secateur.coupling import Axis
-from secateur.coupling.origins import overlap, rows_of, same
+from secateur.coupling.operations import overlap, rows_of, same
 from secateur.coupling.trace import Trace
 
 X = torch.randn(2, 3, 6)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from secateur.coupling import Axis, Removed, Spot, Whereabouts, in_turn, replacement
+from secateur.coupling import Axis, CallSites, Removed, Spot, cycle_choices, replacement
 from secateur.coupling.equations import is_frozen, settle
 from secateur.coupling.numbers import Known, numbers_that_remember
 
@@ -110,7 +110,7 @@ class Asks(nn.Module):
 def test_a_spot_is_counted_in_each_call_of_its_module():
     where = []
     model = nn.Sequential(Asks(where), nn.Sequential(Asks(where)))
-    where.append(Whereabouts(model))
+    where.append(CallSites(model))
     with where[0]:
         assert where[0].spot("relu") == Spot("", "relu", 1)
         for _ in range(2):
@@ -128,7 +128,7 @@ def test_a_module_that_raises_is_left():
             raise ArithmeticError
 
     model = nn.Sequential(Fails())
-    with Whereabouts(model) as where:
+    with CallSites(model) as where:
         for _ in range(2):
             try:
                 model(torch.zeros(1))
@@ -144,14 +144,14 @@ def test_each_has_its_turn(shape, at):
     best = {
         int(each)
         for turn in range(math.ceil(7 / rows))
-        for each in in_turn(scores, at, places, turn).argmax(at).flatten()
+        for each in cycle_choices(scores, at, places, turn).argmax(at).flatten()
     }
     assert best == set(range(7))
 
 
 def test_others_keep_their_order_and_those_without_a_chance_have_none():
     scores = torch.tensor([[3.0, -1.0, 2.0, -math.inf]])
-    found = in_turn(scores, 1, torch.arange(3), 1)
+    found = cycle_choices(scores, 1, torch.arange(3), 1)
     assert found.argsort(-1, descending=True).tolist() == [[1, 0, 2, 3]]
     assert found[0, 3] == -math.inf
 
@@ -159,5 +159,5 @@ def test_others_keep_their_order_and_those_without_a_chance_have_none():
 def test_two_models_of_other_counts_have_the_same_scores():
     scores = torch.randn(4, 6)
     stay = torch.tensor([0, 2, 5])
-    whole, smaller = in_turn(scores, 1, stay, 3), in_turn(scores[:, stay], 1, torch.arange(3), 3)
+    whole, smaller = cycle_choices(scores, 1, stay, 3), cycle_choices(scores[:, stay], 1, torch.arange(3), 3)
     assert torch.equal(whole[:, stay], smaller)

@@ -15,8 +15,8 @@ from secateur import load_shrunken, save_shrunken, shrink, verify_shrunken
 from secateur.coupling import Removed, find_coupling
 from secateur.shrinking import costs, plans_of
 from secateur.shrinking import module as shrinking
-from secateur.shrinking.branches import choose_branches, influences
-from secateur.shrinking.execution import carry_out
+from secateur.shrinking.apply import carry_out
+from secateur.shrinking.kinds.branches import choose_branches, influences
 from secateur.shrinking.plan import Plan, plan_in, plan_without
 from secateur.shrinking.proof import right_branches
 from secateur.support import Fields, run_example, tensors_in

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from secateur.demo import measuring
+from secateur.demo import trials as measuring
 from secateur.report import Results, load_results
 from support.demos import run_small
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from secateur.demo import METHODS, run_demo
-from secateur.demo.methods import choose_methods
+from secateur.demo.trials import choose_methods
 from secateur.report import load_results
 from support.demos import WEIGHTS
 

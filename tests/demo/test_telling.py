@@ -7,10 +7,9 @@ import jinja2
 import pytest
 from torch import nn
 
-from secateur.demo import load_digits, telling
-from secateur.demo.measuring import Packed
-from secateur.demo.methods import METHODS, choose_methods
-from secateur.demo.trials import Plan, Trial
+from secateur.demo import load_digits
+from secateur.demo import result as telling
+from secateur.demo.trials import METHODS, Packed, Plan, Trial, choose_methods
 from secateur.inference import PackedLayer, Packing
 from secateur.report import Results, Run, summarize
 

@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from secateur.demo import load_digits
-from secateur.demo.network import DigitsNet
-from secateur.demo.training import BATCH, accuracy, train
+from secateur.demo.trials import BATCH, DigitsNet, accuracy, train
 from secateur.pipeline import sparsify, sparsity_of
 from secateur.training import Pruner
 

@@ -8,8 +8,7 @@ import torch
 
 from secateur.criteria import magnitude
 from secateur.demo import METHODS, load_digits, run_demo, trials
-from secateur.demo.methods import choose_methods
-from secateur.demo.network import DigitsNet
+from secateur.demo.trials import DigitsNet, choose_methods
 from secateur.pipeline import sparsify
 from secateur.report import Results, load_results, summarize
 from support.demos import ONE_SHOT, PARAMETERS, WEIGHTS

@@ -12,7 +12,7 @@ from torch import nn
 from secateur import sparsify
 from secateur.inference import ChannelsLastMaxPool2d, FoldedConv2d, load_packed, pack, save_packed
 from secateur.inference import packing as inference
-from secateur.inference.dense import may_be_turned, may_fold
+from secateur.inference.convolution import may_be_turned, may_fold
 from secateur.native import available
 from support.packed import rewritten
 

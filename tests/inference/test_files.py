@@ -5,13 +5,7 @@ import torch
 from torch import nn
 
 from secateur import Unstructured, sparsify
-from secateur.inference import (
-    BlockConv2d,
-    SparseLinear,
-    load_packed,
-    pack,
-    save_packed,
-)
+from secateur.inference import BlockConv2d, SparseLinear, load_packed, pack, save_packed
 from secateur.native import available
 from secateur.patterns import GroupedColumns
 from support.packed import rewritten, weight_of

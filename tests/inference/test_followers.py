@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from secateur.inference.followers import Absorbed, may_be_absorbed, may_follow, run_and_follow
+from secateur.inference.blocks import Absorbed, may_be_absorbed, may_follow, run_and_follow
 
 
 class Parts(nn.Module):

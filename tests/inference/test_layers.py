@@ -13,13 +13,7 @@ from torch import nn
 
 from secateur import Unstructured
 from secateur import inference as house
-from secateur.inference import (
-    BlockLinear,
-    GroupedLinear,
-    Pointwise,
-    SparseLinear,
-    WindowLinear,
-)
+from secateur.inference import BlockLinear, GroupedLinear, Pointwise, SparseLinear, WindowLinear
 from secateur.patterns import GroupedColumns
 from support.packed import close, weight_of
 

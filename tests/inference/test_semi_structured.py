@@ -15,11 +15,7 @@ from torch import nn
 from secateur import NM, sparsify
 from secateur.inference import GroupedLinear, load_packed, pack, save_packed
 from secateur.inference import packing as inference
-from secateur.inference.semi_structured import (
-    SemiStructuredLinear,
-    why_no_semi_structured_device,
-    why_not_semi_structured,
-)
+from secateur.inference.linear import SemiStructuredLinear, why_no_semi_structured_device, why_not_semi_structured
 
 
 def two_of_four(rows=64, columns=128, dtype=torch.bfloat16, seed=0):

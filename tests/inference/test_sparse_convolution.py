@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from secateur.inference import BlockConv1d, BlockConv2d, SparseConv1d, SparseConv2d
-from secateur.inference.sparse_convolution import why_no_sparse_convolution
+from secateur.inference.convolution import why_no_sparse_convolution
 
 
 def sparse(module, share=0.2):

@@ -5,7 +5,7 @@ import shutil
 import pytest
 import torch
 
-from secateur.blockwise import oneshot
+from secateur.models import oneshot
 from support.families import batches, make
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from secateur.recovery.closing import Gathered, adds_up
+from secateur.recovery.local import Gathered, adds_up
 
 
 class Half(nn.Module):

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from secateur.recovery.descent import Descent, order_of, rate_at
-from secateur.recovery.moving import Whole
+from secateur.recovery.descent import Descent, Whole, order_of, rate_at
 
 
 @given(st.integers(1, 300))

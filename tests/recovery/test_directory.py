@@ -11,9 +11,9 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
 from secateur import verify_checkpoint
-from secateur.blockwise import directory as block_files
-from secateur.blockwise import journal as resumable
 from secateur.checkpoints import CheckpointError, inspect_checkpoint, open_checkpoint, sparsify_checkpoint
+from secateur.checkpoints import run as resumable
+from secateur.models import files as block_files
 from secateur.recovery import directory as recovery
 from secateur.recovery import recover, recover_checkpoint
 from secateur.shrinking import shrink_checkpoint
@@ -105,8 +105,8 @@ def test_a_teacher_on_the_disk_teaches_the_same_bytes(directories, options, monk
 
 
 def test_a_teacher_on_the_disk_that_fails_lets_go_of_its_blocks(directories):
-    from secateur.blockwise import DirectoryWalk
     from secateur.checkpoints import open_checkpoint
+    from secateur.models import DirectoryWalk
 
     walk = DirectoryWalk(open_checkpoint(directories / "dense"), directories / "dense", batches("llama"))
     with pytest.raises(IndexError), torch.no_grad(), walk.files.in_turn():

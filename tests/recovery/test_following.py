@@ -10,7 +10,7 @@ from torch import nn
 
 from secateur import sparsify
 from secateur.recovery import recover, recover_checkpoint
-from secateur.recovery.following import followed, sketch_of
+from secateur.recovery.local import followed, sketch_of
 from secateur.shrinking import shrink_depth_checkpoint
 from support.families import batches, make, saved_deep
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from secateur.blockwise import find_blocks, prepared
-from secateur.recovery.halves import parts_of_block, run_to, stream_in
+from secateur.models import find_blocks, prepared
+from secateur.recovery.local import parts_of_block, run_to, stream_in
 from support.families import batches, make
 
 ENDS = {

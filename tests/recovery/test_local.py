@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from secateur import sparsify
-from secateur.blockwise import find_blocks
+from secateur.models import find_blocks
 from secateur.recovery import recover
 from secateur.recovery.local import of_one_block, share_lost
 from support.families import FAMILIES, batches, make

@@ -65,7 +65,7 @@ def test_a_call_that_fails_changes_nothing(monkeypatch):
     sparsify(base, 0.5)
     adapted = peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=["0", "2"], init_lora_weights=False))
     before = {name: each.clone() for name, each in adapted.state_dict().items()}
-    monkeypatch.setattr("secateur.recovery.merging.settled", lambda *_: 1 / 0)
+    monkeypatch.setattr("secateur.recovery.distillation.settled", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         merge_keeping_zeros(adapted)
     assert adapted.state_dict().keys() == before.keys()

@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from secateur.recovery.descent import Descent
-from secateur.recovery.moving import Factors, Whole, movers_for, moving, widened_batch
+from secateur.recovery.descent import Descent, Factors, Whole, movers_for, moving, widened_batch
 
 
 def test_a_model_has_its_own_tensors_back_whatever_happens():

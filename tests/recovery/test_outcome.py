@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from secateur.recovery.local import LocalPart
-from secateur.recovery.outcome import Judged, Recovered, memory_of
+from secateur.recovery.result import Judged, Recovered, memory_of
 
 
 def test_a_result_prints_as_tables():

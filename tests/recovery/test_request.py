@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from secateur.recovery.request import Request, names_to_train
+from secateur.recovery.recovering import Request, names_to_train
 
 ASKED = {"steps": 1, "local": 0, "loss": None, "adapters": None, "rate": 1e-3, "local_rate": 1e-3, "local_batches": 1,
          "seed": 0, "share": 1.0, "autocast": None}  # fmt: skip

@@ -9,9 +9,10 @@ import torch
 from safetensors.torch import save_file
 
 from secateur.checkpoints import CheckpointError
-from secateur.recovery import Sampled, recover, recover_checkpoint, sampling
+from secateur.recovery import Sampled, recover, recover_checkpoint
 from secateur.recovery import directory as recovery
-from secateur.recovery.sampling import sampled
+from secateur.recovery import outputs as sampling
+from secateur.recovery.outputs import sampled
 from support.families import make
 from support.forks import forked
 from support.stacks import contents

@@ -8,10 +8,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from secateur.checkpoints import CheckpointError
-from secateur.recovery.descent import Descent
-from secateur.recovery.moving import Whole
-from secateur.recovery.outputs import Steps
-from secateur.recovery.state import load_state, save_state
+from secateur.recovery.descent import Descent, Whole
+from secateur.recovery.outputs import Steps, load_state, save_state
 
 
 def made(loss="mse"):
@@ -43,7 +41,7 @@ def test_what_was_saved_is_what_is_read(saved):
 
 
 def with_metadata(path, **changes):
-    from secateur.recovery.state import _digest
+    from secateur.recovery.outputs import _state_digest as _digest
 
     tensors = load_file(path)
     said = {"done": 3, "losses": [1.0, 1.0, 1.0], "rows": 6, "loss": "mse"} | changes

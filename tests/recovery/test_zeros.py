@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from secateur import attach
-from secateur.recovery.zeros import count_zeros, groups_of, removed_of, settled
+from secateur.recovery.descent import count_zeros, groups_of, removed_of, settled
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

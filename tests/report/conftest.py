@@ -4,9 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from secateur.report import (
-    write_report,
-)
+from secateur.report import write_report
 from support.reports import Page, make_results
 
 

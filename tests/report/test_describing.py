@@ -4,10 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from secateur.report import (
-    count_multiply_adds,
-    describe,
-)
+from secateur.report import count_multiply_adds, describe
 
 
 def test_multiply_adds_by_hand() -> None:

@@ -9,16 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from secateur.report import (
-    Check,
-    Results,
-    Run,
-    missing_baselines,
-    summarize,
-    write_report,
-)
-from secateur.report.results import environment
-from secateur.report.summary import wilson
+from secateur.report import Check, Results, Run, missing_baselines, summarize, write_report
+from secateur.report.results import environment, wilson
 from support.chromium import chromium, column, framed, in_chromium
 from support.reports import HOSTILE, HOSTILE_TOO, Page, make_results
 

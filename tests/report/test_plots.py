@@ -5,12 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from secateur.report import (
-    Results,
-    Run,
-    summarize,
-    write_report,
-)
+from secateur.report import Results, Run, summarize, write_report
 from support.reports import make_results
 
 

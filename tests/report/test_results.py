@@ -4,15 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from secateur.report import (
-    Check,
-    History,
-    Network,
-    Results,
-    Run,
-    load_results,
-    save_results,
-)
+from secateur.report import Check, History, Network, Results, Run, load_results, save_results
 from secateur.report.results import Layer
 from support.reports import make_results
 

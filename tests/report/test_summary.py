@@ -4,12 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from secateur.report import (
-    Results,
-    Run,
-    summarize,
-)
-from secateur.report.summary import interval_of, wilson
+from secateur.report import Results, Run, summarize
+from secateur.report.results import interval_of, wilson
 
 
 def test_the_summary_by_hand() -> None:

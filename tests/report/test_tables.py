@@ -5,13 +5,8 @@ import re
 
 import pytest
 
-from secateur.report import (
-    Results,
-    Run,
-    print_summary,
-    summarize,
-)
-from secateur.report.tables import columns_of
+from secateur.report import Results, Run, print_summary, summarize
+from secateur.report.results import columns_of
 from support.reports import HOSTILE, make_results
 
 

@@ -5,11 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from secateur.selection import (
-    LazyScores,
-    counts_kept_overall,
-    keep_largest_overall,
-)
+from secateur.selection import LazyScores, counts_kept_overall, keep_largest_overall
 from support.selecting import by_sorting, check
 
 HARD = {

@@ -11,18 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from secateur import selection
-from secateur.selection import (
-    bracket,
-    digits,
-    in_threads,
-    keep_largest,
-    keep_largest_overall,
-    overall,
-    ranks,
-    sizes,
-    sources,
-    thresholds,
-)
+from secateur.selection import bracket, in_threads, keep_largest, keep_largest_overall, overall, sizes, sources
+from secateur.selection import bracket as digits
+from secateur.selection import sizes as thresholds
+from secateur.selection import sources as ranks
 from support.selecting import by_sorting
 
 

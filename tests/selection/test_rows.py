@@ -8,12 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from secateur.selection import (
-    LazyScores,
-    keep_largest,
-    keep_largest_overall,
-    rows,
-)
+from secateur.selection import LazyScores, keep_largest, keep_largest_overall, rows
 from support.selecting import by_sorting
 
 

@@ -4,10 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from secateur.selection import (
-    LazyScores,
-    keep_largest_overall,
-)
+from secateur.selection import LazyScores, keep_largest_overall
 from support.selecting import by_sorting, check
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from secateur.shrinking import expert_directory
+from secateur.shrinking.kinds import experts_directory as expert_directory
 from support.mixtures import found_once
 
 

@@ -8,9 +8,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from secateur.coupling import Axis, Group, concatenated, find_coupling, multiplied
-from secateur.shrinking.amounts import Amount
-from secateur.shrinking.costs import amount_of, cost_of
-from secateur.shrinking.ties import Tied, by_tie
+from secateur.shrinking.costs import CostPolynomial, TiedGroups, amount_of, by_tie, cost_of
 from support.measured import text, words
 
 
@@ -29,7 +27,7 @@ class Forked(nn.Module):
 
 def known(model, inputs):
     coupling = find_coupling(model, inputs)
-    return model, coupling, [Tied(each, 1, {}) for each in by_tie(coupling.groups)]
+    return model, coupling, [TiedGroups(each, 1, {}) for each in by_tie(coupling.groups)]
 
 
 MODELS = {
@@ -69,7 +67,7 @@ def test_changes_are_differences_and_more_never_costs_less(name, target, data):
 
 
 def alone(*axes):
-    return [Tied([Group("", axis, axis.size, (), at, ())], 1, {}) for at, axis in enumerate(axes)]
+    return [TiedGroups([Group("", axis, axis.size, (), at, ())], 1, {}) for at, axis in enumerate(axes)]
 
 
 @given(st.lists(st.integers(0, 9), min_size=3, max_size=3), st.integers(1, 5), st.integers(1, 5))
@@ -79,13 +77,13 @@ def test_sums_and_products_of_dimensions_are_counted_by_hand(parts, fixed, times
     terms = [((both, both), times), ((a, stays), 1), ((stays, a), 2), ((stays,), 1), ((), 7)]
     x, y, z = parts
     by_hand = times * (x * y + z + fixed) ** 2 + 3 * fixed * x + fixed + 7
-    assert Amount(terms, alone(a, b, c))(parts) == by_hand
+    assert CostPolynomial(terms, alone(a, b, c))(parts) == by_hand
 
 
 def test_of_groups_that_are_tied_each_keeps_its_own_number_and_shares_may_be_fractions():
     one, other = Axis(12), Axis(8)
-    tied = Tied([Group("", one, 12, (), 0, ()), Group("", other, 8, (), 0, ())], 1, {})
-    amount = Amount([((one, other), 5)], [tied])
+    tied = TiedGroups([Group("", one, 12, (), 0, ()), Group("", other, 8, (), 0, ())], 1, {})
+    amount = CostPolynomial([((one, other), 5)], [tied])
     assert tied.parts == 4
     assert [amount([each]) for each in range(5)] == [5 * 3 * each * 2 * each for each in range(5)]
     assert amount([1.5]) == 5 * 4.5 * 3
@@ -94,9 +92,9 @@ def test_of_groups_that_are_tied_each_keeps_its_own_number_and_shares_may_be_fra
 def test_an_amount_is_its_terms():
     """As they are written to a file and read again."""
     rows, columns = Axis(6), Axis(4)
-    tied = [Tied([Group("", axis, axis.size, (), 0, ())], 1, {}) for axis in (rows, columns)]
-    amount = Amount([((rows, columns), 1), ((rows, columns), 2), ((rows,), 1)], tied)
-    again = Amount.of(amount.terms, 2)
+    tied = [TiedGroups([Group("", axis, axis.size, (), 0, ())], 1, {}) for axis in (rows, columns)]
+    amount = CostPolynomial([((rows, columns), 1), ((rows, columns), 2), ((rows,), 1)], tied)
+    again = CostPolynomial.of(amount.terms, 2)
     for parts in ([6, 4], [3, 4], [1.5, 0]):
         assert again(parts) == amount(parts) == 3 * parts[0] * parts[1] + parts[0]
     assert again.changes([6, 4], 1, [1, 2]).tolist() == amount.changes([6, 4], 1, [1, 2]).tolist()

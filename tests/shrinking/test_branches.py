@@ -12,8 +12,8 @@ from torch import nn
 from secateur import shrink
 from secateur.coupling import find_coupling
 from secateur.shrinking import KEPT
-from secateur.shrinking import branches as depth
-from secateur.shrinking.branches import choose_branches, influences, named_branches
+from secateur.shrinking.kinds import branches as depth
+from secateur.shrinking.kinds.branches import choose_branches, influences, named_branches
 from support.unchanged import is_unchanged, state_of
 
 X = torch.randn(7, 4, generator=torch.Generator().manual_seed(0))

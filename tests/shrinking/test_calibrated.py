@@ -12,7 +12,9 @@ from torch import nn
 
 import zoo
 from secateur import criteria, oneshot, shrink
-from secateur.shrinking import WithoutDataWarning, calibrated, measuring, subject, verify_shrunken
+from secateur.shrinking import WithoutDataWarning, calibrated, verify_shrunken
+from secateur.shrinking import measure as measuring
+from secateur.shrinking import request as subject
 from support.families import make
 from support.measured import Attending, Words, answers, apart, loss_of, text, trained, words
 from support.stacks import Stack, data, stack

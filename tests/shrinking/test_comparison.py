@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from secateur.shrinking.comparison import (
+from secateur.shrinking.plan import Plan
+from secateur.shrinking.proof import (
     BLIND,
     IncomparableError,
     Unsure,
@@ -15,7 +16,6 @@ from secateur.shrinking.comparison import (
     probe_of,
     would_show,
 )
-from secateur.shrinking.plan import Plan
 from support.unchanged import is_unchanged, state_of
 
 A = torch.arange(6.0, dtype=torch.float64).reshape(2, 3)

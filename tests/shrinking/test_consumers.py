@@ -5,15 +5,15 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from secateur.blockwise import Piece
 from secateur.coupling import find_coupling
-from secateur.shrinking.consumers import columns_of
+from secateur.models import WeightView
+from secateur.shrinking.measure import columns_of
 
 
 def piece_of(parameter, name, view=None):
     """The matrix (outputs, inputs) that a view of a parameter is."""
     view = parameter if view is None else view
-    return Piece(
+    return WeightView(
         name,
         view.storage_offset() - parameter.storage_offset(),
         tuple(view.shape),

@@ -11,11 +11,9 @@ from torch import nn
 from secateur import shrink
 from secateur.coupling import find_coupling
 from secateur.shrinking.configuration import Configured
-from secateur.shrinking.costs import cost_of
-from secateur.shrinking.counting import counted
-from secateur.shrinking.request import Request
-from secateur.shrinking.subject import subject_of
-from secateur.shrinking.ties import Tied, by_tie
+from secateur.shrinking.costs import TiedGroups, by_tie, cost_of
+from secateur.shrinking.counting import solve_counts
+from secateur.shrinking.request import Request, pruning_target
 from support.published import PUBLISHED
 
 SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7)
@@ -40,7 +38,7 @@ def smallest_step(groups, counts, round_to, cost, is_possible):
     """What the smallest step from there changes: one choice of one tie up or down, if there is such a model."""
     here, found = cost(counts), []
     for each in by_tie(groups):
-        tied = Tied(each, round_to, {})
+        tied = TiedGroups(each, round_to, {})
         parts, choices = round(tied.mean(counts)), tied.choices().tolist()
         fewer = max((choice for choice in choices if choice < parts), default=None)
         more = min((choice for choice in choices if choice > parts), default=None)
@@ -53,7 +51,7 @@ def smallest_step(groups, counts, round_to, cost, is_possible):
 
 def is_nearest_by_two(groups, counts, round_to, cost, goal, is_possible):
     """Whether no counts of two ties lead nearer: where one step is coarse and another tie too small to make up."""
-    tied = [Tied(each, round_to, {}) for each in by_tie(groups)]
+    tied = [TiedGroups(each, round_to, {}) for each in by_tie(groups)]
     off = abs(cost(counts) - goal)
     for one, other in itertools.combinations(tied, 2):
         for many, few in itertools.product(one.choices().tolist(), other.choices().tolist()):
@@ -71,16 +69,16 @@ def test_what_is_asked_is_what_leaves_published_models(name):
     for uniform, target, round_to, shares in LAWS if name in SOME else FEW:
         if uniform is not None:
             configured = Configured(model, coupling) if uniform else None
-            subject, groups = subject_of(model, coupling, [inputs], configured=configured), coupling.groups
+            subject, groups = pruning_target(model, coupling, [inputs], configured=configured), coupling.groups
         cost = cost_of(model, coupling, inputs, target)
         whole = cost({})
         for share in shares:
             asked = Request(sparsity=share, target=target, round_to=round_to)
             try:
-                counts = counted(subject, groups, asked).counts
+                counts = solve_counts(subject, groups, asked).counts
             except ValueError as error:
                 most = float(re.search(r"at most ([0-9.]+)% of the", str(error))[1]) / 100
-                counts = counted(subject, groups, replace(asked, sparsity=most)).counts
+                counts = solve_counts(subject, groups, replace(asked, sparsity=most)).counts
                 assert share > 1 - cost(counts) / whole == pytest.approx(most, abs=1e-4)
                 continue
             off = abs(1 - cost(counts) / whole - share)
@@ -129,7 +127,7 @@ def test_less_than_half_a_step_is_not_refused_and_what_can_leave_is_exact():
 def a_model():
     layers = nn.Linear(4, 40), nn.ReLU(), nn.Linear(40, 30), nn.ReLU(), nn.Linear(30, 2)
     model, x = nn.Sequential(*layers), torch.ones(1, 4)
-    return subject_of(model, find_coupling(model, x), [x])
+    return pruning_target(model, find_coupling(model, x), [x])
 
 
 @pytest.mark.parametrize("share", [0.1, 0.4, 0.8])
@@ -141,7 +139,7 @@ def test_a_loss_decides_which_steps_are_taken(share):
         def loss(tied, parts, dear=dear):
             return (1000.0 if tied.groups[0] is dear else 1.0) * (1 - parts / tied.parts) ** 2
 
-        counts = counted(subject, subject.coupling.groups, Request(sparsity=share), loss=loss).counts
+        counts = solve_counts(subject, subject.coupling.groups, Request(sparsity=share), loss=loss).counts
         assert 1 - counts[dear.axis] / dear.size < 1 - counts[cheap.axis] / cheap.size
 
 
@@ -154,9 +152,9 @@ def test_a_coarse_step_is_taken_only_when_all_of_it_is_worth_it():
         gone = tied.parts - parts
         return float(gone) if tied.groups[0] is first else 200.0 * min(gone, 5) + 10.0 * max(gone - 5, 0)
 
-    few = counted(subject, subject.coupling.groups, Request(sparsity=0.3), loss=loss).counts
+    few = solve_counts(subject, subject.coupling.groups, Request(sparsity=0.3), loss=loss).counts
     assert few[second.axis] == 30
-    most = counted(subject, subject.coupling.groups, Request(sparsity=0.97), loss=loss).counts
+    most = solve_counts(subject, subject.coupling.groups, Request(sparsity=0.97), loss=loss).counts
     assert most[second.axis] < 25
 
 
@@ -164,10 +162,10 @@ def test_without_data_all_lose_the_same_share_streams_later_and_heads_last():
     make, inputs = PUBLISHED["Llama 3 8B"]
     model = make()
     coupling = find_coupling(model, inputs)
-    subject = subject_of(model, coupling, [inputs])
+    subject = pruning_target(model, coupling, [inputs])
     left = {}
     for share in (0.1, 0.5):
-        counts = counted(subject, coupling.groups, Request(sparsity=share, round_to=1)).counts
+        counts = solve_counts(subject, coupling.groups, Request(sparsity=share, round_to=1)).counts
         left[share] = {(group.name, group.size): counts[group.axis] / group.size for group in coupling.groups}
     inner = [stays for (_, size), stays in left[0.1].items() if size in (14336, 64, 128)]
     assert max(inner) - min(inner) < 1 / 64

@@ -6,10 +6,10 @@ import copy
 import pytest
 import torch
 
-from secateur.shrinking import depth
 from secateur.shrinking.configuration import Described
-from secateur.shrinking.depth import Stack, narrowed, passed_on, prove_without, stacks_of
-from secateur.shrinking.examples import example_for
+from secateur.shrinking.kinds import blocks as depth
+from secateur.shrinking.kinds.blocks import Stack, narrowed, passed_on, prove_without, stacks_of
+from secateur.shrinking.request import example_for
 from support.families import FAMILIES, make
 
 

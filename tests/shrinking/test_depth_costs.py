@@ -5,11 +5,10 @@ import itertools
 import pytest
 import torch
 
-from secateur.blockwise import DirectoryWalk, Tokens, divergence
 from secateur.checkpoints import open_checkpoint
-from secateur.shrinking.depth import passing
-from secateur.shrinking.depth_costs import DepthCosts, least
-from secateur.shrinking.output_costs import few_batches
+from secateur.models import DirectoryWalk, Tokens, divergence
+from secateur.shrinking.kinds.blocks import DepthCosts, least, passing
+from secateur.shrinking.kinds.branches import few_batches
 from support.families import batches, saved_deep
 from support.stacks import contents
 

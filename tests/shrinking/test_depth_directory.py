@@ -8,14 +8,13 @@ import signal
 import pytest
 import torch
 
-from secateur.blockwise import directory as block_files
-from secateur.blockwise import journal as resumable
-from secateur.blockwise.journal import JOURNAL
 from secateur.checkpoints import CheckpointError, open_checkpoint, verify_checkpoint
-from secateur.shrinking import depth_directory
-from secateur.shrinking.depth import passing
-from secateur.shrinking.depth_costs import DepthCosts
-from secateur.shrinking.depth_directory import BLOCKS, shrink_depth_checkpoint
+from secateur.checkpoints import run as resumable
+from secateur.checkpoints.run import JOURNAL
+from secateur.models import files as block_files
+from secateur.shrinking.kinds import blocks_directory as depth_directory
+from secateur.shrinking.kinds.blocks import DepthCosts, passing
+from secateur.shrinking.kinds.blocks_directory import BLOCKS, shrink_depth_checkpoint
 from support.commands import run
 from support.families import batches, saved_deep
 from support.forks import forked, killing

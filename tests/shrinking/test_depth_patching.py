@@ -4,10 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from secateur.shrinking.depth import passing
-from secateur.shrinking.depth_costs import DepthCosts
-from secateur.shrinking.depth_directory import shrink_depth_checkpoint
-from secateur.shrinking.depth_patching import place_in
+from secateur.shrinking.kinds.blocks import DepthCosts, passing, place_in
+from secateur.shrinking.kinds.blocks_directory import shrink_depth_checkpoint
 from support.families import batches, saved_deep
 
 
@@ -105,10 +103,10 @@ def test_the_stream_behind_is_nearer_to_the_dense_models(tmp_path, family):
     for name in ("small", "plain"):
         run(type(model).from_pretrained(tmp_path / name).eval(), 2, name)
 
-    def lacks(name):
+    def residuals(name):
         masks = [each["decoder_attention_mask" if family == "bart" else "attention_mask"].bool() for each in held]
         pairs = zip(streams["dense"], streams[name], masks, strict=True)
         return float(sum((one - other)[mask].square().sum() for one, other, mask in pairs))
 
     (share,) = set(done.patched.values())
-    assert lacks("small") == pytest.approx((1 - share) * lacks("plain"), rel=1e-3)
+    assert residuals("small") == pytest.approx((1 - share) * residuals("plain"), rel=1e-3)

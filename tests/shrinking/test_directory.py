@@ -17,7 +17,8 @@ from secateur import shrink
 from secateur.checkpoints import Checkpoint, CheckpointError, open_checkpoint, sha256_of, slicing
 from secateur.criteria import wanda
 from secateur.shrinking import directory as checkpoint_shrinking
-from secateur.shrinking import shrink_checkpoint, subject
+from secateur.shrinking import request as subject
+from secateur.shrinking import shrink_checkpoint
 from secateur.shrinking.directory import _sliced_files
 
 LLAMA = {
@@ -147,7 +148,7 @@ def test_scores_in_blocks_are_the_scores_of_the_whole(dense, smaller, monkeypatc
     raw = Checkpoint.raw
     monkeypatch.setattr(Checkpoint, "raw", read)
     monkeypatch.setattr(slicing, "PIECE", 1000)
-    monkeypatch.setattr("secateur.shrinking.scores._PIECE", 500)
+    monkeypatch.setattr("secateur.shrinking.select._PIECE", 500)
     done = shrink_checkpoint(dense, None, 0.4, verify=False)
     assert done.plan.to_json() == smaller.plan.to_json()
     assert max(stop - start for start, stop in blocks) <= 1000

@@ -8,7 +8,7 @@ from torch import nn
 
 from secateur import shrink
 from secateur.shrinking import costs
-from secateur.shrinking.examples import example_for, example_of, shorter
+from secateur.shrinking.request import example_for, example_of, shorter
 from support.mixtures import SMALL, batches
 
 

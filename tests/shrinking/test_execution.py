@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from secateur import shrink
-from secateur.shrinking import execution
-from secateur.shrinking.execution import carry_out
+from secateur.shrinking import apply as execution
+from secateur.shrinking.apply import carry_out
 from support.planned import Failure, every_step, everything, made, plans_for, trained
 from support.unchanged import is_unchanged, state_of
 

@@ -11,15 +11,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from secateur import shrink
-from secateur.blockwise import divergence
 from secateur.checkpoints import CheckpointError, open_checkpoint, verify_checkpoint
-from secateur.shrinking import (
-    shrink_experts_checkpoint,
-)
-from secateur.shrinking.mixtures import mixtures_of
-from secateur.shrinking.profiles import read_profile
+from secateur.models import divergence
+from secateur.shrinking import shrink_experts_checkpoint
+from secateur.shrinking.kinds.mixtures import mixtures_of, read_profile
+from secateur.shrinking.kinds.routing import mixture_of
 from secateur.shrinking.request import Request
-from secateur.shrinking.routing import mixture_of
 from support.commands import run
 from support.damaged import changed
 from support.mixtures import SMALL
@@ -244,7 +241,7 @@ def test_a_run_that_fails_while_it_writes_leaves_nothing(dense, tmp_path, monkey
     def full(*_):
         raise OSError("disk full")
 
-    monkeypatch.setattr("secateur.shrinking.origins.write_cut", full)
+    monkeypatch.setattr("secateur.shrinking.directory.write_cut", full)
     with pytest.raises(OSError, match="disk full"):
         shrink_experts_checkpoint(dense, tmp_path / "small", 1, rank="criterion", verify=False)
     assert not list(tmp_path.iterdir())

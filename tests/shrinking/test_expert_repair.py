@@ -7,9 +7,9 @@ import torch
 
 import zoo
 from secateur import shrink
-from secateur.blockwise import Outputs, Piece
-from secateur.shrinking import expert_repair
-from secateur.shrinking.expert_repair import _ridge
+from secateur.models import Outputs, WeightView
+from secateur.shrinking.kinds import expert_repair
+from secateur.shrinking.kinds.expert_repair import _ridge
 from support.unchanged import is_unchanged, state_of
 
 
@@ -113,9 +113,9 @@ def test_a_block_that_runs_twice_is_left_as_it_is():
 @pytest.mark.parametrize("shape", [(9, 4), (4, 9)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_ridge_regression_is_the_least_of_what_it_says(shape, dtype):
-    rows, lack, damping = torch.randn(shape, dtype=dtype), torch.randn(shape[0], 3, dtype=dtype), 0.3
-    found = _ridge(rows, lack, damping)
-    slope = rows.T @ (rows @ found - lack) + damping * found
+    rows, residual, damping = torch.randn(shape, dtype=dtype), torch.randn(shape[0], 3, dtype=dtype), 0.3
+    found = _ridge(rows, residual, damping)
+    slope = rows.T @ (rows @ found - residual) + damping * found
     torch.testing.assert_close(slope, torch.zeros_like(slope), atol=1e-5, rtol=0)
 
 
@@ -126,8 +126,8 @@ def test_a_gram_matrix_without_a_factor_is_damped_more():
 
 def test_changes_of_all_experts_lie_in_one_piece_of_memory():
     """So that they take no more than they hold."""
-    pieces = [Piece("experts.down_proj", at * 12, (3, 4), (4, 1)) for at in range(3)]
-    kept = expert_repair._Kept(Outputs(), lack=torch.zeros(1), pieces=pieces)
+    pieces = [WeightView("experts.down_proj", at * 12, (3, 4), (4, 1)) for at in range(3)]
+    kept = expert_repair._Kept(Outputs(), residual=torch.zeros(1), pieces=pieces)
     changes = expert_repair._room(kept)
     assert [each.shape for each in changes.values()] == [(4, 3)] * 3
     assert len({each.untyped_storage().data_ptr() for each in changes.values()}) == 1

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import zoo
-from secateur.blockwise import prepared
 from secateur.coupling import find_coupling
-from secateur.shrinking.expert_rows import output_rows, places_of, rows_of_experts
+from secateur.models import prepared
+from secateur.shrinking.kinds.routing import output_rows, places_of, rows_of_experts
 from support.unchanged import is_unchanged, state_of
 
 SUMS = ["mixtral", "mixture_gpt_oss", "mixture_llama4", "mixture_deepseek_v3", "mixture_qwen3", "mixture_lfm2"]

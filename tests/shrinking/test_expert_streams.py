@@ -14,14 +14,17 @@ import transformers
 from torch import distributed
 
 import zoo
-from secateur.blockwise import directory as block_files
-from secateur.blockwise import journal as resumable
-from secateur.blockwise.journal import JOURNAL
 from secateur.checkpoints import CheckpointError, open_checkpoint
+from secateur.checkpoints import run as resumable
+from secateur.checkpoints.run import JOURNAL
 from secateur.coupling import find_coupling
-from secateur.shrinking import expert_directory, expert_repair, origins, shrink_experts_checkpoint
-from secateur.shrinking.expert_streams import Beside, of_model, runs_again
-from secateur.shrinking.mixtures import Mixtures
+from secateur.models import files as block_files
+from secateur.shrinking import directory as origins
+from secateur.shrinking import shrink_experts_checkpoint
+from secateur.shrinking.kinds import expert_repair
+from secateur.shrinking.kinds import experts_directory as expert_directory
+from secateur.shrinking.kinds.mixtures import Mixtures
+from secateur.shrinking.kinds.routing import PairedBlocks, of_model, runs_again
 from support.forks import forked, killing, on_ranks
 from support.mixtures import SMALL, batches
 from support.stacks import contents
@@ -228,12 +231,12 @@ def test_of_a_model_beside_itself_nothing_is_lacking():
     groups = [each for each in find_coupling(model, batches()[0]).groups if each.chosen]
     seen = []
     with of_model(copy.deepcopy(model), batches(), None) as dense, of_model(model, batches(), None) as small:
-        beside = Beside(dense, small, groups)
+        beside = PairedBlocks(dense, small, groups)
 
         def look(name, its):
             for group in its:
-                lacks = [each.lack for each in beside.passes(name, group)]
-                seen.append((name, len(lacks), float(torch.cat(lacks).abs().max())))
+                residuals = [each.residual for each in beside.passes(name, group)]
+                seen.append((name, len(residuals), float(torch.cat(residuals).abs().max())))
 
         assert list(beside.run(look)) == ["model.layers.0", "model.layers.1"]
     assert seen == [("model.layers.0", 4, 0.0), ("model.layers.1", 4, 0.0)]
@@ -244,7 +247,7 @@ def test_a_normalization_behind_a_mixture_is_seen():
     model, inputs = zoo.ZOO["mixture_gemma4"]()
     groups = [each for each in find_coupling(model, inputs).groups if each.chosen]
     with of_model(copy.deepcopy(model), [inputs], None) as dense, of_model(model, [inputs], None) as small:
-        beside = Beside(dense, small, groups)
+        beside = PairedBlocks(dense, small, groups)
         for _ in beside.run(lambda *_: None):
             pass
     assert not any(beside._adds_up.values())

@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from secateur.blockwise import walk_model
-from secateur.shrinking.following import Following
+from secateur.models import walk_model
+from secateur.shrinking.repair import StreamCorrection
 from support.deep import batches, deep
 
 
 def walked(model, given, moved, **options):
     held = batches()
-    walk_model(model, held, Following(given, moved, **options))
+    walk_model(model, held, StreamCorrection(given, moved, **options))
     return torch.cat([model(each) for each in held]).detach()
 
 

@@ -6,19 +6,18 @@ import numpy as np
 import pytest
 import torch
 
-from secateur.blockwise import parts_of, walk_model
 from secateur.coupling import find_coupling
+from secateur.models import parts_of, walk_model
 from secateur.shrinking.grading import SCATTERED, Grading, counts_at, gradable
-from secateur.shrinking.measuring import Measuring
-from secateur.shrinking.repairing import free_in
-from secateur.shrinking.request import Request
-from secateur.shrinking.subject import subject_of
+from secateur.shrinking.measure import Measuring
+from secateur.shrinking.repair import free_in
+from secateur.shrinking.request import Request, pruning_target
 from support.measured import text, words
 
 
 def graded(model, batches, shares):
     coupling = find_coupling(model, batches[0])
-    tied, stays = gradable(subject_of(model, coupling, [batches[0]]), Request(round_to=1), parts_of(model), shares)
+    tied, stays = gradable(pruning_target(model, coupling, [batches[0]]), Request(round_to=1), parts_of(model), shares)
     counts = {g.axis: [t.counts(parts)[g.axis] for _, parts in counts_at(t, shares)] for t in tied for g in t.groups}
     found = {}
     groups = [group for each in tied for group in each.groups]
@@ -69,6 +68,6 @@ def test_columns_that_left_are_zeros_and_the_dense_model_stays():
 def test_no_share_that_comes_to_a_unit(shares):
     model, batches = words(), text()
     coupling = find_coupling(model, batches[0])
-    tied, stays = gradable(subject_of(model, coupling, [batches[0]]), Request(round_to=1), parts_of(model), shares)
+    tied, stays = gradable(pruning_target(model, coupling, [batches[0]]), Request(round_to=1), parts_of(model), shares)
     assert not tied
     assert stays["blocks.0.up.weight"] == "it has too few units for any of the shares"

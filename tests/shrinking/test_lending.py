@@ -11,12 +11,12 @@ from torch import nn
 
 from secateur import shrink
 from secateur.coupling import find_coupling
-from secateur.shrinking import configuration, lending, proof
-from secateur.shrinking.comparison import all_of, difference
+from secateur.shrinking import configuration, proof
+from secateur.shrinking import oracle as lending
 from secateur.shrinking.configuration import Configured
-from secateur.shrinking.lending import lending_of
+from secateur.shrinking.oracle import lending_of
 from secateur.shrinking.plan import plan_of
-from secateur.shrinking.proof import outputs, right_branches, wrong_groups
+from secateur.shrinking.proof import all_of, difference, outputs, right_branches, wrong_groups
 from secateur.support import tensors_of
 
 

@@ -6,10 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from secateur.coupling import Axis, Group, find_coupling
-from secateur.shrinking.amounts import Amount
-from secateur.shrinking.losses import AROUND, STREAM, even, late
-from secateur.shrinking.steps import path_by_loss
-from secateur.shrinking.ties import Tied, by_tie
+from secateur.shrinking.costs import AROUND, STREAM, CostPolynomial, TiedGroups, by_tie, even, late
+from secateur.shrinking.counting import path_by_loss
 from support.measured import text, words
 
 sizes = st.lists(st.integers(2, 60), min_size=2, max_size=5)
@@ -18,9 +16,9 @@ sizes = st.lists(st.integers(2, 60), min_size=2, max_size=5)
 def chain(sizes, round_to=1):
     """The matrices of a network, from each width to the next, and the ties of its widths."""
     axes = [Axis(size) for size in sizes]
-    tied = [Tied([Group("", axis, axis.size, (), at, ())], round_to, {}) for at, axis in enumerate(axes)]
+    tied = [TiedGroups([Group("", axis, axis.size, (), at, ())], round_to, {}) for at, axis in enumerate(axes)]
     pairs = zip([Axis(3), *axes], [*axes, Axis(2)], strict=True)
-    return Amount([(pair, 1) for pair in pairs], tied), tied
+    return CostPolynomial([(pair, 1) for pair in pairs], tied), tied
 
 
 @given(sizes, st.integers(1, 7), st.sampled_from([0.0, 0.5, 1.0]))

@@ -5,10 +5,10 @@ import pytest
 import torch
 from torch import nn
 
-from secateur.blockwise import Piece, walk_model
 from secateur.coupling import find_coupling
-from secateur.shrinking.measuring import Curve, Measured, Measuring, chunk_of, counts_of
-from secateur.shrinking.ties import Tied, by_tie
+from secateur.models import WeightView, walk_model
+from secateur.shrinking.costs import TiedGroups, by_tie
+from secateur.shrinking.measure import Curve, Measured, Measuring, chunk_of, counts_of
 from secateur.solvers import Elimination
 from support.families import make
 from support.measured import Words, text, words
@@ -119,7 +119,7 @@ def test_units_of_which_nothing_is_known_cost_more_than_any_share():
     nothing = measuring.measured
     assert not nothing.scores
     for tie in by_tie(coupling.groups):
-        tied = Tied(tie, 1, {})
+        tied = TiedGroups(tie, 1, {})
         assert nothing.loss(tied, tied.parts) == 0
         assert nothing.loss(tied, tied.parts - 1) > 1e3
         assert nothing.loss(tied, 1) > nothing.loss(tied, 2)
@@ -127,7 +127,7 @@ def test_units_of_which_nothing_is_known_cost_more_than_any_share():
 
 def test_what_is_kept_of_variances_multiplies_and_divergences_add_up():
     coupling = find_coupling(words(), text()[0])
-    (tied,) = (Tied(groups, 1, {}) for groups in by_tie(coupling.groups[:1]))
+    (tied,) = (TiedGroups(groups, 1, {}) for groups in by_tie(coupling.groups[:1]))
     axis = tied.groups[0].axis
 
     def loss(of, slopes=None):
@@ -139,7 +139,7 @@ def test_what_is_kept_of_variances_multiplies_and_divergences_add_up():
     assert loss(0.3) + loss(0.4) == pytest.approx(loss(1 - 0.7 * 0.6))
     dear = [loss(each) for each in np.linspace(0, 3, 61)]
     assert (np.diff(dear, 2) >= -1e-9).all()  # it goes on straight where all of the variance is lost
-    assert loss(0.9, {Piece("w", 0, (1, 1), (1, 1)): torch.ones(1)}) == 0.9
+    assert loss(0.9, {WeightView("w", 0, (1, 1), (1, 1)): torch.ones(1)}) == 0.9
 
 
 def test_what_several_blocks_hold_is_not_measured():

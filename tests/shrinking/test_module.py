@@ -10,11 +10,11 @@ from torch.utils._pytree import tree_map_only
 
 import zoo
 from secateur import shrink, verify_shrunken
-from secateur.blockwise import divergence
 from secateur.coupling import find_coupling
 from secateur.criteria import magnitude
+from secateur.models import divergence
 from secateur.pipeline import reestimate_batchnorm
-from secateur.shrinking import subject
+from secateur.shrinking import request as subject
 from secateur.shrinking.proof import outputs
 from secateur.support import run_example, tensors_in, tensors_of
 from support.unchanged import is_unchanged, state_of

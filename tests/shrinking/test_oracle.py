@@ -10,7 +10,7 @@ import torch
 import zoo
 from secateur.coupling import find_coupling
 from secateur.shrinking import verify_shrunken
-from secateur.shrinking.execution import carry_out
+from secateur.shrinking.apply import carry_out
 from secateur.shrinking.oracle import oracles
 from secateur.shrinking.plan import plan_of
 from secateur.shrinking.proof import differs, outputs, wrong_groups

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from secateur.blockwise import divergence
 from secateur.coupling import find_coupling
-from secateur.shrinking.output_costs import OutputCosts
+from secateur.models import divergence
+from secateur.shrinking.kinds.branches import OutputCosts
 from support.deep import batches, deep
 from support.unchanged import is_unchanged, state_of
 

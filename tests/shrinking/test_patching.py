@@ -10,9 +10,9 @@ from torch import nn
 import zoo
 from secateur import shrink
 from secateur.coupling import find_coupling
-from secateur.shrinking import patching
-from secateur.shrinking.output_costs import OutputCosts
-from secateur.shrinking.patching import MatrixPatch, ScalePatch, patch
+from secateur.shrinking.kinds import patching
+from secateur.shrinking.kinds.branches import OutputCosts
+from secateur.shrinking.kinds.patching import MatrixPatch, ScalePatch, patch
 from secateur.support import Undo, run_example
 from support.deep import WIDTH, Block, Parallel, PostNorm, batches, deep
 from support.unchanged import is_unchanged, state_of
@@ -123,13 +123,13 @@ def test_what_is_no_better_on_rows_that_were_not_seen_is_no_patch():
 def test_more_damping_where_there_is_less_to_learn_from():
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(60, 40, generator=generator, dtype=torch.float64)
-    lack = x[:, :1] + 3 * torch.randn(60, 1, generator=generator, dtype=torch.float64)
+    residual = x[:, :1] + 3 * torch.randn(60, 1, generator=generator, dtype=torch.float64)
     solver = MatrixPatch(torch.zeros(1, 40), None)
-    solver.add(x[:45], lack[:45], held_out=False)
-    solver.add(x[45:], lack[45:], held_out=True)
+    solver.add(x[:45], residual[:45], held_out=False)
+    solver.add(x[45:], residual[45:], held_out=True)
     found, _ = solver.solved()
     if found is not None:
-        exact = torch.linalg.lstsq(x, lack).solution.norm()
+        exact = torch.linalg.lstsq(x, residual).solution.norm()
         assert found[0].norm() < exact
     assert patching.DAMPINGS[0] < 1e-6
 

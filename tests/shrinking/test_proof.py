@@ -12,11 +12,19 @@ from torch import nn
 import zoo
 from secateur import shrink, verify_shrunken
 from secateur.coupling import find_coupling
-from secateur.shrinking import comparison, proof
-from secateur.shrinking.comparison import IncomparableError, difference, on_calm_probes, probe_of
-from secateur.shrinking.execution import carry_out, zero
+from secateur.shrinking import proof
+from secateur.shrinking import proof as comparison
+from secateur.shrinking.apply import carry_out, zero
 from secateur.shrinking.plan import Plan, plan_of
-from secateur.shrinking.proof import differs, outputs, wrong_groups
+from secateur.shrinking.proof import (
+    IncomparableError,
+    difference,
+    differs,
+    on_calm_probes,
+    outputs,
+    probe_of,
+    wrong_groups,
+)
 from support.unchanged import is_unchanged, state_of
 
 # hand-written models whose every slice has an effect; those of attention have a bias of keys that has none

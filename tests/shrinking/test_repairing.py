@@ -5,10 +5,10 @@ import pytest
 import torch
 from torch import nn
 
-from secateur.blockwise import parts_of, walk_model
 from secateur.coupling import find_coupling
-from secateur.shrinking.measuring import Measuring, counts_of
-from secateur.shrinking.repairing import Repairing, free_in
+from secateur.models import parts_of, walk_model
+from secateur.shrinking.measure import Measuring, counts_of
+from secateur.shrinking.repair import Repairing, free_in
 from support.measured import text, words
 
 
@@ -64,11 +64,13 @@ def inner(group):
 def lost(old, new, met, aim, moved=None):
     """``‖X W'ᵀ + b' - b - T‖²`` but for what depends on T alone."""
     gram, wide = met.sums.gram.double(), new.double()
-    towards = old.double() @ gram + (0 if met.lacking is None else aim * met.lacking.double())
+    towards = old.double() @ gram + (0 if met.residual_cross is None else aim * met.residual_cross.double())
     found = float((wide @ gram * wide).sum() - 2 * (wide * towards).sum())
     if moved is None:
         return found
-    means = (wide - old.double()) @ met.sums.totals.double() - (0 if met.lacked is None else aim * met.lacked.double())
+    means = (wide - old.double()) @ met.sums.totals.double() - (
+        0 if met.residual_sum is None else aim * met.residual_sum.double()
+    )
     return found + float(2 * (moved * means).sum() + met.tokens * moved.square().sum())
 
 
@@ -97,7 +99,7 @@ def test_what_the_bias_can_give_it_gives():
         old, new, _, met = job.seen[name]
         assert lost(old, new, met, job.aim, moved) < lost(old, new, met, job.aim)
         means = (old - new).double() @ met.sums.totals.double()
-        best = (means + (0 if met.lacked is None else job.aim * met.lacked.double())) / met.tokens
+        best = (means + (0 if met.residual_sum is None else job.aim * met.residual_sum.double())) / met.tokens
         torch.testing.assert_close(moved, best, rtol=0.05, atol=0.05 * float(best.abs().max()))
 
 
@@ -132,7 +134,7 @@ def test_without_repair_columns_are_zeros_and_nothing_else_moves():
     assert job.seen
     for old, new, mask, met in job.seen.values():
         assert torch.equal(new, old * mask)
-        assert met.lacking is None  # so the dense model is not run beside
+        assert met.residual_cross is None  # so the dense model is not run beside
 
 
 def test_matrices_that_lose_nothing_are_aimed_at_the_dense_stream_too():
@@ -176,7 +178,7 @@ def test_an_embedding_that_is_a_head_too_only_loses_columns():
 
 @pytest.mark.parametrize("repair", [True, False])
 def test_errors_are_of_each_matrix_with_the_values_that_it_has(repair):
-    """Those of the first matrix, which lacks nothing yet, counted by hand."""
+    """Those of the first matrix, whose residual is zero yet, counted by hand."""
     job = walked(words(), text(), 0.5, inner, repair=repair)
     assert set(job.errors) == set(job.seen)
     assert all(0 <= error < 10 for error in job.errors.values())

@@ -26,7 +26,7 @@ def test_words_are_values():
 
 
 def test_a_request_is_what_the_verbs_take():
-    """What one verb lacks it has no use for: a directory is uniform, takes no branches or experts, and no evidence."""
+    """A verb has no field without a use: a directory is uniform, takes no branches or experts, and no evidence."""
     fields = {each.name for each in dataclasses.fields(Request)}
     assert fields <= inspect.signature(shrink).parameters.keys()
     assert fields - inspect.signature(shrink_checkpoint).parameters.keys() == {

@@ -9,9 +9,9 @@ from torch import nn
 
 from secateur import shrink
 from secateur.shrinking import calibrated
-from secateur.shrinking.execution import carry_out
+from secateur.shrinking.apply import carry_out
 from secateur.shrinking.plan import Plan
-from secateur.shrinking.rescaling import rescale
+from secateur.shrinking.repair import rescale
 from support.measured import answers, apart, text, words
 from support.unchanged import is_unchanged, state_of
 

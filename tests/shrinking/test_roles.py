@@ -10,16 +10,9 @@ from torch import nn
 
 from secateur import shrink
 from secateur.coupling import find_coupling
-from secateur.shrinking.fields import (
-    configurations_in,
-    fields_in,
-    integer_fields,
-    same_ways,
-    unset_fields,
-    with_fields,
-)
-from secateur.shrinking.powers import row_echelon as _reduced
-from secateur.shrinking.roles import tie_roles
+from secateur.shrinking.apply import configurations_in, fields_in, integer_fields, same_ways, unset_fields, with_fields
+from secateur.shrinking.configuration import row_echelon as _reduced
+from secateur.shrinking.select import tie_roles
 from support.configured import Blocks, random_of
 
 

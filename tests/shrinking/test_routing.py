@@ -9,9 +9,9 @@ from torch import nn
 
 import zoo
 from secateur import shrink
-from secateur.blockwise import Tokens
 from secateur.coupling import find_coupling
-from secateur.shrinking.routing import Routed, Watching, mixture_of, routed_in_memory, scores_by
+from secateur.models import Tokens
+from secateur.shrinking.kinds.routing import Routed, Watching, mixture_of, routed_in_memory, scores_by
 from support.unchanged import is_unchanged, state_of
 
 

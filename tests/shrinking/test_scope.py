@@ -8,7 +8,7 @@ from torch import nn
 
 from secateur.coupling import find_coupling
 from secateur.shrinking.request import request
-from secateur.shrinking.scope import check_globs, groups_in_scope, may_leave, names_of
+from secateur.shrinking.select import check_globs, groups_in_scope, may_leave, names_of
 
 names = st.sets(st.sampled_from(["a.weight", "a.bias", "b.weight", "c"]), min_size=1)
 globs = st.lists(st.sampled_from(["a.*", "*.weight", "c", "*", "none"]))

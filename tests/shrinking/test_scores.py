@@ -11,14 +11,13 @@ from torch import nn
 import zoo
 from secateur.coupling import find_coupling
 from secateur.criteria import magnitude
-from secateur.shrinking.request import request
-from secateur.shrinking.scores import rows_at_once, scores_of
-from secateur.shrinking.subject import subject_of
+from secateur.shrinking.request import pruning_target, request
+from secateur.shrinking.select import rows_at_once, scores_of
 
 
 def subject(width=12):
     model, x = nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 3)), torch.zeros(1, 4)
-    return subject_of(model, find_coupling(model, x), [x])
+    return pruning_target(model, find_coupling(model, x), [x])
 
 
 def scored(subject, **given):
@@ -43,7 +42,7 @@ def test_where_there_are_only_vectors_they_count():
             return self.down(self.norm(self.up(x)))
 
     model, x = Scale(), torch.zeros(2, 4)
-    whole = subject_of(model, find_coupling(model, x), [x])
+    whole = pruning_target(model, find_coupling(model, x), [x])
     vectors = replace(whole, weights={name: each for name, each in whole.weights.items() if each.dim() == 1})
     vectors = replace(vectors, blocks=lambda name: [vectors.weights[name].detach()])
     by_hand = (model.up.bias.abs() + model.norm.weight.abs() + model.norm.bias.abs()).double()
@@ -59,7 +58,7 @@ def test_blocks_are_worth_what_the_whole_is(rows, piece):
         yield from torch.split(weight, rows * rows_at_once(weight.shape))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("secateur.shrinking.scores._PIECE", piece)
+        patch.setattr("secateur.shrinking.select._PIECE", piece)
         assert torch.equal(scored(replace(it, blocks=blocks)), scored(it))
 
 
@@ -83,7 +82,7 @@ def test_a_score_that_is_no_number_is_refused():
 
 def test_a_key_of_pairs_is_worth_what_leaves_with_it():
     model, x = zoo.ZOO["mixture_of_pairs"]()
-    it = subject_of(model, find_coupling(model, x), [x])
+    it = pruning_target(model, find_coupling(model, x), [x])
     (keys,) = [group for group in it.coupling.groups if group.chosen]
     held = sum(each.detach().abs().sum((1, 2)).double() for each in (model.held.up, model.held.down)).view(4, 4)
     by_hand = held.sum(0) + held.sum(1) + model.router.weight.detach().abs().sum(1).double().view(2, 4).sum(0)

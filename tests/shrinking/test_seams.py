@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from secateur.coupling import find_coupling
-from secateur.shrinking.output_costs import running
-from secateur.shrinking.seams import Stream
+from secateur.shrinking.kinds.branches import running
+from secateur.shrinking.kinds.patching import Stream
 from support.deep import WIDTH, Block, Parallel, PostNorm, batches, deep
 
 

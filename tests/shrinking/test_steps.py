@@ -5,10 +5,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from secateur.coupling import Axis, Group
-from secateur.shrinking.amounts import Amount
-from secateur.shrinking.losses import even
-from secateur.shrinking.steps import Steps, path_by_loss, path_by_share
-from secateur.shrinking.ties import Tied
+from secateur.shrinking.costs import CostPolynomial, TiedGroups, even
+from secateur.shrinking.counting import CountSearch, path_by_loss, path_by_share
 
 sizes = st.lists(st.integers(2, 40), min_size=2, max_size=4)
 rounded = st.lists(st.sampled_from([1, 1, 2, 3, 8]), min_size=4, max_size=4)
@@ -19,11 +17,11 @@ def chain(sizes, round_to):
     """The matrices of a network, from each width to the next, and the ties of its widths."""
     axes = [Axis(size) for size in sizes]
     tied = [
-        Tied([Group("", axis, axis.size, (), at, ())], each, {})
+        TiedGroups([Group("", axis, axis.size, (), at, ())], each, {})
         for at, (axis, each) in enumerate(zip(axes, round_to, strict=False))
     ]
     pairs = zip([Axis(3), *axes], [*axes, Axis(2)], strict=True)
-    return Amount([(pair, 1) for pair in pairs], tied), tied
+    return CostPolynomial([(pair, 1) for pair in pairs], tied), tied
 
 
 def lost(seed):
@@ -96,7 +94,7 @@ def test_what_is_left_of_a_path_leads_where_it_leads(sizes, round_to, data):
 def test_from_the_end_no_single_step_leads_nearer(sizes, round_to, share, seed):
     amount, tied = chain(sizes, round_to)
     goal = (1 - share) * amount([each.parts for each in tied])
-    steps = Steps(tied, amount, goal)
+    steps = CountSearch(tied, amount, goal)
     for path in (path_by_loss(lost(seed), tied, amount), path_by_share([each.parts * 0.7 for each in tied], tied)):
         for found in (
             steps.reached(path),
@@ -115,12 +113,12 @@ def test_of_steps_that_lead_equally_near_the_one_of_least_loss_is_taken(seed, co
     """Ties of one size, so that the steps of the path are all alike: where what is asked lies in the midst of one, that
     is the one that is taken, as of a tie with units that are copies of others."""
     axes = [Axis(10) for _ in range(5)]
-    tied = [Tied([Group("", axis, 10, (), at, ())], 1, {}) for at, axis in enumerate(axes)]
-    amount = Amount([((axis,), 1) for axis in axes], tied)
+    tied = [TiedGroups([Group("", axis, 10, (), at, ())], 1, {}) for at, axis in enumerate(axes)]
+    amount = CostPolynomial([((axis,), 1) for axis in axes], tied)
     slopes = np.sort(np.random.default_rng(seed).exponential(size=(5, 10)), axis=1)
     path = path_by_loss(lambda tie, parts: float(slopes[tie.groups[0].tied, : 10 - parts].sum()), tied, amount)
     assume(path.after(count).max() < 10)  # a tie that is whole stays so
-    found = Steps(tied, amount, 50 - count - 0.7).reached(path)
+    found = CountSearch(tied, amount, 50 - count - 0.7).reached(path)
     assert found.tolist() == path.after(count + 1).tolist()
 
 
@@ -128,7 +126,7 @@ def test_of_steps_that_lead_equally_near_the_one_of_least_loss_is_taken(seed, co
 @settings(max_examples=60)
 def test_the_two_beside_it_are_on_both_sides_of_the_goal(sizes, round_to, share, seed):
     amount, tied = chain(sizes, round_to)
-    steps = Steps(tied, amount, (1 - share) * amount([each.parts for each in tied]))
+    steps = CountSearch(tied, amount, (1 - share) * amount([each.parts for each in tied]))
     found = steps.reached(path_by_loss(lost(seed), tied, amount))
     less, more = steps.beside(found)
     assert found is less or found is more
@@ -144,10 +142,10 @@ def test_the_two_beside_it_are_on_both_sides_of_the_goal(sizes, round_to, share,
 def test_beside_it_is_what_a_large_step_leads_to_with_small_ones_given_back(share):
     """As of the heads of a small BERT, whose number is half of all there is, and the units of its MLPs."""
     axes = Axis(2), Axis(40)
-    tied = [Tied([Group("", axis, axis.size, (), at, ())], 1, {}) for at, axis in enumerate(axes)]
-    amount = Amount([((axes[0],), 60), ((axes[1],), 1)], tied)
+    tied = [TiedGroups([Group("", axis, axis.size, (), at, ())], 1, {}) for at, axis in enumerate(axes)]
+    amount = CostPolynomial([((axes[0],), 60), ((axes[1],), 1)], tied)
     goal = (1 - share) * amount([2, 40])
-    steps = Steps(tied, amount, goal)
+    steps = CountSearch(tied, amount, goal)
     found = steps.reached(path_by_loss(even(amount, tied), tied, amount))
     less, more = steps.beside(found)
     every = [60 * heads + units for heads in (1, 2) for units in range(1, 41)]
@@ -165,7 +163,7 @@ def test_what_is_not_possible_is_not_reached_and_what_is_free_is_not_asked_for(m
         asked.append(parts.tolist())
         return parts[0] % multiple == 30 % multiple
 
-    steps = Steps(tied, amount, (1 - share) * amount([30, 40]), is_possible)
+    steps = CountSearch(tied, amount, (1 - share) * amount([30, 40]), is_possible)
     del asked[:]
     found = steps.reached(path_by_loss(lost(seed), tied, amount))
     assert all(second == 40 for _, second in asked)

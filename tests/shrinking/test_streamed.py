@@ -17,14 +17,14 @@ import transformers
 from torch import distributed, nn
 
 from secateur import shrink
-from secateur.blockwise import DirectoryWalk, Piece, build_on_meta
-from secateur.blockwise import directory as block_files
-from secateur.blockwise import journal as resumable
-from secateur.blockwise.journal import JOURNAL
 from secateur.checkpoints import CheckpointError, open_checkpoint, verify_checkpoint
+from secateur.checkpoints import run as resumable
+from secateur.checkpoints.run import JOURNAL
+from secateur.models import DirectoryWalk, WeightView, build_on_meta
+from secateur.models import files as block_files
 from secateur.shrinking import directory, shrink_checkpoint
-from secateur.shrinking.measuring import Measuring
-from secateur.shrinking.repairing import Repairing
+from secateur.shrinking.measure import Measuring
+from secateur.shrinking.repair import Repairing
 from support.families import batches, make
 from support.forks import forked, killing, leave_group, on_ranks
 from support.stacks import contents
@@ -174,7 +174,7 @@ def test_slopes_that_overflow_are_told_of(llama, tmp_path, monkeypatch):
     for name, value in {"overflowing": torch.nan, "none": None}.items():
 
         def slopes(self, names, batches, value=value):
-            piece = Piece("lm_head.weight", 0, (64, 16), (16, 1))
+            piece = WeightView("lm_head.weight", 0, (64, 16), (16, 1))
             return {} if value is None else {piece: torch.full((64,), value)}
 
         monkeypatch.setattr(DirectoryWalk, "slopes", slopes)

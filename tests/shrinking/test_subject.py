@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from secateur.coupling import find_coupling
-from secateur.shrinking import subject as subjects
-from secateur.shrinking.subject import subject_of
+from secateur.shrinking import request as subjects
+from secateur.shrinking.request import pruning_target
 
 
 class Said:
@@ -26,7 +26,12 @@ class Said:
 def made(**given):
     model, x = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), torch.randn(2, 4)
     coupling = find_coupling(model, x)
-    return model, x, subject_of(model, coupling, [x], **given), {each.axis: half(each.size) for each in coupling.groups}
+    return (
+        model,
+        x,
+        pruning_target(model, coupling, [x], **given),
+        {each.axis: half(each.size) for each in coupling.groups},
+    )
 
 
 def half(size):

@@ -10,7 +10,7 @@ from torch import nn
 
 from secateur import shrink
 from secateur.shrinking import shrunk_parts
-from secateur.shrinking.tables import unreached_parts
+from secateur.shrinking.result import unreached_parts
 from secateur.support import Rows
 from support.planned import X, made
 

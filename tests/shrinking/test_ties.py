@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from secateur.shrinking.ties import Tied, by_tie
+from secateur.shrinking.costs import TiedGroups, by_tie
 
 
 @dataclass(eq=False)
@@ -26,7 +26,7 @@ sizes = st.lists(st.integers(1, 60), min_size=1, max_size=4)
 def test_counts_are_one_share(sizes, parts, round_to, data):
     groups = [Group(size) for size in sizes]
     least = {each.axis: data.draw(st.integers(1, each.size)) for each in groups}
-    tied = Tied(groups, round_to, least)
+    tied = TiedGroups(groups, round_to, least)
     counts = tied.counts(parts)
     shares = {counts[each.axis] * tied.parts / each.size for each in groups}
     assert len(shares) == 1
@@ -40,14 +40,14 @@ def test_counts_are_one_share(sizes, parts, round_to, data):
 @given(sizes)
 def test_all_is_all_and_nothing_is_one_step(sizes):
     groups = [Group(size) for size in sizes]
-    tied = Tied(groups, 1, {})
+    tied = TiedGroups(groups, 1, {})
     assert tied.counts(tied.parts) == {each.axis: each.size for each in groups}
     assert all(count >= 1 for count in tied.counts(0).values())
 
 
 def test_large_groups_go_by_sixteen():
     small, large = Group(63), Group(64)
-    assert (Tied([small], None, {}).step, Tied([large], None, {}).step) == (1, 16)
+    assert (TiedGroups([small], None, {}).step, TiedGroups([large], None, {}).step) == (1, 16)
 
 
 def test_groups_of_one_tie_come_together():

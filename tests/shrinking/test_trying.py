@@ -8,13 +8,13 @@ from torch import nn
 from torch.nn import functional
 
 from secateur import shrink
-from secateur.blockwise import parts_of, unexplained, walk_model
 from secateur.coupling import find_coupling
-from secateur.shrinking import trying
-from secateur.shrinking.measuring import Measuring
-from secateur.shrinking.output_costs import OutputCosts
-from secateur.shrinking.repairing import free_in
-from secateur.shrinking.trying import Trying
+from secateur.models import parts_of, unexplained, walk_model
+from secateur.shrinking import grading as trying
+from secateur.shrinking.grading import GroupAblation
+from secateur.shrinking.kinds.branches import OutputCosts
+from secateur.shrinking.measure import Measuring
+from secateur.shrinking.repair import free_in
 from support.unchanged import is_unchanged, state_of
 
 
@@ -60,7 +60,7 @@ def texts(count=4, rows=24):
 def both(model, batches):
     """The groups by name, what was measured, and the job that tries."""
     coupling = find_coupling(model, batches[0])
-    job = Trying(Measuring(coupling, coupling.groups), free_in(model, parts_of(model)))
+    job = GroupAblation(Measuring(coupling, coupling.groups), free_in(model, parts_of(model)))
     walk_model(model, batches, job)
     return {group.name: group for group in coupling.groups}, job.measuring.measured, job
 

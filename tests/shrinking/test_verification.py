@@ -7,8 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from secateur.blockwise import oneshot
 from secateur.checkpoints import CheckpointError, sparsify_checkpoint, verify_checkpoint
+from secateur.models import oneshot
 from secateur.shrinking import shrink_checkpoint
 from support.commands import run
 from support.damaged import changed, tensor

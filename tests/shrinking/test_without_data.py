@@ -11,8 +11,7 @@ from torch import nn
 
 from secateur import criteria
 from secateur.coupling import find_coupling
-from secateur.shrinking.request import Request
-from secateur.shrinking.without_data import WithoutDataWarning, warn_without_data
+from secateur.shrinking.request import Request, WithoutDataWarning, warn_without_data
 from support.measured import text, words
 
 

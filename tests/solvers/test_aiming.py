@@ -15,8 +15,8 @@ def given(tokens=40, inputs=6, outputs=3):
 def test_what_a_weight_can_give_is_given_as_far_as_is_asked(aim):
     weight, x, gram = given()
     other = torch.randn_like(weight)
-    lacking = (x @ other.T - x @ weight.T).T @ x
-    found = aimed(weight, lacking, gram=gram, aim=aim, damping=0.0)
+    residual_cross = (x @ other.T - x @ weight.T).T @ x
+    found = aimed(weight, residual_cross, gram=gram, aim=aim, damping=0.0)
     torch.testing.assert_close(found, weight + aim * (other - weight))
 
 
@@ -39,15 +39,15 @@ def test_nothing_lacking_changes_no_bit_and_nothing_is_written_to():
 def test_inputs_that_never_were_leave_their_weights():
     weight, x, _ = given()
     x[:, 2] = 0
-    lacking = torch.randn(3, 40, dtype=torch.float64) @ x
-    found = aimed(weight, lacking, gram=x.T @ x)
+    residual_cross = torch.randn(3, 40, dtype=torch.float64) @ x
+    found = aimed(weight, residual_cross, gram=x.T @ x)
     assert torch.equal(found[:, 2], weight[:, 2])
     assert not torch.equal(found, weight)
 
 
 def test_what_does_not_fit():
     weight, _, gram = given()
-    with pytest.raises(ValueError, match=r"lacking must have the weight's shape \(3, 6\), not \(2, 6\)"):
+    with pytest.raises(ValueError, match=r"residual_cross must have the weight's shape \(3, 6\), not \(2, 6\)"):
         aimed(weight, weight[:2], gram=gram)
     with pytest.raises(ValueError, match="not positive semidefinite"):
         aimed(weight, weight, gram=3 * torch.ones(6, 6) - 2 * torch.eye(6))

@@ -74,15 +74,17 @@ def test_one_after_the_other_is_all_at_once(data, seed, inputs):
 @settings(max_examples=25)
 def test_what_lacks_is_aimed_at(data, seed, inputs, aim):
     weight, gram = exact(3, inputs, seed=seed)
-    lacking = torch.randn(3, inputs, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * gram.mean()
+    residual_cross = (
+        torch.randn(3, inputs, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * gram.mean()
+    )
     gone = some(data, inputs)
-    found = Elimination(weight, gram, lacking=lacking, aim=aim, damping=0.01)
+    found = Elimination(weight, gram, residual_cross=residual_cross, aim=aim, damping=0.01)
     found.remove(gone)
-    target = aimed(weight, lacking, gram=gram, aim=aim, damping=0.01)
+    target = aimed(weight, residual_cross, gram=gram, aim=aim, damping=0.01)
     expected, _, loss = least(weight, gram, gone, light(gram), target)
     torch.testing.assert_close(found.weight, expected, rtol=1e-5, atol=1e-6)
     assert found.loss == pytest.approx(loss, rel=1e-5)
-    whole = Elimination(weight, gram, lacking=lacking, aim=0.0)
+    whole = Elimination(weight, gram, residual_cross=residual_cross, aim=0.0)
     assert torch.equal(whole.weight, weight)
 
 
@@ -213,10 +215,10 @@ def test_what_is_wrong_is_said_at_the_door():
         Elimination(weight, gram * torch.inf)
     with pytest.raises(ValueError, match="not positive semidefinite"):
         Elimination(weight, gram - 2 * gram.diagonal().mean() * (1 - torch.eye(8)))
-    with pytest.raises(ValueError, match=r"lacks? .*\(4, 7\).*\(4, 8\)"):
-        Elimination(weight, gram, lacking=torch.zeros(4, 7), aim=0.5)
-    with pytest.raises(ValueError, match=r"lack"):
-        Elimination(weight, gram, lacking=torch.full((4, 8), torch.nan), aim=0.5)
+    with pytest.raises(ValueError, match=r"residuals? .*\(4, 7\).*\(4, 8\)"):
+        Elimination(weight, gram, residual_cross=torch.zeros(4, 7), aim=0.5)
+    with pytest.raises(ValueError, match=r"residual"):
+        Elimination(weight, gram, residual_cross=torch.full((4, 8), torch.nan), aim=0.5)
     with pytest.raises(ValueError, match=r"counts.*\(3,\).*4 outputs"):
         Elimination(weight, gram, counts=torch.ones(3))
     with pytest.raises(ValueError, match=r"counts"):

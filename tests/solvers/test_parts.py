@@ -12,7 +12,7 @@ from secateur import NM, Rows, Unstructured, criteria, solvers
 from secateur.solvers import admm, alps, best_mask, check_pattern, output_error, parse, refit, sparsegpt
 from secateur.solvers.admm import CORNER, _inverse
 from secateur.solvers.gram import correlation, factor, once_for
-from secateur.solvers.search import scaled, untouched
+from secateur.solvers.least_squares import scaled, untouched
 from support.solving import Diagonals, layer
 
 

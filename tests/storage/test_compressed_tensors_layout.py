@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from secateur.checkpoints import CheckpointError, open_checkpoint
 from secateur.storage import expand_checkpoint, load_compressed, save_compressed
-from secateur.storage.compressed_tensors_layout import without_sparsity
+from secateur.storage.layout import without_sparsity
 from support.stored import same
 
 BITMASK_FILE = zlib.decompress(base64.b85decode(

@@ -7,15 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from secateur.checkpoints import CheckpointError
-from secateur.storage.layout import (
-    COMPRESSED,
-    WEIGHTS,
-    bytes_of,
-    check_outside,
-    header_of_file,
-    open_either,
-    renamed,
-)
+from secateur.storage.layout import COMPRESSED, WEIGHTS, bytes_of, check_outside, header_of_file, open_either, renamed
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "a-00001-of-2.safetensors", "model.safetensors.index.json"])

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from secateur.demo import run_demo
-from secateur.demo.network import DigitsNet
+from secateur.demo.trials import DigitsNet
 from secateur.targets import find_targets
 
 SMALL = {"seeds": (0, 1), "sparsities": (0.9,), "epochs": 3, "tuning_epochs": 1}

@@ -6,8 +6,8 @@ import dataclasses
 import torch
 
 from secateur.checkpoints import open_checkpoint
-from secateur.shrinking.experts import mixtures_in_scope
-from secateur.shrinking.mixtures import mixtures_of
+from secateur.shrinking.kinds.experts import mixtures_in_scope
+from secateur.shrinking.kinds.mixtures import mixtures_of
 from secateur.shrinking.request import Request
 
 SMALL = {

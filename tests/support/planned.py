@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from secateur import shrink
-from secateur.shrinking import execution, files
+from secateur.shrinking import apply as execution
+from secateur.shrinking import files
 from secateur.shrinking.plan import plans_of
 from secateur.support import tensors_of
 

@@ -4,13 +4,7 @@ from html.parser import HTMLParser
 
 import torch
 
-from secateur.report import (
-    Check,
-    History,
-    Results,
-    Run,
-    describe,
-)
+from secateur.report import Check, History, Results, Run, describe
 
 HOSTILE = "<script>alert(1)</script>"
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from secateur.support import free_memory
-from secateur.support import memory as module
+from secateur.support import machine as module
 
 MACHINE = {"/proc/meminfo": "MemFree: 1 kB\nMemAvailable:    9000 kB\n"}
 GROUP = {

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from secateur import shrink, verify_shrunken
-from secateur.blockwise import build_on_meta
 from secateur.checkpoints import open_checkpoint
+from secateur.models import build_on_meta
 from secateur.shrinking import plans_of
 from secateur.shrinking.files import text_of
 from secateur.shrinking.proof import outputs

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from secateur.support import alternating, in_turns, ratio, ratios, seconds_of, timing
+from secateur.support import alternating, in_turns, ratio, ratios, seconds_of
+from secateur.support import machine as timing
 
 
 class Clock:

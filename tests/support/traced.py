@@ -5,8 +5,8 @@ import torch
 
 from secateur.coupling import Axis, leaves, representative
 from secateur.coupling.axes import kept_positions
-from secateur.coupling.choices import settle_choices
 from secateur.coupling.equations import is_frozen, settle
+from secateur.coupling.finding import settle_choices
 from secateur.coupling.trace import Trace, Unseen
 
 

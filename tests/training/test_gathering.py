@@ -7,7 +7,7 @@ from torch import nn
 from secateur import criteria
 from secateur.allocation import everywhere
 from secateur.patterns import Unstructured
-from secateur.training.gathering import Source, gathered
+from secateur.training.choosing import Source, gathered
 from secateur.training.rules import Rules
 from secateur.training.state import Memory
 from support.training import SGD, assert_zero_where_removed, batch, made_with, network, quiet, train, weights_of

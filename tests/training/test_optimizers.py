@@ -4,10 +4,7 @@ import pytest
 import torch
 
 from secateur import schedules
-from secateur.training.optimizers import (
-    check_state_goes_on,
-    inner_optimizers,
-)
+from secateur.training.optimizers import check_state_goes_on, inner_optimizers
 from support.training import SGD, assert_zero_where_removed, batch, network, quiet, run
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from secateur.training.places import Place, check_follower
+from secateur.training.zeros import Place, check_follower
 from support.training import SGD, assert_zero_where_removed, network, quiet, removed, run
 
 

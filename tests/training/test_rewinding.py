@@ -7,7 +7,7 @@ import torch
 
 from secateur import schedules
 from secateur.support import Undo
-from secateur.training.rewinding import put_back
+from secateur.training.optimizers import put_back
 from support.training import SGD, assert_zero_where_removed, network, quiet, run, weights_of
 
 

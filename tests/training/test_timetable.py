@@ -3,7 +3,7 @@
 import pytest
 
 from secateur import schedules
-from secateur.training.timetable import Timetable
+from secateur.training.rules import Timetable
 from support.training import SGD, network, quiet, train
 
 

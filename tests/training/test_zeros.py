@@ -7,7 +7,7 @@ from secateur import criteria, regrowth
 from secateur.allocation import everywhere
 from secateur.patterns import Unstructured
 from secateur.support import Undo
-from secateur.training.gathering import Source
+from secateur.training.choosing import Source
 from secateur.training.rules import Rules
 from secateur.training.zeros import Zeros
 from support.training import SGD, batch, network, weights_of

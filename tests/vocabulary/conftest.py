@@ -2,7 +2,7 @@
 
 import pytest
 
-from secateur.vocabulary import proof
+from secateur.vocabulary import planning as proof
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from secateur.vocabulary.choosing import asked, choose
-from secateur.vocabulary.counting import count
+from secateur.vocabulary.planning import count
 from secateur.vocabulary.tokens import Tokens
 from support.vocabularies import KINDS, TEXT, trained
 

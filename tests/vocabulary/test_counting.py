@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from secateur.vocabulary import counting
-from secateur.vocabulary.counting import count, encoded, passages
+from secateur.vocabulary import planning as counting
+from secateur.vocabulary.planning import count, encoded, passages
 from secateur.vocabulary.tokens import Tokens
 from support.vocabularies import TEXT, trained
 

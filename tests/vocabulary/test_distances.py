@@ -8,9 +8,8 @@ import torch
 
 from secateur import shrink_vocabulary, shrink_vocabulary_checkpoint
 from secateur.checkpoints import open_checkpoint
-from secateur.vocabulary.choosing import asked, choose
-from secateur.vocabulary.counting import count
-from secateur.vocabulary.distances import distances, rows_in_files, rows_of_tensor
+from secateur.vocabulary.choosing import asked, choose, distances, rows_in_files, rows_of_tensor
+from secateur.vocabulary.planning import count
 from secateur.vocabulary.tokens import Tokens, backend_of
 from support.vocabularies import BPES, KINDS, TEXT, model_of, trained, wrapped
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 
-from secateur.vocabulary.merges import Merges, pairs_of
+from secateur.vocabulary.tokens import Merges, pairs_of
 
 
 @st.composite

@@ -34,7 +34,7 @@ def test_a_plan_says_what_becomes_of_the_text(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_unseen_text_is_the_last_tenth(kind, monkeypatch):
-    monkeypatch.setattr("secateur.vocabulary.counting.PASSAGE", 1)
+    monkeypatch.setattr("secateur.vocabulary.planning.PASSAGE", 1)
     tokens = MADE[kind]
     common = ["The rose and the hedge.\n"] * 18
     found = planned(tokens, [*common, "The rose.\n", TEXT[:90]], asked(with_text=True), set(), tokens.size, "it").unseen

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from secateur.vocabulary.proof import agree, encoding, renaming
+from secateur.vocabulary.planning import agree, encoding, renaming
 from secateur.vocabulary.tokens import Tokens
 from support.vocabularies import trained
 

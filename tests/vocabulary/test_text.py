@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from secateur.vocabulary import ShrunkVocabulary, Unseen
-from secateur.vocabulary.ids import numbers_in, renumbered
-from secateur.vocabulary.scripts import check_scripts, is_of, script_of
-from secateur.vocabulary.templates import _parts, _quoted, templates_in, templates_of, words_of
+from secateur.vocabulary.axes import numbers_in, renumbered
+from secateur.vocabulary.choosing import check_scripts, is_of, script_of
+from secateur.vocabulary.files import _parts, _quoted, templates_in, templates_of, words_of
 
 
 @pytest.mark.parametrize(

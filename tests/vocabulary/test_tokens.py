@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from secateur.vocabulary.choosing import asked, choose
-from secateur.vocabulary.counting import count
-from secateur.vocabulary.proof import random_texts
+from secateur.vocabulary.planning import count, random_texts
 from secateur.vocabulary.tokens import Tokens, backend_of
 from support.vocabularies import KINDS, TEXT, renamed_alike, trained
 

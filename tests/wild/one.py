@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from secateur import Pruner, oneshot, shrink, sparsify
 from secateur.coupling import find_coupling
-from secateur.shrinking import groups_in_scope, load_shrunken, save_shrunken, subject_of
-from secateur.shrinking.counting import counted
+from secateur.shrinking import groups_in_scope, load_shrunken, pruning_target, save_shrunken
+from secateur.shrinking.counting import solve_counts
 from secateur.shrinking.request import request
 
 from .checker import disturbed, in_double, judge
@@ -139,7 +139,7 @@ def _most(model: nn.Module, example: Any, done: Any) -> float:
     coupling = find_coupling(model, example) if done is None else done.coupling
     asked = request(sparsity=0.9999)
     try:
-        counted(subject_of(model, coupling, [example]), groups_in_scope(coupling, asked), asked)
+        solve_counts(pruning_target(model, coupling, [example]), groups_in_scope(coupling, asked), asked)
     except Exception as error:
         found = _MOST.search(str(error))
         return float(found[1]) if found else 0.0

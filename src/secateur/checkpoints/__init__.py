@@ -1,8 +1,6 @@
 """Safetensors on disk: read, written, inspected, pruned and verified, a tensor at a time."""
 
 from secateur.checkpoints import slicing
-from secateur.checkpoints.claims import HINT, Beside, Part, Structure, claims_of
-from secateur.checkpoints.direct import new_file
 from secateur.checkpoints.families import (
     UnknownModelError,
     blaming_config,
@@ -11,38 +9,54 @@ from secateur.checkpoints.families import (
     most_parameters,
     parameters_counted,
 )
-from secateur.checkpoints.headers import (
+from secateur.checkpoints.inspect import Inspection, TensorInspection, inspect_checkpoint
+from secateur.checkpoints.reading import (
     HEADER_KEY,
     MAX_HEADER,
+    Checkpoint,
     CheckpointError,
     TensorEntry,
     dtype_word,
+    open_checkpoint,
     parse_header,
     parse_json,
     read_header,
     read_json,
     write_header,
 )
-from secateur.checkpoints.inspection import Inspection, TensorInspection, inspect_checkpoint
-from secateur.checkpoints.pruning import CheckpointSparsification, sparsify_checkpoint
-from secateur.checkpoints.reading import Checkpoint, open_checkpoint
 from secateur.checkpoints.record import (
+    HINT,
     RECORD,
+    Beside,
+    Part,
+    Structure,
     check_arguments,
     check_new,
     check_places,
+    claims_of,
     library_versions,
     places,
     previous_record,
     record_text,
 )
-from secateur.checkpoints.sheets import inspected_sheets, pruned_sheets, verified_sheets
+from secateur.checkpoints.results import (
+    inspected_parts,
+    inspected_sheets,
+    inspected_totals,
+    left_alone_rows,
+    pruned_rows,
+    pruned_sheets,
+    verified_parts,
+    verified_sheets,
+)
+from secateur.checkpoints.run import LOCK, Unfinished, locked, publish, unfinished, unfinished_copy, unfinished_folder
 from secateur.checkpoints.slicing import (
     Compared,
     Cuts,
     Hashed,
     index_text,
     nbytes_of_cut,
+    new_file,
     pieces_of_cut,
     rows_of,
     sha256_of,
@@ -50,8 +64,8 @@ from secateur.checkpoints.slicing import (
     sliced_files,
     write_bytes,
 )
-from secateur.checkpoints.tables import inspected_parts, inspected_totals, left_alone_rows, pruned_rows, verified_parts
-from secateur.checkpoints.verification import Verification, VerifiedTensor, verify_checkpoint
+from secateur.checkpoints.sparsify import CheckpointSparsification, sparsify_checkpoint
+from secateur.checkpoints.verify import Verification, VerifiedTensor, verify_checkpoint
 from secateur.checkpoints.writing import (
     OTHER_WEIGHTS,
     copy_others,
@@ -74,6 +88,7 @@ __all__ = [
     "HINT",
     "Hashed",
     "Inspection",
+    "LOCK",
     "MAX_HEADER",
     "OTHER_WEIGHTS",
     "Part",
@@ -81,6 +96,7 @@ __all__ = [
     "Structure",
     "TensorEntry",
     "TensorInspection",
+    "Unfinished",
     "UnknownModelError",
     "Verification",
     "VerifiedTensor",
@@ -102,6 +118,7 @@ __all__ = [
     "inspected_totals",
     "left_alone_rows",
     "library_versions",
+    "locked",
     "meta_model_of",
     "most_parameters",
     "nbytes_of_cut",
@@ -117,6 +134,7 @@ __all__ = [
     "previous_record",
     "pruned_rows",
     "pruned_sheets",
+    "publish",
     "read_header",
     "read_json",
     "record_text",
@@ -126,6 +144,9 @@ __all__ = [
     "sliced_files",
     "slicing",
     "sparsify_checkpoint",
+    "unfinished",
+    "unfinished_copy",
+    "unfinished_folder",
     "verified_parts",
     "verified_sheets",
     "verify_checkpoint",

@@ -19,11 +19,8 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from secateur.checkpoints.headers import CheckpointError
-from secateur.checkpoints.reading import Checkpoint
+from secateur.checkpoints.reading import Checkpoint, CheckpointError
 from secateur.support import printable
-
-__all__ = ["UnknownModelError", "blaming_config", "family_of", "meta_model_of", "most_parameters", "parameters_counted"]
 
 _LAYERS = re.compile(r"(^|[._])n?_?layers?$")
 

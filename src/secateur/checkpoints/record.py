@@ -1,33 +1,58 @@
 """``secateur.json``: what a directory says of how it was pruned, and where it may be written.
 
 Law: a record is JSON, without NaN or infinity, and the same call on the same files writes the same bytes.
+
+What ``secateur.json`` claims, each value held to its type: of zeros, and of which tensor of a source each one is.
+
+Law: what does not hold is a sentence; only a record that is damaged or of something else is an error.
+
+A record that claims zeros. Other keys are ignored::
+
+    {
+      "method": "oneshot",
+      "kept_weights": "updated",
+      "pattern": "2:4",
+      "pruned": {"a.weight": 0.5},
+      "removed": {"a.weight": 512},
+      "left_alone": {"why": ["b"]},
+      "sparsity": {"targets": 0.5, "model": 0.4}
+    }
+
+- ``kept_weights``: "unchanged" where the kept weights have the source's bytes, as by a mask alone; "updated" where they
+  may have changed. Left out: unchanged if ``method`` is "sparsify" or left out, else updated.
+- ``pattern``: a word of `secateur.patterns.parse`, or the repr of one of the library's patterns, such as
+  "NM(n=2, m=4, axis=1)". Null or left out: none is claimed.
+- ``pruned``: for each tensor whose bytes may have changed the fraction of zeros among its stored values, from which
+  the exact count follows.
+- ``removed``: how many entries a tensor's mask removes, kept zeros not counted. Rows, blocks and channels are checked
+  by it; it is left out for a tensor whose parts (experts, q/k/v) were given different sparsities.
+- ``left_alone``: the names of all other tensors, by reasons.
+- ``zeros``: of tensors that are left alone how many entries are zero and are to stay so.
+- ``sparsity``: of all pruned tensors together, and of all tensors of a dtype that torch reads.
 """
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import json
 import math
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, BinaryIO, NamedTuple
 
 import torch
 
-from secateur.checkpoints.headers import CheckpointError
-from secateur.support import printable, records
+from secateur.checkpoints.families import family_of
+from secateur.checkpoints.reading import Checkpoint, CheckpointError, TensorEntry, open_checkpoint
+from secateur.checkpoints.slicing import Cuts, pieces_of_cut, write_bytes
+from secateur.patterns import NM, Block, Channels, GroupedColumns, Pattern, Rows, Unstructured, parse, word_of
+from secateur.support import Fields, printable, records
 from secateur.version import __version__
-
-__all__ = [
-    "RECORD",
-    "check_arguments",
-    "check_new",
-    "check_places",
-    "library_versions",
-    "places",
-    "previous_record",
-    "record_text",
-]
 
 RECORD = "secateur.json"
 
@@ -152,3 +177,211 @@ def check_places(source: Path, out: Path) -> None:
         raise CheckpointError(f"{out}: the output would replace the input; choose another directory.")
     if here.is_relative_to(source.resolve()):
         raise CheckpointError(f"{out}: lies inside the input {source}; choose a directory outside.")
+
+
+HINT = " It is not the record of this model, or no longer."
+_PATTERNS: dict[str, Callable[..., Pattern]] = {
+    kind.__name__: kind for kind in (NM, Block, Channels, GroupedColumns, Rows, Unstructured)
+}
+
+
+def claims_of(directory: Path) -> Fields:
+    """The fields of a directory's record."""
+    return Fields.read(directory / RECORD, error=CheckpointError, hint=HINT, finite=False)
+
+
+# ---- structure ------------------------------------------------------------------------------------------------------
+
+
+def _write_part(written: BinaryIO, checkpoint: Checkpoint, entry: TensorEntry, cuts: Cuts) -> None:
+    """What stays of a tensor, as it was."""
+    for piece in pieces_of_cut(checkpoint, entry, cuts):
+        write_bytes(written, piece)
+
+
+class Part(NamedTuple):
+    """What a tensor is of the source's: its name there, which indices stay, and how these are written."""
+
+    name: str
+    cuts: Cuts = MappingProxyType({})
+    write: Callable[[BinaryIO, Checkpoint, TensorEntry, Cuts], None] = _write_part
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A source, and what is made of it.
+
+    Attributes:
+        dense: its tensors.
+        parts: what each tensor is, but for those that are the source's of the same name.
+        gone: tensors of the source that left.
+        files: the text of files that say something else than the source's; None of those that left.
+        problems: what is wrong beside.
+    """
+
+    dense: Checkpoint
+    parts: Mapping[str, Part] = field(default_factory=dict)
+    gone: Collection[str] = ()
+    files: Mapping[Path, str | None] = field(default_factory=dict)
+    problems: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Structure:
+    """What a record claims of a directory whose tensors are parts of its source's.
+
+    Attributes:
+        checkpoint: what was written.
+        beside: reads the source.
+        file: the name of the file that says which part each tensor is; none where each is the source's.
+        moved: the tensors that have new values.
+        problems, unchecked: what is wrong, or not known, without the source.
+    """
+
+    checkpoint: Checkpoint
+    beside: Callable[[Path], Beside] = lambda source: Beside(open_checkpoint(source))
+    file: str = ""
+    moved: frozenset[str] = frozenset()
+    problems: Sequence[str] = ()
+    unchecked: Sequence[str] = ()
+
+
+def about_parameters(checkpoint: Checkpoint, claims: Fields) -> Iterator[str]:
+    """How many parameters there are, if the record says another number."""
+    claimed = claims.inner("parameters").take("to", int, least=0)
+    if (counted := sum(entry.numel for entry in checkpoint.entries.values())) != claimed:
+        yield f"the files hold {counted:,} parameters; {RECORD} claims {claimed:,}."
+
+
+def about_config(checkpoint: Checkpoint, claims: Fields, dense: Checkpoint | None = None) -> Iterator[str]:
+    """The fields of ``config.json`` that are not what the record says they became, or else what the source's are."""
+    changes = {place: change.values.get("to") for place, change in claims.inners_named("config")}
+    ours, wanted = checkpoint.config, _changed(checkpoint.config if dense is None else dense.config, changes)
+    if dense is not None and ours != wanted:
+        with contextlib.suppress(Exception):  # whatever a configuration raises: then the files are compared
+            (_, mine), (_, its) = family_of(checkpoint), family_of(dense)
+            if _whole(ours) == (said := _whole(mine.to_dict())):  # written where the source's leaves out what changed
+                ours, wanted = said, _whole(type(its).from_dict(_changed(_whole(its.to_dict()), changes)).to_dict())
+    yield from (
+        f"config.json: {printable(place)} is {printable(str(value), 60)}, not {printable(str(other), 60)}."
+        for place, value, other in _differences(ours, wanted)
+    )
+
+
+def _whole(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What a configuration says, as a file does, but for who wrote it."""
+    found = json.loads(json.dumps(dict(values), default=str))
+    return {key: value for key, value in found.items() if not key.startswith("_") and key != "transformers_version"}
+
+
+def _changed(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration with fields set, by their dotted names."""
+    made = copy.deepcopy(dict(values))
+    for place, value in changes.items():
+        held: Any = made
+        *around, last = place.split(".")
+        try:
+            for key in around:
+                held = held[int(key)] if isinstance(held, list) else held.setdefault(key, {})
+            held[int(last) if isinstance(held, list) else last] = value
+        except (ValueError, LookupError, TypeError, AttributeError):  # there is no such place: that is a difference
+            made[place] = value
+    return made
+
+
+def _differences(ours: Any, wanted: Any, place: str = "") -> Iterator[tuple[str, Any, Any]]:
+    if isinstance(ours, Mapping) and isinstance(wanted, Mapping):
+        for key in dict.fromkeys((*wanted, *ours)):
+            if not str(key).startswith("_"):  # of where it was read
+                yield from _differences(ours.get(key), wanted.get(key), f"{place}.{key}" if place else str(key))
+    elif ours != wanted:
+        yield place, ours, wanted
+
+
+# ---- zeros ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Zeros:
+    """What a record claims of zeros."""
+
+    word: str | None
+    pattern: Pattern | None
+    keeps_weights: bool
+    pruned: Mapping[str, float]
+    removed: Mapping[str, int]
+    left_alone: frozenset[str] | None
+    zeros: Mapping[str, int]
+    sparsity: Mapping[str, float]
+    unchecked: tuple[str, ...] = field(default=())
+
+    @staticmethod
+    def of(read: Fields) -> Zeros:
+        pruned = read.each_named("pruned", float, least=0, most=1)
+        removed = read.each_named("removed", int, least=0) if "removed" in read.values else {}
+        alone = None
+        if read.values.get("left_alone") is not None:
+            reasons = read.inner("left_alone")
+            alone = frozenset(name for reason in reasons.values for name in reasons.each(reason, str))
+        totals = read.inner("sparsity") if "sparsity" in read.values else Fields({}, read.path)
+        shares = {group: totals.optional(group, float, least=0, most=1) for group in ("targets", "model")}
+        word = read.optional("pattern", str)
+        method, kept = read.optional("method", str), read.optional("kept_weights", str)
+        if kept is None:
+            kept = "unchanged" if method in (None, "sparsify") else "updated"
+        if kept not in ("unchanged", "updated"):
+            raise read.wrong("kept_weights", 'must be "unchanged" or "updated"')
+        unchecked = []
+        pattern = None
+        if word is not None and (pattern := _pattern_of(word)) is None:
+            unchecked.append(f"the pattern {printable(word)}, which is not one of the library's")
+        if alone is None:
+            unchecked.append(f"{RECORD} does not say what was left alone: whether it names all tensors")
+        return Zeros(
+            word_of(pattern) if pattern else word and printable(word),
+            pattern,
+            kept == "unchanged",
+            pruned,
+            removed,
+            alone,
+            read.each_named("zeros", int, least=0) if "zeros" in read.values else {},
+            {group: share for group, share in shares.items() if share is not None},
+            tuple(unchecked),
+        )
+
+    def about_names(self, checkpoint: Checkpoint) -> Iterator[str]:
+        """Whether the record speaks of the tensors that there are, and of each once."""
+        for name in self.pruned:
+            if name not in checkpoint:
+                yield f"{printable(name)}: {RECORD} calls it pruned; it is not in the checkpoint."
+        for name in self.removed:
+            if name not in self.pruned:
+                yield f"{printable(name)}: {RECORD} says how much of it is removed, but not that it is pruned."
+        for name in self.zeros:
+            if name not in checkpoint or name in self.pruned:
+                what = "calls it pruned, too" if name in self.pruned else "it is not in the checkpoint"
+                yield f"{printable(name)}: {RECORD} says how many zeros it has, left alone; {what}."
+        if self.left_alone is None:
+            return
+        for name in sorted(self.left_alone - checkpoint.entries.keys()):
+            yield f"{printable(name)}: {RECORD} calls it left alone; it is not in the checkpoint."
+        for name in checkpoint:
+            if name not in self.pruned and name not in self.left_alone:
+                yield f"{printable(name)}: in the checkpoint, but not in {RECORD}."
+            elif name in self.pruned and name in self.left_alone:
+                yield f"{printable(name)}: {RECORD} calls it both pruned and left alone."
+
+
+def _pattern_of(word: str) -> Pattern | None:
+    """From a word or the repr of a pattern; None if it is of somebody's own."""
+    if len(word) > 100:
+        return None
+    try:
+        if found := re.fullmatch(r"(\w+)\((.*)\)", word):
+            options = dict(part.split("=") for part in found[2].split(", ") if part)
+            if options.pop("reduce", "None") != "None":
+                return None
+            return _PATTERNS[found[1]](**{key: int(value) for key, value in options.items()})
+        return parse(word)
+    except (ValueError, TypeError, KeyError):
+        return None

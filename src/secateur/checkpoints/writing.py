@@ -14,22 +14,9 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from secateur.checkpoints.headers import CheckpointError, TensorEntry
-from secateur.checkpoints.reading import Checkpoint
+from secateur.checkpoints.reading import Checkpoint, CheckpointError, TensorEntry
 from secateur.checkpoints.record import check_new
 from secateur.support import naming, open_regular, track
-
-__all__ = [
-    "NO_WEIGHTS",
-    "OTHER_WEIGHTS",
-    "copy_others",
-    "copy_tree",
-    "digests_of_files",
-    "files_below",
-    "new_directory",
-    "other_weights",
-    "write_tensor",
-]
 
 OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx", ".npz")
 NO_WEIGHTS = ("training_args.bin", "optimizer.pt", "scheduler.pt")

@@ -7,11 +7,9 @@ from typing import Annotated
 
 import typer
 
+from secateur.cli.measuring import page_at
 from secateur.cli.options import Batch, Example, Model, Report, Threads, Tokens
-from secateur.cli.page import page_at
 from secateur.cli.terminal import clear_errors, show, terminable
-
-__all__ = ["bench"]
 
 
 def bench(
@@ -50,7 +48,7 @@ def bench(
     with clear_errors(), terminable():
         from secateur import patterns
         from secateur.cli.measuring import measured, model_and_inputs
-        from secateur.cli.printing.measured import measured_parts, measured_sheets
+        from secateur.cli.printing import measured_parts, measured_sheets
 
         page = page_at(report)
         chosen = {word: patterns.parse(word) for word in pattern or ("unstructured", "16x1", "columns:64")}

@@ -25,8 +25,6 @@ from secateur.cli.verify import verify
 from secateur.cli.vocabulary import vocabulary
 from secateur.version import __version__
 
-__all__ = ["app", "main"]
-
 app = typer.Typer(
     name="secateur",
     help="Prune PyTorch models and checkpoints, and see what is in them.",

@@ -10,8 +10,6 @@ import typer
 
 from secateur.cli.terminal import clear_errors
 
-__all__ = ["demo"]
-
 
 def demo(
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="The directory for report.html.")] = None,

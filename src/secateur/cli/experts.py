@@ -10,12 +10,18 @@ from typing import Annotated, Any
 
 import typer
 
+from secateur.cli.measuring import page_at, timing_of
 from secateur.cli.options import Activations, Device, Directory, DryRun, NoRepair, Report, Samples, Seed, SequenceLength
-from secateur.cli.page import page_at, timing_of
-from secateur.cli.runs import join_processes, read_text, resumable, warnings_as_lines
-from secateur.cli.terminal import clear_errors, command_line, show, terminable
-
-__all__ = ["experts"]
+from secateur.cli.terminal import (
+    clear_errors,
+    command_line,
+    join_processes,
+    read_text,
+    resumable,
+    show,
+    terminable,
+    warnings_as_lines,
+)
 
 
 def experts(
@@ -107,7 +113,7 @@ def experts(
             "sequence_length": sequence_length,
             "seed": seed if data is not None else None,
         }
-        from secateur.cli.printing.experts import experts_parts
+        from secateur.cli.printing import experts_parts
         from secateur.shrinking import experts_sheets, shrink_experts_checkpoint
 
         join_processes(device)

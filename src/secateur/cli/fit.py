@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from secateur.cli.measuring import page_at, timing_of
 from secateur.cli.options import (
     Directory,
     LeaveWhole,
@@ -26,11 +27,17 @@ from secateur.cli.options import (
     Store,
     Text,
 )
-from secateur.cli.page import page_at, timing_of
-from secateur.cli.runs import one_process, read_text, resumable, warnings_as_lines
-from secateur.cli.terminal import clear_errors, command_line, fail, show, terminable
-
-__all__ = ["fit"]
+from secateur.cli.terminal import (
+    clear_errors,
+    command_line,
+    fail,
+    one_process,
+    read_text,
+    resumable,
+    show,
+    terminable,
+    warnings_as_lines,
+)
 
 
 def fit(
@@ -108,7 +115,7 @@ def fit(
     with clear_errors(), terminable(), resumable():
         from secateur.checkpoints import check_new
         from secateur.cli.measuring import model_in
-        from secateur.search import budget_in_words, fit_checkpoint, fitted_sheets
+        from secateur.fit import budget_in_words, fit_checkpoint, fitted_sheets
 
         one_process("fit")
         page = page_at(report)

@@ -9,11 +9,9 @@ from typing import Annotated
 
 import typer
 
+from secateur.cli.measuring import page_at
 from secateur.cli.options import AsJson, Report
-from secateur.cli.page import page_at
 from secateur.cli.terminal import clear_errors, printing
-
-__all__ = ["inspect"]
 
 
 def inspect(
@@ -36,7 +34,7 @@ def inspect(
     """
     with clear_errors():
         from secateur.checkpoints import inspect_checkpoint, inspected_sheets, inspected_totals
-        from secateur.cli.printing.checkpoints import print_inspection
+        from secateur.cli.printing import print_inspection
 
         page = page_at(report)
         inspection = inspect_checkpoint(path)

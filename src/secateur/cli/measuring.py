@@ -1,45 +1,129 @@
-"""A model in every form that bench and pack compare, and the time of each, beside the dense one.
+"""A model and its inputs, named on the command line as ``module.path:name``.
+
+Law: modules are looked for in the current directory first, and what the user's own code raises is said to be its own.
+
+A model in every form that bench and pack compare, and the time of each, beside the dense one.
 
 Law: every figure is measured in this run, in alternating rounds; the model's weights may be random, for time does not
 depend on their values.
+
+``--report``: what a command was asked and what came of it, on a page beside what it prints.
+
+Law: a page that could not be written is refused before the work starts; it says what stdout says, and more.
 """
+
+from __future__ import annotations
 
 import contextlib
 import copy
 import functools
+import importlib
 import io
+import os
+import sys
+import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from secateur.allocation import uniform
-from secateur.blockwise import blaming_config, build_on_meta
-from secateur.checkpoints import CheckpointError, open_checkpoint
-from secateur.cli.factories import inputs_of, model_of
-from secateur.cli.terminal import waiting
+from secateur.checkpoints import CheckpointError, blaming_config, open_checkpoint
+from secateur.cli.terminal import command_line, waiting
 from secateur.inference import Packing, pack
+from secateur.models import build_on_meta
 from secateur.patterns import Pattern
 from secateur.pipeline import sparsify
 from secateur.report import Timed, before_and_after
 from secateur.shrinking import WithoutDataWarning, shrink
 from secateur.support import alternating, bytes_text, printable, run_example, track
 
-__all__ = [
-    "Bench",
-    "Form",
-    "bytes_of",
-    "inputs_for",
-    "measured",
-    "model_and_inputs",
-    "model_in",
-    "packed",
-    "timed_directories",
-]
+if TYPE_CHECKING:
+    from secateur.report import Sheet, Timed
+    from secateur.support import Part
+
+
+def model_of(path: str) -> tuple[nn.Module, str]:
+    """The model that ``module:name`` is or makes, and the expression that gives a fresh one."""
+    found = _object_at(path)
+    name = path.partition(":")[2]
+    if isinstance(found, nn.Module):
+        return found, name
+    if not callable(found):
+        raise ValueError(f"{path} is of type {type(found).__name__}; give a function that makes a torch.nn.Module.")
+    with blamed(f"{path}()"):
+        model = found()
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"{path}() gave a value of type {type(model).__name__}, not a torch.nn.Module.")
+    return model, f"{name}()"
+
+
+def inputs_of(path: str) -> Any:
+    found = _object_at(path)
+    if callable(found):
+        with blamed(f"{path}()"):
+            found = found()
+    if not isinstance(found, Tensor | tuple | list | Mapping):
+        raise ValueError(
+            f"{path} gave a value of type {type(found).__name__}; "
+            "give a tensor, a tuple of arguments or a dict of keyword arguments."
+        )
+    return found
+
+
+def _object_at(path: str) -> Any:
+    module, colon, name = path.partition(":")
+    if not (module and colon and name):
+        raise ValueError(f"{path!r} names nothing in a module; write it module.path:name, as in models.vision:build.")
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.insert(0, here)
+    with blamed(f"importing {module}"):
+        try:
+            found: Any = importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            if not f"{module}.".startswith(f"{error.name}."):
+                raise  # it imports something else that is missing
+            found = None
+    if found is None:
+        raise ValueError(f"there is no module {module}, neither in this directory nor installed.")
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise ValueError(f"{module} has no {name}.")
+        found = getattr(found, part)
+    return found
+
+
+@contextlib.contextmanager
+def blamed(what: str) -> Iterator[None]:
+    """Whatever the user's code raises within becomes a line that says whose code it was."""
+    try:
+        yield
+    except Exception as error:
+        debug = "SECATEUR_DEBUG=1 shows where."
+        raise ValueError(f"{what} raised {type(error).__name__}: {str(error).rstrip('.')}. {debug}") from error
+
+
+def load_weights(model: nn.Module, path: Path) -> None:
+    """All tensors of the model, by name; of those that are one tensor under several names one suffices."""
+    checkpoint, mine = open_checkpoint(path), model.state_dict(keep_vars=True)
+    given = {id(mine[name]) for name in checkpoint if name in mine}
+    for names, words in (
+        ([name for name in mine if id(mine[name]) not in given], "lacks"),
+        ([name for name in checkpoint if name not in mine], "holds what the model does not have:"),
+    ):
+        if names:
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            raise ValueError(f"{path} does not fit the model: it {words} {', '.join(names[:3])}{more}.")
+    for name, entry in checkpoint.entries.items():
+        if entry.shape != tuple(mine[name].shape):
+            shapes = f"{entry.shape}, in the model {tuple(mine[name].shape)}"
+            raise ValueError(f"{path} does not fit the model: {name} has shape {shapes}.")
+    model.load_state_dict(dict(checkpoint), strict=False)
+
 
 ROUNDS = 7
 SECONDS_A_TURN = 0.02
@@ -240,3 +324,58 @@ def bytes_of(model: nn.Module) -> int:
     buffer = io.BytesIO()
     torch.save(model.state_dict(), buffer)
     return buffer.tell()
+
+
+@dataclass(frozen=True)
+class Page:
+    """The page that was asked for, if one was, and when the command began."""
+
+    path: Path | None
+    started: float
+
+    def write(
+        self,
+        title: str,
+        verb: str,
+        arguments: Sequence[object],
+        asked: Mapping[str, Any],
+        got: Iterable[Part],
+        sheets: Callable[[], Sequence[Sheet]],
+        timed: Callable[[], Timed | str] | None = None,
+    ) -> None:
+        """Writes it, and says so on stderr: stdout may be JSON. Only for a page is it ``timed`` what a model takes."""
+        if self.path is None:
+            return
+        from secateur.report import Account, write_account
+        from secateur.support import printable
+
+        command = command_line(verb, *arguments, **asked, report=self.path)
+        seconds = time.monotonic() - self.started
+        said = {name.replace("_", "-"): value for name, value in asked.items()}
+        parts, drawn = [*got], [*sheets()]
+        if timed is not None:
+            found = timed()
+            parts += ["", found if isinstance(found, str) else found.line()]
+            drawn = drawn if isinstance(found, str) else [found.sheet(), *drawn]
+        write_account(Account(printable(title), command, said, parts, drawn, seconds), self.path)
+        print(f"The report is in {printable(str(self.path))}.", file=sys.stderr)
+
+
+def timing_of(before: Path, after: Path | None) -> Callable[[], Timed | str] | None:
+    """How a page learns what a directory's model took and what the one that was written takes; None if none was."""
+    if after is None:
+        return None
+
+    def timed() -> Timed | str:
+
+        return timed_directories(before, after)
+
+    return timed
+
+
+def page_at(path: Path | None) -> Page:
+    if path is not None:
+        from secateur.report import check_page
+
+        check_page(path)
+    return Page(path, time.monotonic())

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from secateur.cli.measuring import page_at, timing_of
 from secateur.cli.options import (
     ALLOCATE,
     Activations,
@@ -30,14 +31,20 @@ from secateur.cli.options import (
     Sparsity,
     Text,
 )
-from secateur.cli.page import page_at, timing_of
-from secateur.cli.runs import join_processes, read_text, resumable, warnings_as_lines
-from secateur.cli.terminal import arguments_said, clear_errors, memory, show, terminable
+from secateur.cli.terminal import (
+    arguments_said,
+    clear_errors,
+    join_processes,
+    memory,
+    read_text,
+    resumable,
+    show,
+    terminable,
+    warnings_as_lines,
+)
 
 if TYPE_CHECKING:
-    from secateur.blockwise import Layer
-
-__all__ = ["oneshot"]
+    from secateur.models import Layer
 
 
 def oneshot(
@@ -86,9 +93,9 @@ def oneshot(
     with clear_errors(), terminable(), resumable():
         from secateur import allocation, patterns, solvers
         from secateur.allocation import narrowest
-        from secateur.blockwise import oneshot as prune_blocks
-        from secateur.blockwise import pruned_blocks_sheets
-        from secateur.cli.printing.blocks import pruned_blocks_parts
+        from secateur.cli.printing import pruned_blocks_parts
+        from secateur.models import oneshot as prune_blocks
+        from secateur.models import pruned_blocks_sheets
 
         page = page_at(report)
         solve, shared = solvers.parse(solver), allocation.parse(allocate)

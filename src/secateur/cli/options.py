@@ -9,42 +9,6 @@ from typing import Annotated, Any
 
 import typer
 
-__all__ = [
-    "ALLOCATE",
-    "Activations",
-    "Allocate",
-    "AsJson",
-    "Batch",
-    "Device",
-    "Directory",
-    "DryRun",
-    "Example",
-    "Exclude",
-    "Include",
-    "LeaveWhole",
-    "LookAt",
-    "Model",
-    "NewCopy",
-    "NewDirectory",
-    "NoRepair",
-    "Over",
-    "Pattern",
-    "Report",
-    "RoundTo",
-    "Samples",
-    "Score",
-    "Seed",
-    "SequenceLength",
-    "Shares",
-    "Solver",
-    "Sparsity",
-    "Store",
-    "Text",
-    "Threads",
-    "Tokens",
-    "Weights",
-]
-
 # ---- what is read and written ----
 
 Directory = Annotated[

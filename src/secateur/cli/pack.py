@@ -8,11 +8,9 @@ from typing import Annotated
 
 import typer
 
+from secateur.cli.measuring import page_at
 from secateur.cli.options import Batch, Example, Model, Report, Threads, Tokens, Weights
-from secateur.cli.page import page_at
 from secateur.cli.terminal import clear_errors, show, terminable
-
-__all__ = ["pack"]
 
 
 def pack(
@@ -70,9 +68,8 @@ def pack(
     you trust.
     """
     with clear_errors(), terminable():
-        from secateur.cli.factories import load_weights
-        from secateur.cli.measuring import model_and_inputs, packed
-        from secateur.cli.printing.measured import packed_parts
+        from secateur.cli.measuring import load_weights, model_and_inputs, packed
+        from secateur.cli.printing import packed_parts
         from secateur.inference import layers_sheet, save_packed
 
         page = page_at(report)

@@ -8,11 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
+from secateur.cli.measuring import page_at, timing_of
 from secateur.cli.options import Allocate, Exclude, Include, NewDirectory, Pattern, Report, Sparsity
-from secateur.cli.page import page_at, timing_of
 from secateur.cli.terminal import arguments_said, clear_errors, show, terminable
-
-__all__ = ["prune"]
 
 
 def prune(
@@ -40,7 +38,7 @@ def prune(
     with clear_errors(), terminable():
         from secateur import allocation
         from secateur.checkpoints import pruned_sheets, sparsify_checkpoint
-        from secateur.cli.printing.checkpoints import pruned_parts
+        from secateur.cli.printing import pruned_parts
         from secateur.patterns import word_of
 
         page = page_at(report)

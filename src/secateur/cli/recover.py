@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from secateur.cli.measuring import page_at, timing_of
 from secateur.cli.options import (
     Activations,
     Batch,
@@ -23,16 +24,22 @@ from secateur.cli.options import (
     Seed,
     SequenceLength,
 )
-from secateur.cli.page import page_at, timing_of
-from secateur.cli.runs import one_process, read_text, resumable, warnings_as_lines
-from secateur.cli.terminal import arguments_said, clear_errors, memory, show, terminable
+from secateur.cli.terminal import (
+    arguments_said,
+    clear_errors,
+    memory,
+    one_process,
+    read_text,
+    resumable,
+    show,
+    terminable,
+    warnings_as_lines,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from secateur.recovery import LocalPart
-
-__all__ = ["recover"]
 
 PAUSE = 10.0  # seconds between two lines about steps
 
@@ -119,7 +126,7 @@ def recover(
     not at all, and secateur verify OUT counts its zeros.
     """
     with clear_errors(), terminable(), resumable():
-        from secateur.cli.printing.recovered import recovered_parts
+        from secateur.cli.printing import recovered_parts
         from secateur.recovery import Sampled, recover_checkpoint, recovered_sheets
 
         one_process("recover")

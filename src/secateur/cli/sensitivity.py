@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from secateur.cli.measuring import page_at
 from secateur.cli.options import (
     AsJson,
     Directory,
@@ -26,11 +27,7 @@ from secateur.cli.options import (
     Store,
     Text,
 )
-from secateur.cli.page import page_at
-from secateur.cli.runs import one_process, read_text, resumable, warnings_as_lines
-from secateur.cli.terminal import clear_errors, show, terminable
-
-__all__ = ["sensitivity"]
+from secateur.cli.terminal import clear_errors, one_process, read_text, resumable, show, terminable, warnings_as_lines
 
 
 def sensitivity(
@@ -63,9 +60,9 @@ def sensitivity(
     with clear_errors(), terminable(), contextlib.nullcontext() if store is None else resumable():
         from secateur import solvers
         from secateur.cli.measuring import model_in
-        from secateur.cli.printing.sensitivity import json_of
-        from secateur.search import SHARES, sensitivity_sheets
-        from secateur.search import sensitivity as measure
+        from secateur.cli.printing import json_of
+        from secateur.fit import SHARES, sensitivity_sheets
+        from secateur.fit import sensitivity as measure
 
         one_process("sensitivity")
         page = page_at(report)
@@ -120,7 +117,7 @@ def sensitivity(
 
 
 def _check_score(word: str) -> None:
-    from secateur.search import SCORES
+    from secateur.fit import SCORES
 
     if word not in SCORES:
         raise ValueError(f"--score must be one of {', '.join(SCORES)}, not {word}; functions are for Python.")

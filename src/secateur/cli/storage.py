@@ -8,11 +8,9 @@ from typing import Annotated
 
 import typer
 
+from secateur.cli.measuring import page_at
 from secateur.cli.options import NewCopy, Report
-from secateur.cli.page import page_at
 from secateur.cli.terminal import clear_errors, show, terminable
-
-__all__ = ["compress", "expand"]
 
 
 def compress(
@@ -35,7 +33,7 @@ def compress(
     """
     with clear_errors(), terminable():
         from secateur.checkpoints import open_checkpoint
-        from secateur.cli.printing.checkpoints import compressed_parts
+        from secateur.cli.printing import compressed_parts
         from secateur.storage import compressed_sheets, save_compressed
         from secateur.support import bytes_text, percent
 
@@ -62,7 +60,7 @@ def expand(
     appears complete or not at all.
     """
     with clear_errors(), terminable():
-        from secateur.cli.printing.checkpoints import compressed_parts
+        from secateur.cli.printing import compressed_parts
         from secateur.storage import compressed_sheets, expand_checkpoint
         from secateur.support import bytes_text
 

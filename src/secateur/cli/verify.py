@@ -9,11 +9,9 @@ from typing import Annotated
 
 import typer
 
+from secateur.cli.measuring import page_at
 from secateur.cli.options import AsJson, Report
-from secateur.cli.page import page_at
 from secateur.cli.terminal import clear_errors, show
-
-__all__ = ["verify"]
 
 
 def verify(

@@ -8,11 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
+from secateur.cli.measuring import page_at, timing_of
 from secateur.cli.options import DryRun, Report
-from secateur.cli.page import page_at, timing_of
 from secateur.cli.terminal import clear_errors, command_line, show, terminable
-
-__all__ = ["vocabulary"]
 
 
 def vocabulary(
@@ -76,7 +74,7 @@ def vocabulary(
             "field": field if field != "text" else None,
             "dry_run": dry_run,
         }
-        from secateur.cli.printing.vocabulary import shrunken_parts
+        from secateur.cli.printing import shrunken_parts
         from secateur.support import documents
         from secateur.vocabulary import shrink_vocabulary_checkpoint, shrunken_sheets
 

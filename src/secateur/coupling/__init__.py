@@ -14,16 +14,14 @@ from secateur.coupling.axes import (
     size_of,
     unify,
 )
-from secateur.coupling.equations import Polynomial, counted, evaluated, representative
+from secateur.coupling.axes import tied_to as representative
+from secateur.coupling.equations import Polynomial, counted, evaluated
 from secateur.coupling.finding import OUTPUT, UNUSED, find_coupling
 from secateur.coupling.flow import SameDraws
-from secateur.coupling.groups import Coupling, Group, Kept
+from secateur.coupling.groups import Coupling, Group, Kept, Removed, replacement
 from secateur.coupling.operations import Operation, Weight, declare, name_of, operation, rule, written_in_others
-from secateur.coupling.removed import Removed, replacement
 from secateur.coupling.residual_streams import Branch
-from secateur.coupling.spots import Spot, Whereabouts
-from secateur.coupling.trace import Call, Look, tensors_of_tree
-from secateur.coupling.turns import in_turn
+from secateur.coupling.trace import Call, CallSites, Look, Spot, cycle_choices, tensors_of_tree
 
 __all__ = [
     "Axis",
@@ -43,7 +41,7 @@ __all__ = [
     "Spot",
     "UNUSED",
     "Weight",
-    "Whereabouts",
+    "CallSites",
     "concatenated",
     "counted",
     "cut",
@@ -51,7 +49,7 @@ __all__ = [
     "evaluated",
     "factored",
     "find_coupling",
-    "in_turn",
+    "cycle_choices",
     "kept_positions",
     "leaves",
     "multiplied",

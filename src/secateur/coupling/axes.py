@@ -19,27 +19,6 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "Axis",
-    "Expression",
-    "Product",
-    "Sum",
-    "concatenated",
-    "cut",
-    "factored",
-    "freeze",
-    "indices_of",
-    "kept_positions",
-    "leaves",
-    "look",
-    "multiplied",
-    "occurrences_of",
-    "resolved",
-    "size_of",
-    "tie",
-    "unify",
-]
-
 _numbers = itertools.count()
 
 

@@ -20,17 +20,6 @@ from secateur.coupling.axes import Axis, Expression, Product, Sum, freeze, leave
 from secateur.coupling.axes import tied_to as representative
 from secateur.coupling.numbers import Attribute, Equation, Formula, Outcome, parts_of
 
-__all__ = [
-    "Polynomial",
-    "axes_of",
-    "counted",
-    "evaluated",
-    "holds",
-    "is_frozen",
-    "representative",
-    "settle",
-]
-
 Variable = Axis | Attribute
 Polynomial = dict[tuple[Variable, ...], Fraction]  # products of variables, sorted -> coefficient
 

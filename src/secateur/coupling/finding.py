@@ -1,4 +1,9 @@
-"""Watching forward passes, to find which slices of which tensors live and die together: `find_coupling`.
+"""Units that are chosen between, such as the experts of a mixture: which dimensions hold them.
+
+Law: a model without such a unit is the model in which its score is minus infinity, where it is made and wherever it is
+compared with others. A dimension that is compared along, and is not known to be of that kind, stays whole.
+
+Watching forward passes, to find which slices of which tensors live and die together: `find_coupling`.
 
 Law: whatever is removed of the groups' axes, from all members at the same indices, the model still runs and computes
 what the original computes with the removed entries zeroed. What is not sure to do so is frozen, with the reason.
@@ -7,6 +12,7 @@ what the original computes with the removed entries zeroed. What is not sure to 
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -14,17 +20,45 @@ import torch
 from torch import Tensor, nn
 
 import secateur.coupling.rules  # noqa: F401  they register themselves
-from secateur.coupling.axes import Axis, freeze, leaves
-from secateur.coupling.choices import settle_choices
+from secateur.coupling.axes import Axis, Product, freeze, leaves, resolved
 from secateur.coupling.flow import Flow
 from secateur.coupling.groups import Coupling
 from secateur.coupling.numbers import numbers_that_remember
 from secateur.coupling.residual_streams import Branch, branches_of, in_all
-from secateur.coupling.spots import Whereabouts
-from secateur.coupling.trace import Trace, Unseen
+from secateur.coupling.trace import CallSites, Dims, Trace, Unseen
 from secateur.support import in_mode, private, restored, run_example, seeded, tensors_in, tensors_of
 
-__all__ = ["OUTPUT", "UNUSED", "find_coupling"]
+
+def settle_choices(trace: Trace, weights: Iterable[Dims]) -> None:
+    """Freeze what is compared along, unless it is chosen between, and its scores come from a product.
+
+    ``weights`` are the dimensions of the model's tensors: beside a router there have to be some that it chooses from.
+    """
+    chosen = {axis for dim in trace.chosen for axis in leaves(dim)}
+    made = {axis for look in trace.looks if look.made for axis in leaves(look.dim)}
+    ordered = [(rank, axis) for rank, axis in trace.ranked.items() if made.issuperset(leaves(axis))]
+    ranks = {axis for rank, _ in ordered for axis in leaves(rank)}
+    for look in trace.looks:
+        whole = resolved(look.dim)
+        if isinstance(whole, Product) and chosen.issuperset(leaves(whole)):
+            for factor in whole.factors[:-1]:
+                if ranks.isdisjoint(leaves(factor)):
+                    freeze(factor, "groups of what is chosen between, which have equally many")
+    matrices = Counter(
+        axis
+        for dims in weights
+        if len(dims) > 1
+        for axis in {axis for dim in dims for axis in leaves(dim) if axis.looks}
+    )
+    for axis in {axis for dims in trace.everything() for dim in dims for axis in leaves(dim) if axis.looks}:
+        if axis in ranks:
+            continue  # as many as of what is in order
+        if not axis.reasons and axis in chosen and axis in made and matrices[axis] < 2:
+            freeze(axis, "no tensor has a part for each of what it chooses: modules of their own, perhaps")
+        if axis.reasons or axis not in chosen or axis not in made:
+            for reason in axis.looks:
+                freeze(axis, reason)
+
 
 OUTPUT = "an output of the model"  # why what is returned stays whole
 UNUSED = "not used in the forward pass"  # why what no function was given does
@@ -55,7 +89,7 @@ def find_coupling(
         trace.declare(tensor, [Axis(size) for size in tensor.shape])
     trace.weights = {id(tensor) for tensor in tensors.values() if isinstance(tensor, nn.Parameter)}
     used: set[int] = set()
-    trace.where = Whereabouts(model)
+    trace.where = CallSites(model)
     passes: list[tuple[int, bool]] = []
     branches: list[list[Branch]] = []  # of each pass
     more_inputs = list(more_inputs)

@@ -20,8 +20,6 @@ from secateur.coupling.operations import Operation, name_of, operation
 from secateur.coupling.trace import Trace, tensors_of_tree
 from secateur.support import private, seed_torch
 
-__all__ = ["Flow", "SameDraws", "Step", "Strange", "Value", "Visit"]
-
 
 @dataclass
 class Step:

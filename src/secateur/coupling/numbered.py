@@ -20,8 +20,6 @@ from secateur.coupling.numbers import Attribute, Known
 if TYPE_CHECKING:
     from secateur.coupling.trace import Trace
 
-__all__ = ["Along", "Numbered"]
-
 _BY_NUMBER = "one of it is taken by its number"
 
 

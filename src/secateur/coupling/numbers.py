@@ -25,18 +25,6 @@ from torch import Tensor, nn
 from secateur.coupling.axes import Expression
 from secateur.support import private
 
-__all__ = [
-    "Attribute",
-    "Equation",
-    "Formula",
-    "Known",
-    "Log",
-    "Outcome",
-    "formula_of",
-    "numbers_that_remember",
-    "parts_of",
-]
-
 
 @dataclass(frozen=True, eq=False)
 class Attribute:

@@ -1,4 +1,13 @@
-"""Which dimensions of which tensors are the same axis: forward passes, watched at the level of torch's functions.
+"""Scores in which each of the units that are chosen between has its turn.
+
+Law: in as many turns as there are units for each row, every unit is the best of some row; what is the same for two
+models stays the same, and what was different stays so.
+
+Call sites: in which module of a model a function of torch is called, and the index of the call there.
+
+Law: a spot does not depend on what other modules did before, so that it is the same where tokens go other ways.
+
+Which dimensions of which tensors are the same axis: forward passes, watched at the level of torch's functions.
 
 Law: a function without a rule freezes every axis that it touches, and the reason says its name; what the passes did not
 touch is frozen too. Pruning less is allowed, pruning wrongly is not.
@@ -14,22 +23,107 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
 
 from secateur.coupling.axes import Axis, Expression, cut, freeze, leaves, look, multiplied, size_of, tie, unify
 from secateur.coupling.numbered import Along, Numbered
 from secateur.coupling.numbers import Equation, Known, Log, formula_of
-from secateur.coupling.operations import name_of, operation, written_in_others
-from secateur.coupling.origins import Origin, Rows, depends_on, overlap, rows_of, same
-from secateur.coupling.spots import Spot, Whereabouts
-from secateur.coupling.turns import in_turn
+from secateur.coupling.operations import (
+    Origin,
+    Rows,
+    depends_on,
+    name_of,
+    operation,
+    overlap,
+    rows_of,
+    same,
+    written_in_others,
+)
 from secateur.support import private
 
-__all__ = ["Call", "Dims", "Look", "Trace", "Unseen", "tensors_of_tree", "without_rule"]
+_PREFERRED = 2.5  # more than two scores are apart that are scaled to [-1, 1]
+
+
+def cycle_choices(scores: Tensor, at: int, places: Tensor, turn: int) -> Tensor:
+    """Scores along a dimension, scaled to [-1, 1], with a bonus for one of ``places`` in each row, so that each is
+    chosen in turn.
+
+    >>> import torch
+    >>> cycle_choices(torch.tensor([[1.0, 4.0, 2.0]]), 1, torch.arange(3), 2)
+    tensor([[0.2500, 1.0000, 3.0000]])
+    """
+    moved = scores.movedim(at, -1)
+    largest = moved.detach()[..., places].abs().nan_to_num(0.0, 0.0, 0.0).max().clamp_min(1e-12)
+    rows = moved.shape[:-1].numel()
+    numbers = torch.arange(rows, device=scores.device)
+    bonus = torch.zeros(rows, moved.shape[-1], dtype=scores.dtype, device=scores.device)
+    bonus[numbers, places[(numbers + turn * rows) % len(places)]] = _PREFERRED
+    return (moved / largest + bonus.reshape(moved.shape)).movedim(-1, at)
+
+
+@dataclass(frozen=True)
+class Spot:
+    """A call site: the ``number``-th call of a function in the own code of the module at ``path``."""
+
+    path: str
+    name: str
+    number: int
+
+
+class CallSites:
+    """Knows which module of a model runs, while it is entered.
+
+    >>> model = nn.Sequential(nn.ReLU(), nn.ReLU())
+    >>> with CallSites(model) as where:
+    ...     where.spot("relu"), where.spot("relu")
+    (Spot(path='', name='relu', number=1), Spot(path='', name='relu', number=2))
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._paths = {id(module): path for path, module in reversed(list(model.named_modules()))}
+        self._running: list[tuple[str, Counter[str]]] = [("", Counter())]
+        self._hooks: list[RemovableHandle] = []
+
+    def spot(self, name: str) -> Spot:
+        """Where a function is called now; asked once a call."""
+        path, calls = self._running[-1]
+        calls[name] += 1
+        return Spot(path, name, calls[name])
+
+    @property
+    def module(self) -> nn.Module:
+        """The module that runs."""
+        return self._model.get_submodule(self._running[-1][0])
+
+    @property
+    def visits(self) -> list[object]:
+        """For each module that runs, the outer first, what is another for each of its calls."""
+        return [calls for _, calls in self._running]
+
+    def __enter__(self) -> Self:
+        for module in self._model.modules():
+            if not isinstance(module, torch.jit.ScriptModule):
+                self._hooks.append(module.register_forward_pre_hook(self._enter, prepend=True))
+                self._hooks.append(module.register_forward_hook(self._leave, always_call=True))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def _enter(self, module: nn.Module, *_: Any) -> None:
+        self._running.append((self._paths.get(id(module), ""), Counter()))
+
+    def _leave(self, *_: Any) -> None:
+        if len(self._running) > 1:
+            self._running.pop()
+
 
 Dims = list[Expression]
 
@@ -107,7 +201,7 @@ class Trace(TorchFunctionMode):
         self.weights: set[int] = set()  # ids of the parameters of the model
         self.origins: dict[int, Origin] = {}  # ids of tensors -> the call that made them
         self.scaled: list[tuple[Rows, Expression]] = []  # what to multiply by the root of a share that stays
-        self.where: Whereabouts | None = None
+        self.where: CallSites | None = None
         self.numbered = Numbered(self)  # what numbers of Python's mean
         self.equations.tells = self.numbered.compared
         self.turn: int | None = None  # which choices are made; None: those of the values
@@ -303,7 +397,7 @@ class Trace(TorchFunctionMode):
             return args
         assert self.turn is not None
         places = torch.arange(args[0].shape[at], device=args[0].device)
-        return (in_turn(args[0], at % args[0].dim(), places, self.turn), *args[1:])
+        return (cycle_choices(args[0], at % args[0].dim(), places, self.turn), *args[1:])
 
     def _remember(self, func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> None:
         """Where the results came from; a tensor that was changed in place came from what it was, too."""

@@ -9,16 +9,19 @@ from pathlib import Path
 
 import torch
 
-from secateur.demo.data import load_digits
-from secateur.demo.measuring import milliseconds, packed_of
-from secateur.demo.methods import choose_methods
-from secateur.demo.outcome import results_of, with_shrunken
-from secateur.demo.training import BATCH, EPOCHS, TUNING_EPOCHS
+from secateur.demo.result import results_of, with_shrunken
 from secateur.demo.trials import (
+    BATCH,
+    EPOCHS,
     SEEDS,
     SPARSITIES,
+    TUNING_EPOCHS,
     Plan,
+    choose_methods,
     grouped_trials,
+    load_digits,
+    milliseconds,
+    packed_of,
     pruned_trials,
     shrunken_trials,
     spoilt_trials,
@@ -28,8 +31,6 @@ from secateur.demo.trials import (
     untrained_networks,
 )
 from secateur.report import missing_baselines, print_summary, save_results, summarize, write_report
-
-__all__ = ["run_demo"]
 
 
 def run_demo(

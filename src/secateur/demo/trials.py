@@ -1,52 +1,233 @@
-"""Networks on their way to the table: methods × sparsities × seeds, sanity checks, and networks without some channels.
+"""The handwritten digits that the demo reads.
+
+Law: nothing is downloaded, and the split is always the same.
+
+The small residual network that reads the digits.
+
+The ways to prune that the demo compares, each in the library's own words.
+
+Training the network, and how many images it then reads right.
+
+Law: all randomness comes from the seed; the global generator is not touched.
+
+Networks on their way to the table: methods × sparsities × seeds, sanity checks, and networks without some channels.
 
 Law: every method gets the same networks and the same budget, and the same seeds give the same accuracies on the same
 machine, whatever its number of cores.
+
+What is measured of a trained network: sizes, work, and milliseconds beside the others.
 """
 
 import copy
+import functools
 import math
 import os
+import tempfile
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-from secateur.allocation import uniform
-from secateur.demo.data import Digits
-from secateur.demo.methods import Method
-from secateur.demo.network import DigitsNet
-from secateur.demo.training import RATE, accuracy, train
-from secateur.patterns import GroupedColumns
-from secateur.pipeline import apply_, reestimate_batchnorm, sparsify
-from secateur.report import count_multiply_adds
+from secateur.allocation import erk, uniform
+from secateur.criteria import lamp, random
+from secateur.inference import Packing, pack
+from secateur.patterns import NM, GroupedColumns
+from secateur.pipeline import apply_, reestimate_batchnorm, sparsify, sparsity_of
+from secateur.report import Network, Run, count_multiply_adds, describe
 from secateur.shrinking import shrink
+from secateur.storage import save_compressed
+from secateur.support import in_turns, seconds_of
 from secateur.targets import find_targets
 from secateur.training import Pruner
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-__all__ = [
-    "COLUMNS",
-    "COLUMN_SPARSITY",
-    "LESS_WORK",
-    "Plan",
-    "SEEDS",
-    "SPARSITIES",
-    "Trial",
-    "grouped_trials",
-    "pruned_trials",
-    "shrunken_trials",
-    "spoilt_trials",
-    "those_beside",
-    "train_all",
-    "train_dense",
-    "untrained_networks",
-]
+
+class Digits(NamedTuple):
+    """Images of shape (n, 1, 8, 8), normalized by the training images, and labels 0 … 9 of shape (n,)."""
+
+    train_images: Tensor
+    train_labels: Tensor
+    test_images: Tensor
+    test_labels: Tensor
+
+
+def load_digits() -> Digits:
+    """scikit-learn's 1797 handwritten digits, always split into the same 1078 training and 719 test images, by class.
+
+    Nothing is downloaded. ``ImportError`` where scikit-learn is missing.
+
+    >>> [tuple(part.shape) for part in load_digits()]
+    [(1078, 1, 8, 8), (1078,), (719, 1, 8, 8), (719,)]
+    """
+    try:
+        from sklearn import datasets, model_selection
+    except ImportError as error:
+        raise ImportError(f"the digits come with scikit-learn ({error}): pip install 'secateur[demo]'") from error
+    pixels, labels = datasets.load_digits(return_X_y=True)
+    images = torch.tensor(pixels, dtype=torch.float32).reshape(-1, 1, 8, 8)
+    classes = torch.tensor(labels, dtype=torch.int64)
+    train, test = model_selection.train_test_split(range(len(classes)), test_size=719, stratify=labels, random_state=0)
+    images = (images - images[train].mean()) / images[train].std()
+    return Digits(images[train], classes[train], images[test], classes[test])
+
+
+class _Block(nn.Module):
+    """Two 3×3 convolutions beside a shortcut, which is a 1×1 convolution where the number of channels changes."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+        self.norm1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(outputs)
+        changes = inputs != outputs or stride != 1
+        self.shortcut = nn.Conv2d(inputs, outputs, 1, stride, bias=False) if changes else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = functional.relu(self.norm1(self.conv1(x)))
+        return functional.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
+
+
+class DigitsNet(nn.Module):
+    """A residual network of three blocks for images of shape (n, 1, 8, 8); returns logits of shape (n, 10).
+
+    >>> import torch
+    >>> DigitsNet()(torch.zeros(2, 1, 8, 8)).shape
+    torch.Size([2, 10])
+    """
+
+    def __init__(self, narrow: int = 16, wide: int = 32) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(1, narrow, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(narrow)
+        self.blocks = nn.Sequential(_Block(narrow, narrow, 1), _Block(narrow, wide, 2), _Block(wide, wide, 1))
+        self.head = nn.Linear(wide, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.blocks(functional.relu(self.norm(self.stem(x))))
+        logits: Tensor = self.head(x.mean(dim=(2, 3)))
+        return logits
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to prune: its ``name`` on the command line, its ``label`` in tables, a ``line`` of description.
+
+    ``choices`` is what it says to `sparsify` beside the sparsity; None if a `Pruner` prunes while training goes on.
+    """
+
+    name: str
+    label: str
+    line: str
+    choices: Mapping[str, Any] | None = field(default_factory=dict)
+
+
+_ALL = (
+    Method("magnitude", "global magnitude", "the smallest |w| of the whole network go; a baseline"),
+    Method("erk", "ERK", "each layer has a share by its shape, the smallest |w| within it go", {"allocate": erk}),
+    Method("lamp", "LAMP", "|w| relative to the larger ones of its layer, over the whole network", {"criterion": lamp}),
+    Method("random", "random", "any weights of the whole network go; a baseline", {"criterion": random}),
+    # 2:4 takes four consecutive inputs, and the stem has one input channel only.
+    Method(
+        "2:4",
+        "2:4",
+        "2 of every 4 consecutive inputs stay; 50 % and nothing else",
+        {"pattern": NM(2, 4), "exclude": "stem.weight"},
+    ),
+    Method("gradual", "gradual", "LAMP more and more while fine-tuning: the Pruner's default", None),
+)
+
+METHODS: Mapping[str, Method] = {method.name: method for method in _ALL}
+
+
+def choose_methods(names: Sequence[str] | None = None) -> tuple[Method, ...]:
+    """The methods of these names, commas allowed within one, or all: each once, in the order of `METHODS`.
+
+    ``ValueError`` for an unknown name lists the known ones.
+
+    >>> [method.label for method in choose_methods(["random,lamp"])]
+    ['LAMP', 'random']
+    """
+    asked = [part.strip().casefold() for name in names or () for part in name.split(",") if part.strip()]
+    if unknown := [name for name in asked if name not in METHODS]:
+        raise ValueError(f"there is no method {unknown[0]!r}; there are {', '.join(METHODS)}.")
+    return tuple(method for name, method in METHODS.items() if name in (asked or METHODS))
+
+
+EPOCHS = 30  # dense
+TUNING_EPOCHS = 10  # the same for every method
+RATE = 0.2  # at the top of the cycle, in both
+BATCH = 128
+WEIGHT_DECAY = 5e-4
+
+
+def _shifted(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Each image moved by up to one pixel each way."""
+    count, side = len(images), images.shape[-1]
+    padded = functional.pad(images, (1, 1, 1, 1), value=float(images.min()))  # the background
+    corner = torch.randint(0, 3, (count, 2), generator=generator)
+    rows = (corner[:, :1] + torch.arange(side))[:, None, :, None]
+    columns = (corner[:, 1:] + torch.arange(side))[:, None, None, :]
+    return padded[torch.arange(count)[:, None, None, None], 0, rows, columns]
+
+
+def train(
+    model: nn.Module,
+    data: Digits,
+    *,
+    epochs: int,
+    rate: float,
+    seed: int,
+    masks: Mapping[str, Tensor] | None = None,
+    begin: Callable[[torch.optim.Optimizer, int], object] | None = None,
+    after_step: Callable[[], object] = lambda: None,
+    after_epoch: Callable[[], object] = lambda: None,
+) -> None:
+    """Train in place: SGD with Nesterov momentum, one cycle up to ``rate``, images shifted by up to one pixel.
+
+    With ``masks`` ({parameter name: bool, True = kept}) what they removed is zero again after every step. All
+    randomness comes from ``seed``; the global generator is not touched. ``begin`` is called with the optimizer and the
+    number of steps before the first of them, which is the place for a `Pruner`.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    steps = len(data.train_images) // BATCH  # a last batch of few images would disturb the normalization
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9, weight_decay=WEIGHT_DECAY, nesterov=True)
+    cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=rate, total_steps=epochs * steps, pct_start=0.2)
+    if begin is not None:
+        begin(optimizer, epochs * steps)
+    model.train()
+    for _ in range(epochs):
+        order = torch.randperm(len(data.train_images), generator=generator)
+        for batch in order[: steps * BATCH].reshape(steps, BATCH):
+            logits = model(_shifted(data.train_images[batch], generator))
+            loss = functional.cross_entropy(logits, data.train_labels[batch])
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            if masks is not None:
+                apply_(model, masks)
+            cycle.step()
+            after_step()
+        after_epoch()
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
+    """The percentage of images that the model, in evaluation mode, puts into the right class."""
+    training = model.training
+    model.eval()
+    correct = (model(images).argmax(dim=1) == labels).double().mean()
+    model.train(training)
+    return 100 * float(correct)
+
 
 SEEDS = (0, 1, 2)
 SPARSITIES = (0.5, 0.8, 0.9, 0.95, 0.98)
@@ -269,3 +450,85 @@ def _measured(model: nn.Module, data: Digits) -> float:
     """The accuracy on the test images, with batch normalization re-estimated from the training images."""
     reestimate_batchnorm(model, [data.train_images])
     return accuracy(model, data.test_images, data.test_labels)
+
+
+ROUNDS = 100  # of timing
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A masked network whose layers skip zeros where that is faster: with one image, and with a batch."""
+
+    trial: Trial
+    one: nn.Module
+    many: nn.Module
+    packings: tuple[Packing, Packing]  # for one image, and for a batch
+
+
+def packed_of(trial: Trial, data: Digits) -> Packed:
+    one, many = (copy.deepcopy(trial.model).eval() for _ in range(2))
+    packings = pack(one, data.train_images[:1]), pack(many, data.train_images[:BATCH])
+    return Packed(trial, one, many, packings)
+
+
+@torch.inference_mode()
+def milliseconds(models: Sequence[nn.Module], progress: "Progress", *, images: int = 1, calls: int = 3) -> list[float]:
+    """Milliseconds of so many images through each model on one thread: the fastest of many rounds, in each of which
+    every model has its turn, so that a slow moment of the machine touches all of them and is then left out."""
+    bar = progress.add_task(f"Timing {f'{images} images' if images > 1 else 'one image'}, rounds", total=ROUNDS)
+    image = torch.zeros(images, 1, 8, 8)
+
+    def turn(model: nn.Module) -> float:
+        model.eval()
+        model(image)  # what the turn before has left in the caches is not its own
+        taken = seconds_of(functools.partial(model, image), repeats=calls)
+        if model is models[-1]:
+            progress.advance(bar)
+        return taken
+
+    turns = {number: functools.partial(turn, model) for number, model in enumerate(models)}
+    return [1000 * min(times) for times in in_turns(turns, ROUNDS, warm_up=0).values()]
+
+
+def run_of(trial: Trial, latency_ms: float | None = None) -> Run:
+    from safetensors.torch import save
+
+    file = save(trial.model.state_dict())
+    zeros = sum(weight.numel() - int(weight.count_nonzero()) for weight in find_targets(trial.model).values())
+    return Run(
+        trial.label,
+        sparsity_of(trial.model) if trial.masks else 0.0,
+        trial.before,
+        trial.after,
+        trial.seed,
+        bytes=len(file),
+        zipped=len(zlib.compress(file, level=9)),
+        latency_ms=latency_ms,
+        overall=zeros / parameters_of(trial.model) if trial.masks else 0.0,
+        multiply_adds=count_multiply_adds(trial.model, torch.zeros(1, 1, 8, 8)),
+    )
+
+
+def file_size(model: nn.Module) -> int:
+    from safetensors.torch import save
+
+    return len(save(model.state_dict()))
+
+
+def memory_of(model: nn.Module) -> int:
+    return sum({tensor.data_ptr(): tensor.nbytes for tensor in model.state_dict().values()}.values())
+
+
+def compressed_size(model: nn.Module) -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        return save_compressed(model, Path(folder, "model.safetensors")).stored
+
+
+def parameters_of(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def network_of(trial: Trial) -> Network:
+    whole = {name: torch.ones_like(weight, dtype=torch.bool) for name, weight in trial.originals.items()}
+    title = f"{trial.label}, {100 * sparsity_of(trial.model):.1f} % removed, seed {trial.seed}"
+    return describe(title, trial.originals, whole | dict(trial.masks))

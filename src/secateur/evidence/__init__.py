@@ -1,9 +1,8 @@
 """Evidence about weights from data: statistics of layers' inputs, and gradients."""
 
 from secateur.evidence.collection import collect
-from secateur.evidence.statistics import Sums, add_gram, in_range, mirrored, sum_over_ranks
+from secateur.evidence.statistics import VOCABULARY, Sums, add_gram, in_range, mirrored, needs, sum_over_ranks
 from secateur.evidence.unfolding import CONVOLUTIONS, RECURRENT, Patches, gates, patches_of
-from secateur.evidence.vocabulary import VOCABULARY, needs
 
 __all__ = [
     "CONVOLUTIONS",

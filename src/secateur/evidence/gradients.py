@@ -1,4 +1,8 @@
-"""What takes a backward pass: gradients and their squares, Hessian products, and the flow of absolute values.
+"""Where a model holds its weights: the modules and keys of each, of which a tied one has several.
+
+Law: parameters over one memory are one weight.
+
+What takes a backward pass: gradients and their squares, Hessian products, and the flow of absolute values.
 
 Law: sums are in float32 or wider, the flow in float64; a weight that no loss reaches is an error that names it.
 """
@@ -6,16 +10,54 @@ Law: sums are in float32 or wider, the flow in float64; a weight that no loss re
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from secateur.evidence.places import Place, distinct
-from secateur.support import Forward, Loss, loss_of, mapped, run_batch, track
+from secateur.support import Forward, Loss, loss_of, mapped, private, run_batch, track
 from secateur.targets import identity_of
 
-__all__ = ["GRADIENTS", "Gradients", "averaged", "flow_of", "hessian_product"]
+
+class Place(NamedTuple):
+    """Where a weight is in the model."""
+
+    module_name: str
+    module: nn.Module
+    key: str
+    parent: nn.Module | None
+
+    @property
+    def parameter(self) -> nn.Parameter:
+        parameter = private.parameters_of(self.module)[self.key]
+        assert parameter is not None
+        return parameter
+
+
+def places_of(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, list[Place]]:
+    """``{name: places}``, several where a weight is tied; of names for one tensor the first."""
+    names: dict[Hashable, str] = {}
+    for name, weight in weights.items():
+        names.setdefault(identity_of(weight), name)
+    places: dict[str, list[Place]] = {name: [] for name in names.values()}
+    for module_name, module in model.named_modules():
+        parent = model.get_submodule(module_name.rpartition(".")[0]) if module_name else None
+        for key, parameter in private.parameters_of(module).items():
+            same = None if parameter is None else names.get(identity_of(parameter))
+            if same is not None:
+                places[same].append(Place(module_name, module, key, parent))
+    for name, found in places.items():
+        if not found:
+            raise ValueError(
+                f"{name} is no parameter of this {type(model).__name__}; pass weights=find_targets(model)."
+            )
+    return places
+
+
+def distinct(places: list[Place]) -> list[nn.Parameter]:
+    """The Parameters that are one weight: several where two of them share memory."""
+    return list({id(place.parameter): place.parameter for place in places}.values())
+
 
 _UNREACHED = "{name}: {what} on it; leave it out with exclude=, or pass batches or a loss= that do."
 GRADIENTS = frozenset(["grad", "grad_sq", "hessian_grad"])

@@ -19,8 +19,6 @@ from secateur.evidence.statistics import STATISTICS, Sums, widest
 from secateur.evidence.unfolding import RecurrentCalls, gates
 from secateur.support import private
 
-__all__ = ["Layer", "layer_of"]
-
 
 class Layer(Protocol):
     """How a kind of module meets one of its weights."""

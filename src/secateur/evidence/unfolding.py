@@ -16,8 +16,6 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["CONVOLUTIONS", "Patches", "RECURRENT", "RecurrentCalls", "gates", "patches_of"]
-
 CONVOLUTIONS: dict[Any, int] = {functional.conv1d: 1, functional.conv2d: 2, functional.conv3d: 3}
 _CELLS = frozenset([torch.lstm_cell, torch.gru_cell, torch.rnn_tanh_cell, torch.rnn_relu_cell])
 _LAYERS = frozenset([torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu])

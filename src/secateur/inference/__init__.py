@@ -1,19 +1,24 @@
 """Layers that skip what was removed, put in a model where they are measured to be faster."""
 
-from secateur.inference.block_convolution import BlockConv1d, BlockConv2d
-from secateur.inference.block_linear import BlockLinear
-from secateur.inference.blocks import FusedBlock, FusedSequential
-from secateur.inference.dense import ChannelsLastMaxPool2d, FoldedConv2d
+from secateur.inference.blocks import Absorbed, FusedBlock, FusedSequential
+from secateur.inference.convolution import (
+    BlockConv1d,
+    BlockConv2d,
+    ChannelsLastMaxPool2d,
+    FoldedConv2d,
+    SparseConv1d,
+    SparseConv2d,
+)
 from secateur.inference.files import PackedFile, load_packed, save_packed
-from secateur.inference.followers import Absorbed
-from secateur.inference.grouped_linear import GroupedLinear
-from secateur.inference.packing import PackedLayer, Packing, pack
-from secateur.inference.pointwise import Pointwise
-from secateur.inference.semi_structured import SemiStructuredLinear
-from secateur.inference.sheets import layers_sheet
-from secateur.inference.sparse_convolution import SparseConv1d, SparseConv2d
-from secateur.inference.sparse_linear import SparseLinear
-from secateur.inference.window_linear import WindowLinear
+from secateur.inference.linear import (
+    BlockLinear,
+    GroupedLinear,
+    Pointwise,
+    SemiStructuredLinear,
+    SparseLinear,
+    WindowLinear,
+)
+from secateur.inference.packing import PackedLayer, Packing, layers_sheet, pack
 from secateur.support import to_int8
 
 __all__ = [

@@ -1,4 +1,8 @@
-"""Packed models on disk: a safetensors file that says which layer has which form.
+"""The forms of packed layers by their names, as files and pickles say them.
+
+Law: a pickle names ``secateur.inference``, wherever a layer is defined.
+
+Packed models on disk: a safetensors file that says which layer has which form.
 
 Law: everything of a file is checked before the model changes.
 """
@@ -15,16 +19,55 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from secateur.inference.blocks import FusedBlock, FusedSequential, chains, fused_block, sequences, twin_of
-from secateur.inference.dense import ChannelsLastMaxPool2d, FoldedConv2d, lay_out, may_be_turned, may_fold
-from secateur.inference.followers import Absorbed, may_be_absorbed
-from secateur.inference.kinds import KINDS
+from secateur.inference.blocks import (
+    Absorbed,
+    FusedBlock,
+    FusedSequential,
+    chains,
+    fused_block,
+    may_be_absorbed,
+    sequences,
+    twin_of,
+)
+from secateur.inference.convolution import (
+    BlockConv1d,
+    BlockConv2d,
+    ChannelsLastMaxPool2d,
+    FoldedConv2d,
+    SparseConv1d,
+    SparseConv2d,
+    lay_out,
+    may_be_turned,
+    may_fold,
+)
+from secateur.inference.linear import (
+    BlockLinear,
+    GroupedLinear,
+    Pointwise,
+    SemiStructuredLinear,
+    SparseLinear,
+    WindowLinear,
+)
 from secateur.inference.packing import freeze_like, is_conv1d, put
-from secateur.inference.pointwise import Pointwise
-from secateur.inference.sparse_convolution import SparseConv2d
 from secateur.support import Fields, Part, Rows, Shown, bytes_text, device_of, printable, private, records, write_whole
 
-__all__ = ["PackedFile", "load_packed", "save_packed"]
+KINDS: dict[str, Any] = {
+    cls.__name__: cls
+    for cls in (
+        GroupedLinear,
+        SparseLinear,
+        BlockLinear,
+        WindowLinear,
+        SemiStructuredLinear,
+        SparseConv1d,
+        SparseConv2d,
+        BlockConv1d,
+        BlockConv2d,
+    )
+}
+
+for _layer in (*KINDS.values(), Pointwise, Absorbed, FusedBlock, FoldedConv2d, ChannelsLastMaxPool2d):
+    _layer.__module__ = "secateur.inference"
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,10 @@
 
 Law: a packed layer's output is that of the dense layer with its zeros, within rounding; a layer stays dense unless
 another form beats the best dense one on the user's own batch.
+
+What pack says on a page: a row a layer.
+
+Law: a layer that stays dense says why.
 """
 
 from __future__ import annotations
@@ -19,28 +23,40 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from secateur.inference.block_convolution import BlockConv1d, BlockConv2d
-from secateur.inference.block_linear import BlockLinear
-from secateur.inference.blocks import chains, fused_blocks, sequences
-from secateur.inference.dense import ChannelsLastMaxPool2d, FoldedConv2d, lay_out, may_be_turned, may_fold
-from secateur.inference.followers import Absorbed, may_follow, rectifier_of, run_and_follow
-from secateur.inference.grouped_linear import GroupedLinear
-from secateur.inference.pointwise import Pointwise
-from secateur.inference.semi_structured import (
-    SemiStructuredLinear,
-    why_no_semi_structured_device,
-    why_not_semi_structured,
+from secateur.inference.blocks import (
+    Absorbed,
+    chains,
+    fused_blocks,
+    may_follow,
+    rectifier_of,
+    run_and_follow,
+    sequences,
 )
-from secateur.inference.sparse_convolution import (
+from secateur.inference.convolution import (
+    BlockConv1d,
+    BlockConv2d,
+    ChannelsLastMaxPool2d,
+    FoldedConv2d,
     SparseConv1d,
     SparseConv2d,
     kept_places,
+    lay_out,
+    may_be_turned,
+    may_fold,
     why_no_sparse_convolution,
 )
-from secateur.inference.sparse_linear import SparseLinear
-from secateur.inference.window_linear import WindowLinear
+from secateur.inference.linear import (
+    BlockLinear,
+    GroupedLinear,
+    Pointwise,
+    SemiStructuredLinear,
+    SparseLinear,
+    WindowLinear,
+    why_no_semi_structured_device,
+    why_not_semi_structured,
+)
 from secateur.native import LANES, MOST_COLUMNS, available, describe, scaled
-from secateur.report import Reported, Sheet
+from secateur.report import Cells, Chart, Reported, Sheet
 from secateur.support import (
     Forward,
     Part,
@@ -51,14 +67,13 @@ from secateur.support import (
     matched,
     moved,
     percent,
+    printable,
     private,
     run_example,
     to_int8,
     track,
     unchanged,
 )
-
-__all__ = ["PackedLayer", "Packing", "freeze_like", "is_conv1d", "pack", "put"]
 
 _GROUPS = (256, 128, 64, 32, 16)  # outputs that may share a choice of inputs, the fastest first
 _SLACK = 1.05  # times the fewest products that any number of groups needs
@@ -145,7 +160,6 @@ class Packing(Reported):
         return self.parts
 
     def _sheets(self) -> list[Sheet]:
-        from secateur.inference.sheets import layers_sheet
 
         return [layers_sheet("Layer by layer", self)]
 
@@ -737,3 +751,39 @@ def put(model: nn.Module, name: str, module: nn.Module) -> None:
     for each in [other for other, found in model.named_modules(remove_duplicate=False) if found is old]:
         parent, _, key = each.rpartition(".")
         private.submodules_of(model.get_submodule(parent))[key] = module
+
+
+def layers_sheet(title: str, packing: Packing) -> Sheet:
+    """The sheets of a `pack` result: a table with a row for each layer."""
+    layers = packing.layers
+    names = [printable(each.name, 1000) for each in layers]
+    zeros = [each.sparsity for each in layers]
+    faster = [each.speedup for each in layers]
+    cells = [
+        Cells("layer", names),
+        Cells("shape", ["x".join(map(str, each.shape)) for each in layers]),
+        Cells("zeros", zeros, [percent(each) for each in zeros], zeros),
+        Cells("now", [each.kind for each in layers]),
+        *_rounded(layers),
+        _milliseconds("ms dense", [each.best_dense_ms for each in layers]),
+        _milliseconds("ms packed", [each.packed_ms for each in layers]),
+        Cells("times faster", faster, ["" if each is None else f"{each:.2f}" for each in faster]),
+        Cells("size before", [e.dense_bytes for e in layers], [bytes_text(e.dense_bytes) for e in layers]),
+        Cells("size", [each.bytes for each in layers], [bytes_text(each.bytes) for each in layers]),
+        Cells("stays dense, because", [each.why for each in layers]),
+    ]
+    told = "The fastest dense form in times of the fastest other one, of each layer where that was timed."
+    return Sheet(title, cells, [Chart("What skipping zeros gains", told, names, faster, "times faster")])
+
+
+def _rounded(layers: tuple[PackedLayer, ...]) -> list[Cells]:
+    """Columns of what is in int8, where anything was asked to be."""
+    errors = [each.error for each in layers]
+    if not any(each is not None for each in errors):
+        return []
+    said = ["" if each is None else percent(each) for each in errors]
+    return [Cells("in int8", [" and ".join(each.int8) for each in layers]), Cells("error of rounding", errors, said)]
+
+
+def _milliseconds(head: str, values: list[float | None]) -> Cells:
+    return Cells(head, values, ["" if each is None else f"{each:.3g}" for each in values])

@@ -16,8 +16,6 @@ import torch
 from secateur.recovery import Distillation as Towards
 from secateur.training import Pruner
 
-__all__ = ["Distillation", "Pruning"]
-
 
 class Pruning(pl.Callback):
     """``Trainer(callbacks=[Pruning(0.9)])``; the arguments are those of `Pruner`, without the model's.

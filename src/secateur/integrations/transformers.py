@@ -21,8 +21,6 @@ from secateur.recovery import Distillation
 from secateur.support import write_whole
 from secateur.training import Pruner
 
-__all__ = ["DistillationCallback", "PruningCallback"]
-
 FILE = "pruner.pt"
 
 

@@ -32,8 +32,6 @@ from secateur.native.operators import (
 )
 from secateur.support import private
 
-__all__ = ["RECTIFIERS", "dense_convolution", "size_after", "sparse_convolution", "together_for"]
-
 _WIDE = 0  # numbers in a vector: 0 for what suits the processor; 8 or 16 where AVX-512 has both
 _TILE = 208  # places of the output that a tile has, more or less
 _NEAR = 8192  # numbers of a block's inputs that stay in the first cache beside the rest

@@ -12,8 +12,6 @@ import platform
 from pathlib import Path
 from typing import Any
 
-__all__ = ["available", "describe", "library"]
-
 # with a dot before the suffix, so that nothing takes them for Python modules
 _FILES = {4: "libkernels.v4.so", 3: "libkernels.v3.so", 1: "libkernels.baseline.so", 0: "libkernels.baseline.so"}
 _AT_MOST = {"baseline": 1, "v3": 3}  # what SECATEUR_KERNELS says, to be like another processor

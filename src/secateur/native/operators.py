@@ -21,18 +21,6 @@ from secateur.native.loading import library
 from secateur.native.windows import LANES
 from secateur.support import private
 
-__all__ = [
-    "MOST_COLUMNS",
-    "block_linear",
-    "csr_linear",
-    "dense_block",
-    "dense_csr",
-    "is_plain",
-    "rounded_inputs",
-    "scaled",
-    "window_linear",
-]
-
 MOST_COLUMNS = 1 << 16  # an index has 16 bits
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}  # of values, as threads.h has them
 _WORK_FOR_A_THREAD = 200_000  # products; below that, making the thread takes longer than it saves

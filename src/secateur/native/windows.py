@@ -25,8 +25,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-__all__ = ["LANES", "STEPS", "WINDOW", "check", "from_windows", "laid_out", "to_windows"]
-
 LANES = 16
 WINDOW = 32  # columns that a step looks at
 STEPS = 6  # numbers of 5 bits in a word of 32

@@ -29,8 +29,6 @@ from secateur.support import (
     unwrapped,
 )
 
-__all__ = ["BatchNormShift", "Reestimation", "batchnorms", "reestimate_batchnorm"]
-
 
 @dataclass(frozen=True)
 class BatchNormShift:

@@ -40,22 +40,6 @@ from secateur.support import (
 )
 from secateur.targets import find_targets
 
-__all__ = [
-    "Masks",
-    "apply_",
-    "attach",
-    "attached_masks",
-    "check_mask",
-    "choose_masks",
-    "detach",
-    "iterate_masks",
-    "load",
-    "make_masks",
-    "masks_from_zeros",
-    "save",
-    "sparsity_of",
-]
-
 PIECE = 1 << 17  # entries zeroed at a time: in cache
 SEGMENT = 1 << 20  # entries that one thread works through at a time
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -22,8 +22,6 @@ from secateur.selection import LazyScores
 from secateur.support import Forward, Loss, Undo, check_batches, repeatable, track
 from secateur.targets import find_targets, stored_inputs_first, turned, turned_evidence
 
-__all__ = ["sparsify"]
-
 
 def sparsify(
     model: nn.Module,

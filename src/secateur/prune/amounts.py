@@ -13,18 +13,6 @@ from torch import Tensor
 
 from secateur.selection import keep_largest
 
-__all__ = [
-    "Amount",
-    "_compute_norm",
-    "_validate_pruning_amount_init",
-    "along",
-    "channels_of",
-    "count_of",
-    "in_dtype_of",
-    "largest",
-    "nan_above_all",
-]
-
 Amount = int | float | numbers.Real
 
 

@@ -21,8 +21,6 @@ from secateur.prune.masked_weight import compute_on_read, is_computed_on_read, s
 from secateur.prune.methods import TORCH_CONTAINER, BasePruningMethod, CustomFromMask, PruningContainer
 from secateur.support import Undo, is_sharded, private, sharded_parameter, whole
 
-__all__ = ["Change", "commit", "make_permanent", "prune_one", "take_off"]
-
 
 def prune_one(module: nn.Module, name: str, make: Callable[[], Any], *, scores: Tensor | None) -> Any:
     """Prune one tensor by the method that `make` constructs; returns its hook, or the container that it joined."""

@@ -33,16 +33,6 @@ from secateur.support import is_sharded, replicating_group, whole
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = [
-    "mask_for",
-    "masks_of_joined",
-    "masks_of_largest",
-    "ones_in",
-    "refuse_nan_scores",
-    "refuse_other_mask",
-    "with_another",
-]
-
 
 def refuse_nan_scores(scores: Tensor, target: Target) -> None:
     """``ValueError`` if a score is NaN."""

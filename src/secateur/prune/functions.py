@@ -26,21 +26,6 @@ from secateur.prune.methods import (
 )
 from secateur.support import private
 
-__all__ = [
-    "custom_from_mask",
-    "custom_from_masks",
-    "global_unstructured",
-    "identity",
-    "is_pruned",
-    "l1_unstructured",
-    "ln_structured",
-    "pruned_names",
-    "random_structured",
-    "random_unstructured",
-    "remove",
-    "remove_all",
-]
-
 
 def identity(module: nn.Module, name: str) -> nn.Module:
     """`module`, with ``<name>_orig`` and a ``<name>_mask`` of ones in the place of ``<name>``.

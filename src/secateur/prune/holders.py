@@ -20,8 +20,6 @@ from secateur.support import is_sharded, other_owners, private, sharded_paramete
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["Holder", "Target", "distinct", "hooks_of", "is_plain", "key_of", "other_holders"]
-
 
 def is_plain(hook: Any, attribute: str) -> bool:
     """Whether a hook, ours or torch's, has the library's own version of a method."""

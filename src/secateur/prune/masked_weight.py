@@ -23,8 +23,6 @@ from secateur.support import private
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["compute_on_read", "is_computed_on_read", "masked", "placed_like", "revive", "stop_computing_on_read"]
-
 # bound here: a look-up less at every read
 _is_tracing, _is_wrapped = private.is_tracing, private.is_wrapped
 _PARAMETERS, _BUFFERS = private.PARAMETERS, private.BUFFERS

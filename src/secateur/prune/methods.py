@@ -29,20 +29,6 @@ from secateur.support import whole
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = [
-    "BasePruningMethod",
-    "CustomFromMask",
-    "Identity",
-    "L1Unstructured",
-    "LnStructured",
-    "MaskShapeError",
-    "PruningContainer",
-    "RandomStructured",
-    "RandomUnstructured",
-    "TORCH_CONTAINER",
-    "TORCH_METHOD",
-]
-
 TORCH_METHOD: Any = torch_prune.BasePruningMethod
 TORCH_CONTAINER: Any = torch_prune.PruningContainer
 _COUNTERPARTS: dict[type, Any] = {}  # each of the classes below to torch's of the same name

@@ -18,22 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from secateur.blockwise import (
-    BlockFiles,
-    DirectoryWalk,
-    Unfinished,
-    build_on_meta,
-    digest,
-    full_name,
-    held_batches,
-    prepared,
-    rank_and_world,
-    unfinished_copy,
-)
 from secateur.checkpoints import (
     RECORD,
     Checkpoint,
     CheckpointError,
+    Unfinished,
     blaming_config,
     check_arguments,
     check_new,
@@ -44,22 +33,49 @@ from secateur.checkpoints import (
     open_checkpoint,
     previous_record,
     record_text,
+    unfinished_copy,
 )
-from secateur.recovery.following import Follows, Sketch, followed, sketch_of
-from secateur.recovery.local import Epochs, LocalPart, NotComparableError, Side, of_one_block, recover_blocks
+from secateur.models import (
+    BlockFiles,
+    DirectoryWalk,
+    build_on_meta,
+    digest,
+    full_name,
+    held_batches,
+    prepared,
+    rank_and_world,
+)
+from secateur.recovery.descent import moving, removed_of
+from secateur.recovery.local import (
+    Epochs,
+    Follows,
+    LocalPart,
+    NotComparableError,
+    Side,
+    Sketch,
+    followed,
+    of_one_block,
+    recover_blocks,
+    sketch_of,
+)
 from secateur.recovery.losses import OutputLoss
-from secateur.recovery.moving import moving
-from secateur.recovery.outcome import Judged, Recovered, memory_of
-from secateur.recovery.outputs import OnStep, Steps, casting, spread_over
-from secateur.recovery.recovering import steps_of
-from secateur.recovery.request import Request, check_vocabularies, names_to_train
-from secateur.recovery.sampling import Sampled, check_text, load_text, sampled, save_text
-from secateur.recovery.state import load_state, save_state
-from secateur.recovery.zeros import removed_of
+from secateur.recovery.outputs import (
+    OnStep,
+    Sampled,
+    Steps,
+    casting,
+    check_text,
+    load_state,
+    load_text,
+    sampled,
+    save_state,
+    save_text,
+    spread_over,
+)
+from secateur.recovery.recovering import Request, check_vocabularies, names_to_train, steps_of
+from secateur.recovery.result import Judged, Recovered, memory_of
 from secateur.support import Forward, printable, track, unchanged, write_whole
 from secateur.targets import find_targets
-
-__all__ = ["recover_checkpoint"]
 
 EVERY = 60.0  # seconds between two states that are written down, and at least twenty times what one takes
 OnPart = Callable[[LocalPart], None]

@@ -1,4 +1,26 @@
-"""Training block by block: each part of a block is fitted to the teacher's activations, on the inputs that the
+"""Which blocks of its teacher each block of a model follows, where some have left.
+
+Law: matched by the weights and in the teacher's order, or not at all; a model of all its teacher's blocks follows each
+its own.
+
+A block follows the one whose weights it has, and those after it that have left: the one before a gap can give the next
+block what that was trained on.
+
+The parts of a block that are trained one after the other: attention up to the residual sum behind it, then the rest.
+
+Law: no names of architectures. A part ends where a normalization is given a tensor of the block's own shape that
+matrices have a share in which the part before had none of; a block without such a place is one part. Every parameter of
+the block is in one part.
+
+The closed form of a part of a block: least squares for the matrix whose outputs are added up to where the part ends.
+
+Law: what the mask removes stays zero, and nothing is written here.
+
+In a part with the output ``y = … + X Wᵀ + b`` the matrix is found by its gradient, which is that of y itself. The
+residual, ``R = teacher's y - y``, is then linear in a change of W and b: with token weights D, ``G = Xᵀ D X``,
+``C = Rᵀ D X``, the best one is ``C G⁻¹``, and under a mask `secateur.solvers.refit`'s.
+
+Training block by block: each part of a block is fitted to the teacher's activations, on the inputs that the
 recovered blocks before it give.
 
 Law: one block is trained at a time, and what is kept of the others is what they pass on; a part that did not come
@@ -10,6 +32,7 @@ worse.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -17,25 +40,378 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from secateur.blockwise import Replay, Tokens, Weights, block_of, find_next, full_name, with_all_outputs
-from secateur.recovery.closing import DAMPINGS, Gathered, adds_up
-from secateur.recovery.descent import Descent, order_of
-from secateur.recovery.following import Follows
-from secateur.recovery.halves import OUTPUT, Part, parts_of_block, run_to, seen_at, stream_in
+from secateur.models import Replay, Tokens, Weights, block_of, find_next, full_name, with_all_outputs
+from secateur.recovery.descent import Descent, Moving, movers_for, moving, order_of, widened_batch
 from secateur.recovery.losses import rows_of
-from secateur.recovery.moving import Moving, movers_for, moving, widened_batch
-from secateur.support import mapped, track
+from secateur.solvers import refit, scale_of
+from secateur.support import mapped, tensors_in, track
+from secateur.targets import KINDS
 
-__all__ = [
-    "Commit",
-    "Epochs",
-    "LocalPart",
-    "NotComparableError",
-    "Side",
-    "of_one_block",
-    "recover_blocks",
-    "share_lost",
-]
+SKETCHED = 4096  # entries of a tensor that are compared
+CLEARER = 0.5  # of the distance to the block that is second nearest
+
+Sketch = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Follows:
+    """Of one block: the teacher's that left before it and have none to follow them, and those that it follows; of the
+    first of these come the ends of its halves, of the last its output."""
+
+    skipped: tuple[str, ...]
+    blocks: tuple[str, ...]
+
+
+def sketch_of(block: nn.Module) -> Sketch:
+    """The first entries of each parameter, with its shape: what is needed to know a block again."""
+    found = {}
+    for name, each in block.named_parameters():
+        if each.is_floating_point() and not each.is_meta:
+            shape = "x".join(map(str, each.shape))
+            found[f"{name} {shape}"] = each.detach().reshape(-1)[:SKETCHED].float().cpu().clone()
+    return found
+
+
+def followed(
+    ours: Sequence[str],
+    theirs: Sequence[str],
+    sketch: Callable[[str], Sketch],
+    sketch_theirs: Callable[[str], Sketch],
+) -> dict[str, Follows] | str:
+    """For each of the model's blocks what it follows; or why that can't be told.
+
+    Args:
+        ours, theirs: the names of the blocks, in their order.
+        sketch, sketch_theirs: give what a block is known by; asked only where the names differ.
+
+    >>> known = {f"h.{at}": sketch_of(nn.Linear(9, 9)) for at in range(3)}
+    >>> found = followed(["h.0", "h.1"], list(known), {"h.0": known["h.0"], "h.1": known["h.2"]}.get, known.get)
+    >>> [each.blocks for each in found.values()]
+    [('h.0', 'h.1'), ('h.2',)]
+    """
+    if list(ours) == list(theirs):
+        return {name: Follows((), (name,)) for name in ours}
+    counts = f"the model has {len(ours)} blocks and the teacher {len(theirs)}"
+    stacks, others = _by_stack(ours), _by_stack(theirs)
+    if len(ours) >= len(theirs) or stacks.keys() != others.keys():
+        return f"{counts}, of other names"
+    found: dict[str, Follows] = {}
+    for stack, names in stacks.items():
+        every = others[stack]
+        known = [sketch_theirs(name) for name in every]
+        at = -1
+        places = []
+        for name in names:
+            nearest = _nearest(sketch(name), known)
+            if nearest is None or nearest <= at:
+                return f"{counts}, and the weights do not say which of these {name} was"
+            places.append(at := nearest)
+        for name, first, end in zip(names, places, [*places[1:], len(every)], strict=True):
+            skipped = tuple(every[:first]) if name == names[0] else ()
+            found[name] = Follows(skipped, tuple(every[first:end]))
+    return found
+
+
+def _by_stack(names: Sequence[str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name in names:
+        found.setdefault(name.rpartition(".")[0], []).append(name)
+    return found
+
+
+def _nearest(sketch: Sketch, known: Sequence[Sketch]) -> int | None:
+    """Which of the known it is; None where another is about as near."""
+    distances = [_distance(sketch, each) for each in known]
+    first, second, *_ = [*sorted(distances), float("inf")]
+    return distances.index(first) if first < CLEARER * second else None
+
+
+def _distance(one: Sketch, other: Sketch) -> float:
+    """The mean over what both have of ``‖a - b‖² / (‖a‖² + ‖b‖²)``: about 1 for what has nothing to do with each other;
+    of matrices alone where there are any, since normalizations are much alike."""
+    both = [name for name in one if name in other]
+    both = [name for name in both if "x" in name.rpartition(" ")[2]] or both
+    shares = []
+    for name in both:
+        a, b = one[name], other[name]
+        size = float(a.square().sum() + b.square().sum())
+        shares.append(float((a - b).square().sum()) / size if size > 0 else 0.0)
+    return sum(shares) / len(shares) if shares else float("inf")
+
+
+OUTPUT = ""  # where the last part of a block ends
+_NORMALIZATIONS = next(kind for kind in KINDS if kind.reason == "normalizations")
+
+
+@dataclass(frozen=True)
+class Part:
+    """Names of parameters in the block, and the normalization whose input is compared; "" is the block's output.
+
+    ``sum`` is where the part's last matrix is added up, if that is not the end: before a normalization that ends the
+    block.
+    """
+
+    end: str
+    parameters: tuple[str, ...]
+    sum: str = OUTPUT
+
+
+class _ReachedError(BaseException):
+    """Ends a run of a block; no `Exception`, so that no model's own code takes it for an error."""
+
+
+def stream_in(value: Any) -> Tensor | None:
+    """Of what a block is given or returns the residual stream: the first tensor of floating numbers and features.
+
+    >>> stream_in((torch.ones(2, 3), None)).shape
+    torch.Size([2, 3])
+    """
+    found = (each for each in tensors_in(value) if each.is_floating_point() and each.dim() >= 2)
+    return next(found, None)
+
+
+def normalizations_in(block: nn.Module) -> dict[str, nn.Module]:
+    """Those modules of a block that normalize, by their classes or, where these are unknown, by their names."""
+    return {
+        name: module
+        for name, module in block.named_modules()
+        if (isinstance(module, _NORMALIZATIONS.modules) or _NORMALIZATIONS.named.search(f"{name}.weight"))
+        and all(each.dim() < 2 for each in module.parameters())
+    }
+
+
+@contextlib.contextmanager
+def seen_at(block: nn.Module, names: Collection[str], see: Callable[[str, Tensor], None]) -> Iterator[None]:
+    """Within, what these modules of the block are given is shown, of each the first time that it is run."""
+    modules = dict(block.named_modules())
+    met: set[str] = set()
+
+    def hook(name: str) -> Callable[..., None]:
+        def look(_module: nn.Module, args: Any, kwargs: Any) -> None:
+            given = stream_in((args, kwargs))
+            if name not in met and given is not None:
+                met.add(name)
+                see(name, given)
+
+        return look
+
+    handles = [modules[name].register_forward_pre_hook(hook(name), with_kwargs=True) for name in names]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def run_to(block: nn.Module, end: str, run: Callable[[], Any]) -> Tensor:
+    """The tensor at the end of a part; the block is run no further than that.
+
+    Raises:
+        ValueError: the block did not come to it.
+    """
+    found: list[Tensor] = []
+    if end == OUTPUT:
+        output = stream_in(run())
+        if output is None:
+            raise ValueError(f"a {type(block).__name__} returns no tensor of features.")
+        return output
+
+    def stop(_name: str, given: Tensor) -> None:
+        found.append(given)
+        raise _ReachedError
+
+    with seen_at(block, [end], stop), contextlib.suppress(_ReachedError):
+        run()
+    if not found:
+        raise ValueError(f"a {type(block).__name__} did not run its {end}, as it did before; pass batches of one kind.")
+    return found[0]
+
+
+def parts_of_block(
+    block: nn.Module,
+    parameters: Mapping[str, nn.Parameter],
+    run: Callable[[], Any],
+    ends: Collection[str] | None = None,
+) -> list[Part]:
+    """The parts of a block, first to last, found by one run and the way of gradients back from each normalization.
+
+    Args:
+        block: any module.
+        parameters: those of it that are trained, by their names in the block.
+        run: runs the block once.
+        ends: the normalizations at which a part may end; None: all.
+
+    >>> class Block(nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.norm1, self.norm2 = nn.LayerNorm(4), nn.LayerNorm(4)
+    ...         self.mix, self.up = nn.Linear(4, 4), nn.Linear(4, 4)
+    ...     def forward(self, x):
+    ...         x = x + self.mix(self.norm1(x))
+    ...         return x + self.up(self.norm2(x))
+    >>> block = Block()
+    >>> [part.end for part in parts_of_block(block, dict(block.named_parameters()), lambda: block(torch.randn(2, 4)))]
+    ['norm2', '']
+    """
+    named = {name: each for name, each in parameters.items() if each.is_floating_point()}
+    flags = {name: each.requires_grad for name, each in named.items()}
+    candidates = [name for name in normalizations_in(block) if ends is None or name in ends]
+    seen: dict[str, Tensor] = {}
+    try:
+        for each in named.values():
+            each.requires_grad_(True)
+        with torch.enable_grad(), seen_at(block, candidates, seen.__setitem__):
+            output = stream_in(run())
+        reached = {name: _reached(given, named) for name, given in seen.items() if _comparable(given, output)}
+    finally:
+        for name, each in named.items():
+            each.requires_grad_(flags[name])
+    every = frozenset(name for name, each in named.items() if each.dim() >= 2)
+    parts: list[tuple[str, frozenset[str]]] = []
+    before: frozenset[str] = frozenset()
+    for name, names in reached.items():
+        matrices = names & every
+        if not matrices < every:
+            continue
+        if matrices > before:
+            parts.append((name, names))
+        elif parts and matrices == before:
+            parts[-1] = (name, names)  # the last one before the next matrix is at the residual stream
+        before = before | matrices
+    found, taken = [], frozenset[str]()
+    for name, names in parts:
+        found.append(Part(name, tuple(each for each in named if each in names - taken), name))
+        taken |= names
+    last = [name for name, names in reached.items() if names & every == every]
+    return [*found, Part(OUTPUT, tuple(name for name in named if name not in taken), last[-1] if last else OUTPUT)]
+
+
+def _comparable(given: Tensor, output: Tensor | None) -> bool:
+    return output is not None and given.shape == output.shape and given.requires_grad
+
+
+def _reached(given: Tensor, parameters: Mapping[str, nn.Parameter]) -> frozenset[str]:
+    """The parameters that a tensor was computed with."""
+    with torch.enable_grad():
+        total = given.sum()
+    gradients = torch.autograd.grad(total, list(parameters.values()), retain_graph=True, allow_unused=True)
+    return frozenset(name for name, gradient in zip(parameters, gradients, strict=True) if gradient is not None)
+
+
+# of the mean diagonal, the first as SparseGPT's: which is best says data that was not summed, since of 2048 tokens the
+# first made MiniLM at 50 % fit its batches and nothing else (cosine .735 to .636 on other text)
+DAMPINGS = (0.01, 0.1, 1.0)
+
+
+def adds_up(block: nn.Module, names: Collection[str], run: Callable[[], Tensor]) -> str | None:
+    """The linear layer of a block, the last one if there are several, whose outputs are a summand of what ``run``
+    gives; None where there is none.
+
+    Args:
+        block: any module.
+        names: of parameters, of which the layer's weight is one.
+        run: runs the block up to somewhere, with gradients.
+
+    >>> layers = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    >>> x = torch.randn(3, 4)
+    >>> adds_up(layers, ["0.weight", "2.weight"], lambda: x + layers(x))
+    '2'
+    """
+    layers = {
+        name: module
+        for name, module in block.named_modules()
+        if isinstance(module, nn.Linear) and (f"{name}.weight" if name else "weight") in names
+    }
+    outputs: dict[str, Tensor] = {}
+
+    def see(name: str) -> Callable[..., None]:
+        def look(_module: nn.Module, _args: Any, output: Tensor) -> None:
+            outputs[name] = output
+
+        return look
+
+    with _hooked(layers, see, forward=True), torch.enable_grad():
+        end = run()
+    seen = {name: each for name, each in outputs.items() if each.requires_grad and each.shape == end.shape}
+    if not seen or not end.requires_grad:
+        return None
+    drawn = torch.randn(end.shape, generator=torch.Generator().manual_seed(0)).to(end)
+    gradients = torch.autograd.grad(end, list(seen.values()), drawn, allow_unused=True)
+    found = [name for name, each in zip(seen, gradients, strict=True) if each is not None and _same(each, drawn)]
+    return found[-1] if found else None
+
+
+def _same(gradient: Tensor, drawn: Tensor) -> bool:
+    return bool((gradient - drawn).abs().max() <= 1e-4 * drawn.abs().max())
+
+
+@contextlib.contextmanager
+def _hooked(
+    layers: Mapping[str, nn.Module], make: Callable[[str], Callable[..., None]], *, forward: bool
+) -> Iterator[None]:
+    handles = [
+        each.register_forward_hook(make(name)) if forward else each.register_forward_pre_hook(make(name))
+        for name, each in layers.items()
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class Gathered:
+    """The sums over tokens for one linear layer.
+
+    Args:
+        layer: the layer.
+
+    >>> layer = nn.Linear(3, 2)
+    >>> x = torch.randn(500, 3)
+    >>> wanted = x @ torch.tensor([[1.0, 2.0, 0.0], [0.0, 0.0, 3.0]]).T + 1
+    >>> gathered = Gathered(layer)
+    >>> gathered.run(lambda: layer(x), wanted)
+    >>> with torch.no_grad():
+    ...     values = gathered.solved(torch.tensor([[True, True, False], [True, True, True]]), damping=1e-9)
+    >>> torch.allclose(values["weight"], torch.tensor([[1.0, 2.0, 0.0], [0.0, 0.0, 3.0]]), atol=0.01)
+    True
+    """
+
+    def __init__(self, layer: nn.Linear) -> None:
+        self.layer = layer
+        size = layer.in_features + (layer.bias is not None)
+        self.gram = torch.zeros(size, size, dtype=torch.float64)
+        self.residual_cross = torch.zeros(layer.out_features, size, dtype=torch.float64)
+
+    @torch.no_grad()
+    def run(self, run: Callable[[], Tensor], wanted: Tensor, mask: Tensor | None = None) -> None:
+        """Adds one batch: what ``run`` gives is to become what is wanted."""
+        inputs: list[Tensor] = []
+        with _hooked({"": self.layer}, lambda _: lambda _module, args: inputs.append(args[0]), forward=False):
+            ours = run()
+        x, ours, theirs = (rows_of(each, mask).float() for each in (inputs[-1], ours, wanted.to(ours.device)))
+        weights = theirs.square().sum(-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny).rsqrt()
+        if self.layer.bias is not None:
+            x = torch.cat([x, x.new_ones(len(x), 1)], 1)
+        x = x * weights
+        self.gram += (x.T @ x).cpu()
+        self.residual_cross += (((theirs - ours) * weights).T @ x).cpu()
+
+    def solved(self, mask: Tensor | None, damping: float = DAMPINGS[0]) -> dict[str, Tensor]:
+        """The layer's new weight and bias, float32, given the weight that it has now."""
+        weight = self.layer.weight.detach().float().cpu()
+        bias = self.layer.bias
+        whole = weight if bias is None else torch.cat([weight, bias.detach().float().cpu()[:, None]], 1)
+        damped = self.gram + damping * scale_of(self.gram) * torch.eye(len(self.gram), dtype=torch.float64)
+        aim = whole + torch.linalg.solve(damped, self.residual_cross.T).T.float()
+        if mask is not None:
+            kept = (
+                mask.cpu() if bias is None else torch.cat([mask.cpu(), torch.ones(len(mask), 1, dtype=torch.bool)], 1)
+            )
+            aim = refit(aim, kept, gram=damped.float(), start=whole)
+        found = {"weight": aim[:, : weight.shape[1]]}
+        return found if bias is None else {**found, "bias": aim[:, -1]}
+
 
 STACKS_DIFFER = "the teacher's blocks are others: {ours} here, {theirs} there"
 WIDTHS_DIFFER = "what {name} passes on has shape {ours} here, and {theirs} in the teacher"

@@ -14,20 +14,6 @@ from torch.autograd.function import once_differentiable
 
 from secateur.support import tensors_in, unknown
 
-__all__ = [
-    "NO_TEXT",
-    "OutputLoss",
-    "WORDS",
-    "chosen_for",
-    "count_rows",
-    "features_of",
-    "kept_rows",
-    "loss_between",
-    "parse",
-    "rows_of",
-    "text_loss",
-]
-
 OutputLoss = Callable[[Any, Any, Any], Tensor]
 NO_TEXT = (
     "share= below 1 asks for the text's own loss: that is of a causal language model, for batches of two tokens or "

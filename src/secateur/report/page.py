@@ -1,24 +1,26 @@
 """What happened, on one page: methods compared, accuracy against sparsity and size; or one call of a verb.
 
 Law: the page loads nothing, whatever the names in it, and appears whole or not at all.
+
+What a verb returns can be written as a page: the same that it prints, and below it charts and every row.
+
+Law: the page of a call in Python and that of the command's ``--report`` are one design, drawn by the same functions.
 """
+
+from __future__ import annotations
 
 import dataclasses
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from secateur.report.account import Account
-from secateur.report.charts import chart_of, map_of
-from secateur.report.plots import STYLE, accuracy_plots, cost_plots, histogram, history_plot
-from secateur.report.results import Results
-from secateur.report.summary import best_rows, missing_baselines, summarize
-from secateur.report.tables import columns_of, shrunken_table
-from secateur.support import write_whole
-
-__all__ = ["check_page", "write_account", "write_report"]
+from secateur.report.account import Account, Sheet, Timed
+from secateur.report.plots import STYLE, accuracy_plots, chart_of, cost_plots, histogram, history_plot, map_of
+from secateur.report.results import Results, best_rows, columns_of, missing_baselines, shrunken_table, summarize
+from secateur.support import Part, Shown, write_whole
 
 _Drawn = TypeVar("_Drawn")
 
@@ -187,3 +189,41 @@ def _write(path: str | os.PathLike[str], template: str, **values: Any) -> Path:
         digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
     return write_whole(path, text)
+
+
+class Reported(Shown):
+    """A result that is shown as lines and tables, and written as a page with more."""
+
+    @abstractmethod
+    def _parts(self) -> Iterable[Part]:
+        """Lines and tables."""
+
+    @abstractmethod
+    def _sheets(self) -> Sequence[Sheet]:
+        """All of it, tensor by tensor or layer by layer, with charts."""
+
+    def report(self, path: str | os.PathLike[str], *, title: str = "", timed: Timed | None = None) -> Path:
+        """Write one self-contained HTML page of what was done, as ``--report`` of the command does; returns its path.
+
+        Args:
+            path: a name that ends in ``.html``, in a folder that exists.
+            title: of the page; the name of the result's class if left out.
+            timed: what `before_and_after` measured, to stand on the page; without it no time does.
+
+        Raises:
+            ValueError, OSError: no page can be written there.
+            ImportError: jinja2 or matplotlib is missing: ``pip install 'secateur[report]'``.
+
+        >>> import tempfile, torch
+        >>> from secateur import sparsify
+        >>> masks = sparsify(torch.nn.Linear(8, 8), 0.5)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     masks.report(Path(folder, "masks.html")).name
+        'masks.html'
+        """
+        check_page(path)
+        seconds = getattr(self, "seconds", None)
+        got, sheets = [*self._parts()], [*self._sheets()]
+        if timed is not None:
+            got, sheets = [*got, "", timed.line()], [timed.sheet(), *sheets]
+        return write_account(Account(title or type(self).__name__, "", {}, got, sheets, seconds), path)

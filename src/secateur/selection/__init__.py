@@ -2,8 +2,8 @@
 
 from secateur.selection.overall import counts_kept_overall, keep_largest_overall
 from secateur.selection.rows import keep_largest
-from secateur.selection.scores import LazyScores, comparable, part_of, removed_lowest
-from secateur.selection.threads import in_threads
+from secateur.selection.sizes import in_threads
+from secateur.selection.sources import LazyScores, comparable, part_of, removed_lowest
 
 __all__ = [
     "LazyScores",

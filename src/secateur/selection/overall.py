@@ -13,17 +13,21 @@ import torch
 from torch import Tensor
 
 from secateur.selection import sizes
-from secateur.selection.bracket import bracket_of, sample_of, search_in_bracket
-from secateur.selection.digits import search_by_digits
-from secateur.selection.ranks import first_of_shards, mesh_of, totals
-from secateur.selection.scores import refuse_nan
-from secateur.selection.sources import Source, competitors, empty_mask, pieces_of
-from secateur.selection.thresholds import COMPLETE, Found, above_and_equal
+from secateur.selection.bracket import bracket_of, sample_of, search_by_digits, search_in_bracket
+from secateur.selection.sizes import COMPLETE, Found, above_and_equal
+from secateur.selection.sources import (
+    Source,
+    competitors,
+    empty_mask,
+    first_of_shards,
+    mesh_of,
+    pieces_of,
+    refuse_nan,
+    totals,
+)
 
 if TYPE_CHECKING:
     import numpy.typing as npt
-
-__all__ = ["counts_kept_overall", "keep_largest_overall"]
 
 
 def keep_largest_overall(

@@ -14,14 +14,11 @@ from torch import Tensor
 
 from secateur.selection import sizes
 from secateur.selection.overall import keep_largest_overall
-from secateur.selection.scores import comparable, nan_error, refuse_nan
-from secateur.selection.sources import empty_mask
-from secateur.selection.threads import in_threads
+from secateur.selection.sizes import in_threads
+from secateur.selection.sources import comparable, empty_mask, nan_error, refuse_nan
 
 if TYPE_CHECKING:
     import numpy.typing as npt
-
-__all__ = ["keep_largest"]
 
 
 def keep_largest(table: Tensor, kept: int | Tensor) -> Tensor:

@@ -1,37 +1,38 @@
 """`shrink`: channels, heads, experts, blocks and hidden units are removed from a model, and the removal is proved."""
 
-from secateur.shrinking.amounts import Amount
-from secateur.shrinking.branches import KEPT
+from secateur.shrinking.apply import carry_out
 from secateur.shrinking.configuration import Configured, has_configuration
-from secateur.shrinking.depth_directory import ShrunkDepth, shrink_depth_checkpoint
+from secateur.shrinking.costs import CostPolynomial, TiedGroups, ties_around
 from secateur.shrinking.directory import CheckpointShrinking, coupling_on_meta, shrink_checkpoint
-from secateur.shrinking.examples import example_for, example_of, shorter
-from secateur.shrinking.execution import carry_out
-from secateur.shrinking.expert_directory import ShrunkExperts, shrink_experts_checkpoint
 from secateur.shrinking.files import load_shrunken, save_shrunken
-from secateur.shrinking.grading import Grade, Grading, counts_at, gradable
-from secateur.shrinking.losses import ties_around
-from secateur.shrinking.measuring import OVERFLOWING, check_finite, for_slopes, not_finite, slopes_of
+from secateur.shrinking.grading import Grading, RepairedLevel, counts_at, gradable
+from secateur.shrinking.kinds.blocks_directory import ShrunkDepth, shrink_depth_checkpoint
+from secateur.shrinking.kinds.branches import KEPT, running
+from secateur.shrinking.kinds.experts_directory import ShrunkExperts, shrink_experts_checkpoint
+from secateur.shrinking.measure import OVERFLOWING, Memory, check_finite, for_slopes, not_finite, remembering, slopes_of
 from secateur.shrinking.module import Shrunk, shrink
-from secateur.shrinking.output_costs import running
 from secateur.shrinking.plan import Plan, plan_of, plans_of
 from secateur.shrinking.proof import verify_shrunken
-from secateur.shrinking.remembered import Memory, remembering
-from secateur.shrinking.repairing import free_in
-from secateur.shrinking.request import Request
-from secateur.shrinking.roles import tie_roles
-from secateur.shrinking.scope import check_globs, may_leave, names_of
-from secateur.shrinking.sheets import blocks_sheets, directory_sheets, experts_sheets, model_sheets
-from secateur.shrinking.subject import subject_of
-from secateur.shrinking.tables import checkpoint_parts, depth_parts, experts_parts, proof_words, shrunk_parts
-from secateur.shrinking.ties import Tied
-from secateur.shrinking.without_data import WithoutDataWarning
+from secateur.shrinking.repair import free_in
+from secateur.shrinking.request import Request, WithoutDataWarning, example_for, example_of, pruning_target, shorter
+from secateur.shrinking.result import (
+    blocks_sheets,
+    checkpoint_parts,
+    depth_parts,
+    directory_sheets,
+    experts_parts,
+    experts_sheets,
+    model_sheets,
+    proof_words,
+    shrunk_parts,
+)
+from secateur.shrinking.select import check_globs, may_leave, names_of, tie_roles
 
 __all__ = [
-    "Amount",
+    "CostPolynomial",
     "CheckpointShrinking",
     "Configured",
-    "Grade",
+    "RepairedLevel",
     "Grading",
     "KEPT",
     "Memory",
@@ -41,7 +42,7 @@ __all__ = [
     "Shrunk",
     "ShrunkDepth",
     "ShrunkExperts",
-    "Tied",
+    "TiedGroups",
     "WithoutDataWarning",
     "blocks_sheets",
     "carry_out",
@@ -78,7 +79,7 @@ __all__ = [
     "shrink_experts_checkpoint",
     "shrunk_parts",
     "slopes_of",
-    "subject_of",
+    "pruning_target",
     "tie_roles",
     "ties_around",
     "verify_shrunken",

@@ -1,4 +1,9 @@
-"""Which fields of a configuration determine which sizes of the model, learnt by building the model repeatedly.
+"""Sizes as powers of numbers, and the solution of equations between them.
+
+Law: a power is one of a few, found from two sizes; in logarithms powers are factors, and an equation is a row whose sum
+is zero.
+
+Which fields of a configuration determine which sizes of the model, learnt by building the model repeatedly.
 
 Law: a field is known by what changes when it alone does, never by its name or by its value; and a configuration that is
 said to describe a smaller model was built and compared with it: all shapes, and in float64 all outputs.
@@ -13,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -21,28 +27,67 @@ from typing import Any
 import torch
 from torch import nn
 
-from secateur.blockwise import parameters_on_meta
 from secateur.coupling import Coupling, Group, Kept, Polynomial, counted, evaluated, representative
-from secateur.shrinking.comparison import difference, probe_of
-from secateur.shrinking.execution import carry_out, number_at
-from secateur.shrinking.fields import (
+from secateur.models import parameters_on_meta
+from secateur.shrinking.apply import (
     Place,
+    carry_out,
     configurations_in,
     dotted,
     fields_in,
     integer_fields,
     is_configuration,
+    number_at,
     same_ways,
     unset_fields,
     with_fields,
 )
-from secateur.shrinking.lending import lending_of
+from secateur.shrinking.oracle import lending_of
 from secateur.shrinking.plan import plan_of
-from secateur.shrinking.powers import power_of, row_echelon
-from secateur.shrinking.proof import outputs
+from secateur.shrinking.proof import difference, outputs, probe_of
 from secateur.support import ONE_AT_A_TIME, Undo, private, tensors_of, track
 
-__all__ = ["Configured", "Described", "has_configuration", "same_constants"]
+_POWERS = (Fraction(1), Fraction(-1), Fraction(2), Fraction(-2), Fraction(1, 2), Fraction(-1, 2))
+
+
+def power_of(size: float, before: float, field: int, field_before: int) -> Fraction | None:
+    if size <= 0 or before <= 0:
+        return None
+    for power in _POWERS:
+        if math.isclose(size / before, (field / field_before) ** float(power), rel_tol=1e-9):
+            return power
+    return None
+
+
+def row_echelon(rows: Sequence[Mapping[Any, Fraction]], order: Sequence[Any]) -> dict[Any, dict[Any, Fraction]]:
+    """The reduced row echelon form, ``{pivot: row}``; earlier variables become pivots first.
+
+    >>> one = Fraction(1)
+    >>> row_echelon([{"a": one, "b": one}, {"a": one, "b": -one, "c": 2 * one}], "abc") == {
+    ...     "a": {"a": 1, "c": 1}, "b": {"b": 1, "c": -1}}
+    True
+    """
+    solved: dict[Any, dict[Any, Fraction]] = {}
+    left = [dict(row) for row in rows]
+    for variable in order:
+        having = next((row for row in left if variable in row), None)
+        if having is None:
+            continue
+        left.remove(having)
+        pivot = {each: value / having[variable] for each, value in having.items()}
+        left = [reduced for row in left if (reduced := _without(row, variable, pivot))]
+        solved = {each: _without(row, variable, pivot) for each, row in solved.items()}
+        solved[variable] = pivot
+    return solved
+
+
+def _without(row: dict[Any, Fraction], variable: Any, pivot: Mapping[Any, Fraction]) -> dict[Any, Fraction]:
+    if variable not in row:
+        return row
+    factor = row[variable]
+    found = {each: row.get(each, Fraction(0)) - factor * pivot.get(each, Fraction(0)) for each in {**row, **pivot}}
+    return {each: value for each, value in found.items() if value}
+
 
 _Key = tuple[Any, ...]  # of a size: of a dimension, of an integer that a module uses, of a real number that it holds
 

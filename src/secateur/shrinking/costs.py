@@ -1,4 +1,19 @@
-"""The cost of a model when so many units stay: parameters, multiply-adds, or time relative to the whole model's.
+"""Tied groups: they keep the same share of their units.
+
+Law: a count is the same whole number of parts of each of them, not below the least and a multiple of the step.
+
+The cost of a model as a polynomial in the number of units that each tied group keeps.
+
+Equal terms are merged, so that an evaluation is cheap.
+
+Law: it equals a count by hand, and keeping more of a tie never costs less.
+
+The default loss curve of tied groups when there is no calibration data.
+
+Law: all groups lose the same share of their units, but the width of a residual stream begins when the others have lost
+half, and groups around others, such as heads, when those are used up.
+
+The cost of a model when so many units stay: parameters, multiply-adds, or time relative to the whole model's.
 
 Law: the model is not changed; a cost follows from counts alone, and only for the time a model is cut.
 """
@@ -7,23 +22,280 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from secateur.allocation import Counts, everywhere
-from secateur.coupling import Axis, Coupling
+from secateur.coupling import Axis, Coupling, Expression, Group, Product, resolved
 from secateur.patterns import Pattern
-from secateur.shrinking.amounts import Amount
-from secateur.shrinking.execution import carry_out
+from secateur.shrinking.apply import carry_out
 from secateur.shrinking.plan import plan_of
-from secateur.shrinking.ties import Tied
 from secateur.support import alternating, ratio, run_example
 
-__all__ = ["TARGETS", "amount_of", "by_cost", "cost_of", "prices_of", "ratio_of_times"]
+ROUNDED = 16  # kernels run other counts no faster
+
+
+def by_tie(groups: Iterable[Group]) -> list[list[Group]]:
+    tied: dict[int, list[Group]] = {}
+    for group in groups:
+        tied.setdefault(group.tied, []).append(group)
+    return list(tied.values())
+
+
+class TiedGroups:
+    """Tied groups, which keep the same share of their units: groups of 36 and 3 keep 12 and 1, or 24 and 2, or all.
+
+    Args:
+        groups: all that are tied to each other.
+        round_to: counts are multiples of this; None: of ``rounded`` in groups of 64 or more.
+        minimum: fewer may not stay.
+    """
+
+    def __init__(
+        self, groups: Sequence[Group], round_to: int | None, minimum: Mapping[Axis, int], rounded: int = ROUNDED
+    ) -> None:
+        self.groups = groups
+        self.parts = math.gcd(*(group.size for group in groups))
+        self.step, self.least = 1, 1
+        for group in groups:
+            step = (rounded if group.size >= 64 else 1) if round_to is None else round_to
+            step = math.lcm(step, group.multiple)
+            self.step = math.lcm(self.step, step // math.gcd(step, group.size // self.parts))
+            self.least = max(self.least, -(-minimum.get(group.axis, 1) * self.parts // group.size))
+
+    def choices(self) -> npt.NDArray[np.int64]:
+        """Of how many parts the groups can keep, all first; what is no multiple comes only as all."""
+        least = -(-self.least // self.step) * self.step
+        fewer = np.arange((self.parts - 1) // self.step * self.step, least - 1, -self.step)
+        return np.concatenate([[self.parts], fewer])
+
+    def mean(self, counts: Mapping[Axis, int]) -> float:
+        """Of how many of the parts the groups keep."""
+        return sum(counts[group.axis] * self.parts / group.size for group in self.groups) / len(self.groups)
+
+    def counts(self, parts: int) -> dict[Axis, int]:
+        """How many units each group keeps when the tie keeps so many parts."""
+        parts = min(max(parts, self.step, self.least), self.parts)
+        return {group.axis: group.size // self.parts * parts for group in self.groups}
+
+
+Amounts = npt.NDArray[np.float64]
+Parts = npt.NDArray[np.int64] | npt.NDArray[np.float64]  # of how many parts each tie keeps
+Term = tuple[Sequence[Expression], int]  # dimensions whose sizes multiply, and how often that counts
+
+Factor = tuple[tuple[tuple[int, ...], int], ...]  # a sum of products of ties, each so many times
+_AT_ONCE = 256  # numbers of parts, for which all terms are held
+
+
+class CostPolynomial:
+    """The cost of a model: ``sum(times * product(dims))``, dimensions being given by how many parts each tie keeps.
+
+    Attributes:
+        terms: ``{factors: times}``; a factor is a sum of ``(ties, number)``: the number times what these ties keep.
+
+    >>> from secateur.coupling import Group
+    >>> rows, columns = Axis(6), Axis(4)
+    >>> tied = [TiedGroups([Group("", axis, axis.size, (), 0, ())], 1, {}) for axis in (rows, columns)]
+    >>> weight = CostPolynomial([((rows, columns), 1), ((rows,), 1)], tied)  # a matrix and a bias
+    >>> weight([6, 4]), weight([3, 4]), weight.changes([6, 4], 1, [1, 2]).tolist()
+    (30.0, 15.0, [-18.0, -12.0])
+    """
+
+    def __init__(self, terms: Iterable[Term], tied: Sequence[TiedGroups]) -> None:
+        units = {group.axis: (at, group.size // each.parts) for at, each in enumerate(tied) for group in each.groups}
+        known: dict[int, tuple[Expression, Factor]] = {}
+        merged = Counter[tuple[Factor, ...]]()
+        for dims, times in terms:
+            factors: list[Factor] = []
+            for dim in dims:
+                whole = resolved(dim)
+                if id(whole) not in known:  # and held, or another would get its id
+                    known[id(whole)] = whole, _factor(whole, units)
+                factor = known[id(whole)][1]
+                if len(factor) == 1:  # its number is the term's: terms that differ in nothing else are one
+                    ((product, number),) = factor
+                    times *= number
+                    factor = ((product, 1),) if product else ()
+                if factor:
+                    factors.append(factor)
+            merged[tuple(sorted(factors))] += times
+        self._settle(merged, len(tied))
+
+    @classmethod
+    def of(cls, terms: Mapping[tuple[Factor, ...], int], ties: int) -> CostPolynomial:
+        """The one that has these `terms`, of so many ties."""
+        found = cls.__new__(cls)
+        found._settle(terms, ties)
+        return found
+
+    def _settle(self, merged: Mapping[tuple[Factor, ...], int], ties: int) -> None:
+        self.terms = dict(merged)
+        self._ties = ties
+        self._all, self._sums = _Sum(merged, ties), dict[int, _Sum]()
+        self._having: dict[int, dict[tuple[Factor, ...], int]] = {}
+        for term, times in merged.items():
+            for at in {at for factor in term for product, _ in factor for at in product}:
+                self._having.setdefault(at, {})[term] = times
+
+    def __call__(self, parts: Parts | Sequence[float]) -> float:
+        """The cost when each tie keeps so many of its parts; fractions are allowed."""
+        return float(self._all(np.asarray(parts, dtype=np.float64)[:, None])[0])
+
+    def changes(self, parts: Parts | Sequence[float], at: int, values: Parts | Sequence[float]) -> Amounts:
+        """The change of the cost when one tie keeps other numbers of parts."""
+        here, values = np.asarray(parts, dtype=np.float64)[:, None], np.asarray(values, dtype=np.float64)
+        having = self._of(at)
+        found = np.empty(len(values))
+        for start in range(0, len(values), _AT_ONCE):
+            piece = values[start : start + _AT_ONCE]
+            there = np.repeat(here, len(piece), axis=1)
+            there[at] = piece
+            found[start : start + _AT_ONCE] = having(there)
+        return found - having(here)
+
+    def _of(self, at: int) -> _Sum:
+        """The terms that one tie is in."""
+        if at not in self._sums:
+            self._sums[at] = _Sum(self._having.get(at, {}), self._ties)
+        return self._sums[at]
+
+
+class _Sum:
+    """Terms as tables of indices: for many numbers of parts at a time."""
+
+    def __init__(self, terms: Mapping[tuple[Factor, ...], int], ties: int) -> None:
+        places = {factor: at for at, factor in enumerate(dict.fromkeys(each for term in terms for each in term))}
+        products = [product for factor in places for product in factor]
+        self._starts = np.cumsum([0, *map(len, places)])[:-1].astype(np.int64)
+        self._numbers = np.array([number for _, number in products], dtype=np.float64)
+        self._products = _padded([product for product, _ in products], ties)
+        self._factors = _padded([[places[each] for each in term] for term in terms], len(places))
+        self._times = np.array(list(terms.values()), dtype=np.float64)
+
+    def __call__(self, parts: Amounts) -> Amounts:
+        """Of ``(ties, n)`` parts the n sums."""
+        one = np.ones((1, parts.shape[1]))
+        factors = one
+        if len(self._starts):
+            products = _multiplied(np.concatenate([parts, one]), self._products) * self._numbers[:, None]
+            factors = np.concatenate([np.add.reduceat(products, self._starts), one])
+        found: Amounts = self._times @ _multiplied(factors, self._factors)
+        return found
+
+
+def _multiplied(values: Amounts, rows: npt.NDArray[np.int64]) -> Amounts:
+    found = np.ones((len(rows), values.shape[1]))
+    for column in rows.T:
+        found *= values[column]
+    return found
+
+
+def _padded(rows: Sequence[Sequence[int]], padding: int) -> npt.NDArray[np.int64]:
+    """Rows of one length; at the end of the shorter the index of a one."""
+    found = np.full((len(rows), max(map(len, rows), default=0)), padding, dtype=np.int64)
+    for at, row in enumerate(rows):
+        found[at, : len(row)] = row
+    return found
+
+
+def _factor(expression: Expression, units: Mapping[Axis, tuple[int, int]]) -> Factor:
+    """The size of a dimension; of a sum of a hundred segments it stays one factor, or two would make ten thousand."""
+    whole = resolved(expression)
+    if isinstance(whole, Axis):
+        at, number = units.get(whole, (None, whole.size))
+        return (((() if at is None else (at,)), number),)
+    found = Counter[tuple[int, ...]]()
+    if isinstance(whole, Product):
+        found[()] = 1
+        for factor in whole.factors:
+            before, found = found, Counter()
+            for other, times in _factor(factor, units):
+                for one, number in before.items():
+                    found[tuple(sorted((*one, *other)))] += number * times
+    else:
+        for segment in whole.segments:
+            for one, number in _factor(segment, units):
+                found[one] += number
+    return tuple(sorted(found.items()))
+
+
+Loss = Callable[[TiedGroups, int], float]  # when so many of the parts stay that it can keep: 0 of all, of fewer no less
+
+# by how much of their share others are ahead; of 0, 0.5 and 2 for streams 0.5 was right most often over two networks
+# (`benchmarks/shrinking/RESULTS.md`)
+AROUND, STREAM = 1.0, 0.5
+
+
+def even(amount: CostPolynomial, tied: Sequence[TiedGroups], behind: Mapping[int, float] | None = None) -> Loss:
+    """``∫ (behind + share that left) d(what that saves)``: what a group saves by its next unit costs its share.
+
+    So the groups that are behind by 0 lose equal shares, whatever a unit of them costs, and one that is behind by b
+    loses what the others do less b.
+    """
+    curves: dict[TiedGroups, dict[int, float]] = {}
+    whole = [each.parts for each in tied]
+    for at, each in enumerate(tied):
+        choices = each.choices()
+        saved = -amount.changes(whole, at, choices)
+        left = (behind or {}).get(each.groups[0].tied, 0.0) + 1 - choices / each.parts
+        losses = np.concatenate([[0.0], np.cumsum((left[1:] + left[:-1]) / 2 * np.diff(saved))])
+        curves[each] = dict(zip(choices.tolist(), losses.tolist(), strict=True))
+    return lambda each, parts: curves[each][parts]
+
+
+def late(coupling: Coupling, groups: Sequence[Group]) -> dict[int, float]:
+    """The ties that lose units later than others: ``{number of the tie: by which share}``."""
+    return dict.fromkeys(_streams(coupling, groups), STREAM) | dict.fromkeys(ties_around(coupling, groups), AROUND)
+
+
+def ties_around(coupling: Coupling, groups: Sequence[Group]) -> set[int]:
+    """Groups that contain other groups wherever they are rows, such as heads around the widths of heads.
+
+    Both at one share would take its square; and of a small vision transformer at equal multiply-adds, what is left
+    with all heads was right more often (`benchmarks/shrinking/RESULTS.md`).
+    """
+    alone: set[Axis] = set()
+    around: set[Axis] = set()
+
+    def look(expression: Expression, *, within: bool) -> None:
+        dim = resolved(expression)
+        if isinstance(dim, Axis):
+            (around if within else alone).add(dim)
+        elif isinstance(dim, Product):
+            for at, factor in enumerate(dim.factors):
+                look(factor, within=within or at + 1 < len(dim.factors))
+        else:
+            for segment in dim.segments:
+                look(segment, within=within)
+
+    for group in groups:
+        for name, at in group.members:
+            if at == 0 and len(coupling.dims(name)) > 1:
+                look(coupling.dims(name)[at], within=False)
+    return {group.tied for group in groups if group.axis in around} - {
+        group.tied for group in groups if group.axis in alone
+    }
+
+
+def _streams(coupling: Coupling, groups: Sequence[Group]) -> set[int]:
+    """Which groups are the width of a residual stream: a branch reads and writes it, and matrices of others have it."""
+    insides = [{*branch.parameters} for branch in coupling.branches]
+    found = set()
+    for group in groups:
+        matrices = [(name, at) for name, at in group.members if len(coupling.dims(name)) > 1]
+        for inside in insides:
+            sides = {at for name, at in matrices if name in inside}
+            if len(sides) > 1 and any(name not in inside for name, _ in matrices):
+                found.add(group.tied)
+    return found
+
 
 TARGETS = ("params", "macs", "latency", "units")
 
@@ -44,7 +316,7 @@ def by_cost(scores: Mapping[str, Tensor], sparsity: float, pattern: Pattern) -> 
     return everywhere(scores, sparsity, pattern)
 
 
-def prices_of(amount: Amount, tied: Sequence[Tied]) -> dict[Axis, float]:
+def prices_of(amount: CostPolynomial, tied: Sequence[TiedGroups]) -> dict[Axis, float]:
     """The cost of one unit of each group while all others are there; the mean over tied groups, which leave
     together.
     """
@@ -58,16 +330,16 @@ def prices_of(amount: Amount, tied: Sequence[Tied]) -> dict[Axis, float]:
     return found
 
 
-def amount_of(model: nn.Module, coupling: Coupling, target: str, tied: Sequence[Tied]) -> Amount:
+def amount_of(model: nn.Module, coupling: Coupling, target: str, tied: Sequence[TiedGroups]) -> CostPolynomial:
     """The value of the target when ties keep so many of their parts.
 
     Of "latency", which has to be measured, what stands for it: multiply-adds, or parameters where there are none.
     """
     if target == "units":
-        return Amount([([group.axis], 1) for each in tied for group in each.groups], tied)
+        return CostPolynomial([([group.axis], 1) for each in tied for group in each.groups], tied)
     if target == "params" or (target == "latency" and not coupling.contractions()):
-        return Amount([(coupling.dims(name), 1) for name, _ in model.named_parameters()], tied)
-    return Amount(coupling.contractions(), tied)
+        return CostPolynomial([(coupling.dims(name), 1) for name, _ in model.named_parameters()], tied)
+    return CostPolynomial(coupling.contractions(), tied)
 
 
 def cost_of(

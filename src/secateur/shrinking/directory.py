@@ -2,6 +2,11 @@
 
 Law: the output is what `shrink` makes of the loaded model, tensor for tensor, but no more than one tensor is ever in
 memory, or with data one block; it appears under its name complete or not at all.
+
+Origins: from which tensor of the source each tensor of a directory was copied, and which rows; written and read.
+
+Law: tensors have the source's bytes; the record names every tensor that has another name or fewer entries, and those of
+the source that left.
 """
 
 from __future__ import annotations
@@ -9,26 +14,20 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from secateur.allocation import Allocation
-from secateur.blockwise import (
-    DirectoryWalk,
-    barrier,
-    digest,
-    find_blocks,
-    held_batches,
-    rank_and_world,
-    unfinished_copy,
-)
 from secateur.checkpoints import (
+    HINT,
     RECORD,
     Checkpoint,
     CheckpointError,
@@ -41,45 +40,43 @@ from secateur.checkpoints import (
     meta_model_of,
     nbytes_of_cut,
     new_directory,
+    new_file,
     open_checkpoint,
     other_weights,
     pieces_of_cut,
     places,
     previous_record,
+    read_json,
     record_text,
     rows_of,
     shape_of_cut,
     sliced_files,
     slicing,
+    unfinished_copy,
     write_bytes,
+    write_header,
 )
 from secateur.coupling import Coupling, find_coupling
 from secateur.criteria import magnitude
+from secateur.models import DirectoryWalk, barrier, digest, find_blocks, held_batches, rank_and_world
 from secateur.report import Reported, Sheet
+from secateur.shrinking.apply import Place, with_fields
+from secateur.shrinking.calibrated import Streamed, chosen_in_directory
 from secateur.shrinking.configuration import Configured, Described, has_configuration
-from secateur.shrinking.counts import Choice, choose
-from secateur.shrinking.examples import example_for
-from secateur.shrinking.fields import Place, with_fields
 from secateur.shrinking.files import text_of
 from secateur.shrinking.plan import Factors, Plan, factors_of, multiplied
-from secateur.shrinking.request import Request, request
-from secateur.shrinking.roles import role_of
-from secateur.shrinking.scope import check_globs, groups_in_scope, names_of
-from secateur.shrinking.scores import rows_at_once
-from secateur.shrinking.streamed import Streamed, chosen_in_directory
-from secateur.shrinking.subject import Subject, subject_of
-from secateur.shrinking.tables import checkpoint_parts, proof_words
-from secateur.support import Forward, LazyTensors, Part, described, printable, tensors_of, track
-
-__all__ = [
-    "CheckpointShrinking",
-    "PROVED",
-    "config_text",
-    "coupling_on_meta",
-    "shrink_checkpoint",
-    "tensor_names",
-    "write_cut",
-]
+from secateur.shrinking.request import PruningTarget, Request, example_for, pruning_target, request
+from secateur.shrinking.result import checkpoint_parts, proof_words
+from secateur.shrinking.select import (
+    Choice,
+    check_globs,
+    choose,
+    groups_in_scope,
+    layer_signature,
+    names_of,
+    rows_at_once,
+)
+from secateur.support import Fields, Forward, LazyTensors, Part, described, printable, tensors_of, track
 
 PROVED = 1 << 24  # parameters of the model that the proof is made on: its copies in float64 stay below a gigabyte
 
@@ -127,7 +124,7 @@ class CheckpointShrinking(Reported):
     normalizations: tuple[str, ...] = ()
 
     def _sheets(self) -> list[Sheet]:
-        from secateur.shrinking.sheets import directory_sheets
+        from secateur.shrinking.result import directory_sheets
 
         return directory_sheets(self)
 
@@ -301,7 +298,7 @@ class _Dense:
 
     checkpoint: Checkpoint
     files: Mapping[str, str]  # name in the files: name in the model
-    subject: Subject
+    subject: PruningTarget
     configured: Configured
     proof: str
 
@@ -316,7 +313,7 @@ def _dense(checkpoint: Checkpoint, model: nn.Module, example_inputs: Any, *, ver
     coupling = coupling_on_meta(model, example_inputs)
     configured = Configured(model, coupling)
     real, proof = _proof(model, coupling, configured, example_inputs, verify=verify)
-    subject = Subject(model, coupling, [example_inputs], parameters, parameters.blocks, configured, real)
+    subject = PruningTarget(model, coupling, [example_inputs], parameters, parameters.blocks, configured, real)
     return _Dense(checkpoint, files, subject, configured, proof)
 
 
@@ -475,11 +472,11 @@ def _proof(
 def _prove_on(small: nn.Module, coupling: Coupling, example_inputs: Any) -> None:
     """Shrink a smaller model of the same structure; freeze the roles that are not right in it, or are not in it."""
     its = find_coupling(small, example_inputs)
-    subject = subject_of(small, its, [example_inputs], configured=Configured(small, its), proved_on=small)
+    subject = pruning_target(small, its, [example_inputs], configured=Configured(small, its), proved_on=small)
     refused = choose(subject, Request(sparsity=0.5, round_to=1, target="units")).refused
-    there = {role_of(its, group) for group in its.groups}
+    there = {layer_signature(its, group) for group in its.groups}
     for group in list(coupling.groups):
-        role = role_of(coupling, group)
+        role = layer_signature(coupling, group)
         if role not in there and group in coupling.groups:
             coupling.freeze([group], refused.get(role, "it is not free in the smaller model that the proof is made on"))
 
@@ -570,3 +567,105 @@ def _record(
         "allocate": None if asked.allocate is None else described(asked.allocate),
     }
     return record_text("shrink", {**found, **more}, arguments=arguments, previous=previous)
+
+
+Origin = tuple[str, Cuts]
+"""A tensor of the source, and which indices stay of its dimensions that become smaller."""
+
+
+def write_origins(
+    checkpoint: Checkpoint, target: Path, written: Mapping[str, Origin], *, nbytes: int, parameters: int
+) -> dict[str, str]:
+    """Writes ``{name: what it is}`` into the files that the source's tensors are in, and the index, if there is one;
+    the SHA-256 of the bytes of each."""
+    places: dict[str, str] = {}
+    digests: dict[str, str] = {}
+    for place, names in track(files_of(checkpoint, written), "slicing"):
+        digests |= write_file(checkpoint, target, place, names, written)
+        places.update(dict.fromkeys(names, place.as_posix()))
+    write_index(checkpoint, target, places, nbytes=nbytes, parameters=parameters)
+    return digests
+
+
+def files_of(checkpoint: Checkpoint, written: Mapping[str, Origin]) -> list[tuple[Path, list[str]]]:
+    """The files of which something is left, within the directory, and the tensors that each will hold."""
+    by_source: dict[str, list[str]] = {}
+    for name, (old, _) in written.items():
+        by_source.setdefault(old, []).append(name)
+    found = []
+    for file in checkpoint.files:
+        here = [entry.name for entry in checkpoint.entries.values() if entry.path == file]
+        names = [name for old in here for name in by_source.get(old, ())]
+        if names:
+            found.append((file.relative_to(checkpoint.root), names))
+    return found
+
+
+def write_file(
+    checkpoint: Checkpoint, target: Path, place: Path, names: Sequence[str], written: Mapping[str, Origin]
+) -> dict[str, str]:
+    """Writes one file, which is on the disk then; the SHA-256 of the bytes of each tensor."""
+    tensors = {}
+    for name in names:
+        entry = checkpoint.entries[written[name][0]]
+        shape = shape_of_cut(entry, written[name][1])
+        tensors[name] = (entry.dtype, shape, nbytes_of_cut(entry, shape))
+    digests = {}
+    (target / place).parent.mkdir(parents=True, exist_ok=True)
+    with new_file(target / place, sum(nbytes for _, _, nbytes in tensors.values())) as opened:
+        write_header(opened, tensors, checkpoint.metadata[checkpoint.root / place])
+        for name in names:
+            old, cuts = written[name]
+            hashed = Hashed(opened)
+            write_cut(cast(BinaryIO, hashed), checkpoint, checkpoint.entries[old], cuts, [])
+            digests[name] = hashed.hexdigest()
+        opened.flush()
+        os.fsync(opened.fileno())
+    return digests
+
+
+def write_index(
+    checkpoint: Checkpoint, target: Path, places: Mapping[str, str], *, nbytes: int, parameters: int
+) -> None:
+    """The index, where the source has one: ``{name: file}``."""
+    if checkpoint.index is None:
+        return
+    index = read_json(checkpoint.index)
+    metadata = index.get("metadata")
+    totals = {"total_size": nbytes, "total_parameters": parameters}
+    if isinstance(metadata, dict):
+        metadata.update({key: value for key, value in totals.items() if key in metadata})
+    index["weight_map"] = dict(sorted(places.items()))
+    path = target / checkpoint.index.relative_to(checkpoint.root)
+    path.write_text(json.dumps(index, indent=2, ensure_ascii=False) + "\n", "utf-8")
+
+
+def origins_text(checkpoint: Checkpoint, written: Mapping[str, Origin], kind: str) -> str:
+    """As JSON, a file of this kind."""
+    changed = {
+        name: {"from": old, "kept": {str(at): each.tolist() for at, each in cuts.items()}}
+        for name, (old, cuts) in written.items()
+        if name != old or cuts
+    }
+    gone = sorted({*checkpoint} - {old for old, _ in written.values()})
+    return json.dumps({"format": kind, "version": 1, "tensors": changed, "gone": gone})
+
+
+def origins_in(path: Path, kind: str, what: str) -> tuple[Mapping[str, Origin], set[str]]:
+    """The origin of each tensor that was renamed or sliced, and the source's tensors that left."""
+    try:
+        read = Fields.read(path, error=CheckpointError, hint=HINT)
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: is missing; it says {what}.") from None
+    if read.take("format", str) != kind or read.take("version", int) != 1:
+        raise read.wrong("format", f"is not {kind!r}, version 1")
+    found: dict[str, Origin] = {}
+    for name, its in read.inners_named("tensors"):
+        kept = its.inner("kept")
+        cuts = {}
+        for at in kept.values:
+            if at not in map(str, range(8)):
+                raise kept.wrong(at, "is no dimension")
+            cuts[int(at)] = np.array(kept.each(at, int, least=0, most=2**62), dtype=np.int64)
+        found[name] = (its.take("from", str), cuts)
+    return found, set(read.each("gone", str))

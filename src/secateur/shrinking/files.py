@@ -15,11 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from secateur.shrinking.execution import carry_out
+from secateur.shrinking.apply import carry_out
 from secateur.shrinking.plan import Plan, plan_in, plans_of
 from secateur.support import Fields, Undo, private, tensors_of, write_whole
-
-__all__ = ["load_shrunken", "read_plans", "save_shrunken", "text_of"]
 
 _FORMAT = "secateur shrink plan"
 _VERSIONS = (1, 2)  # plans that need no more are written as 1, which earlier versions of secateur read

@@ -2,44 +2,62 @@
 
 Law: nothing changes; of each group the units leave in one order, so that what left at a smaller share left at a larger
 one, and each count has the result of `shrink` with data where this group alone leaves.
+
+Ablation: the loss of the model's outputs when one group loses units and the rest is repaired, a group at a time.
+
+Law: the model is left as it was; where so many units were tried, a loss is what was measured there. Between them the
+curve that data gave keeps its form.
+
+Where no slopes say what an error within a model is worth to its outputs, shares of variances of different groups do not
+compare: of a small vision transformer an equal share costs forty times as much in one group as in another.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from secateur.blockwise import Met, Piece, Pruned, Solved, full_name
 from secateur.coupling import Axis, Coupling, Group
-from secateur.shrinking.consumers import Columns, columns_of, rows_of
-from secateur.shrinking.measuring import (
+from secateur.models import InputStats, Pruned, Solved, WeightView, full_name, walk_model
+from secateur.selection import keep_largest
+from secateur.shrinking.apply import carry_out, zero
+from secateur.shrinking.costs import TiedGroups, by_tie
+from secateur.shrinking.kinds.branches import OutputCosts
+from secateur.shrinking.measure import (
     WORDS,
+    Columns,
+    Curve,
+    Measured,
+    Measuring,
     chunk_of,
+    columns_of,
     counts_of,
     elimination_of,
+    for_slopes,
     output_squares,
+    rows_of,
     slopes_of,
     whole_squares,
 )
-from secateur.shrinking.repairing import DAMPING, repaired
-from secateur.shrinking.request import Request
-from secateur.shrinking.scope import groups_in_scope
-from secateur.shrinking.subject import Subject
-from secateur.shrinking.ties import Tied, by_tie
+from secateur.shrinking.plan import plan_of
+from secateur.shrinking.repair import DAMPING, Repairing, repaired, rescale
+from secateur.shrinking.request import PruningTarget, Request
+from secateur.shrinking.select import groups_in_scope
 from secateur.solvers import Elimination, eliminated
-
-__all__ = ["Grade", "Grading", "counts_at", "gradable"]
+from secateur.support import Forward, Undo, track
 
 SCATTERED = "its units are in several blocks, such as the width of a residual stream"
 
 
 @dataclass(frozen=True)
-class Grade:
+class RepairedLevel:
     """A group with so many units left: which units stay, the repaired weights and the loss.
 
     Attributes:
@@ -57,12 +75,12 @@ class Grade:
     loss: float | None
 
 
-def counts_at(tied: Tied, shares: Sequence[float]) -> list[tuple[float, int]]:
+def counts_at(tied: TiedGroups, shares: Sequence[float]) -> list[tuple[float, int]]:
     """``[(share, parts that stay)]``: the nearest possible count to each share that leaves. A share that would remove
     nothing, or no more than a smaller one, is left out.
 
     >>> axis = Axis(8)
-    >>> counts_at(Tied([Group("", axis, 8, (), 0, ())], None, {}), [0.01, 0.25, 0.5, 0.99])
+    >>> counts_at(TiedGroups([Group("", axis, 8, (), 0, ())], None, {}), [0.01, 0.25, 0.5, 0.99])
     [(0.25, 6), (0.5, 4), (0.99, 1)]
     """
     choices = tied.choices()
@@ -75,8 +93,8 @@ def counts_at(tied: Tied, shares: Sequence[float]) -> list[tuple[float, int]]:
 
 
 def gradable(
-    subject: Subject, asked: Request, parts: Mapping[str, nn.Module], shares: Sequence[float]
-) -> tuple[list[Tied], dict[str, str]]:
+    subject: PruningTarget, asked: Request, parts: Mapping[str, nn.Module], shares: Sequence[float]
+) -> tuple[list[TiedGroups], dict[str, str]]:
     """The tied groups that may lose units, proved at the largest share; and ``{group: why}`` of those that stay whole.
 
     Groups that fail a check are frozen in the coupling.
@@ -89,7 +107,7 @@ def gradable(
             groups = groups_in_scope(coupling, asked)
         except ValueError:  # there is none any more
             return [], stays
-        tied: list[Tied] = []
+        tied: list[TiedGroups] = []
         for its in by_tie(groups):
             those = [set[str | None]().union(*(homes[name] for name, _ in group.members)) for group in its]
             noted = next((group.notes[0] for group in its if group.notes), None)
@@ -98,7 +116,7 @@ def gradable(
             elif noted is not None:
                 stays |= {group.name: f"a statistic counts its units: {noted}" for group in its}
             else:
-                tied.append(Tied(its, asked.round_to, minimum))
+                tied.append(TiedGroups(its, asked.round_to, minimum))
         found = {each: counts_at(each, shares) for each in tied}
         for few in [each for each in tied if not found[each]]:
             stays |= {group.name: "it has too few units for any of the shares" for group in few.groups}
@@ -144,9 +162,9 @@ class _Consumer:
 
     name: str
     parameter: Tensor
-    piece: Piece
+    piece: WeightView
     bias: tuple[str, Tensor] | None  # its name in the model, and what is added to this product's outputs
-    met: Met
+    met: InputStats
     layer: Elimination
     units: Columns
     slopes: Tensor | None
@@ -156,7 +174,7 @@ class _Consumer:
 
 @dataclass(eq=False)
 class Grading:
-    """The `Job` that grades groups in a walk over the dense model; see `secateur.blockwise`.
+    """The `Job` that grades groups in a walk over the dense model; see `secateur.models`.
 
     Attributes:
         groups: those that are graded.
@@ -171,9 +189,9 @@ class Grading:
     coupling: Coupling
     groups: Sequence[Group]
     counts: Mapping[Axis, Sequence[int]]
-    slopes: Mapping[Piece, Tensor]
+    slopes: Mapping[WeightView, Tensor]
     free: Collection[str]
-    on_group: Callable[[Group, Sequence[Grade]], None]
+    on_group: Callable[[Group, Sequence[RepairedLevel]], None]
     damping: float = DAMPING
     in_stages: bool = False
     beside_dense: bool = False
@@ -187,7 +205,7 @@ class Grading:
         return {name for group in self.groups for name, _ in group.members if len(self.coupling.dims(name)) > 1}
 
     def solve_stage(
-        self, block: str, module: nn.Module, stage: Mapping[str, Tensor], found: Mapping[Piece, Met]
+        self, block: str, module: nn.Module, stage: Mapping[str, Tensor], found: Mapping[WeightView, InputStats]
     ) -> tuple[Mapping[str, Solved], Pruned]:
         inside = {full_name(block, name) for name in _tensors(module)}
         groups = [group for group in self.groups if all(name in inside for name, _ in group.members)]
@@ -226,13 +244,13 @@ class Grading:
                 self.ungraded[group.name] = "no token met a product of its units"
         return {}, Pruned(block)
 
-    def _grades(self, group: Group, consumers: Sequence[_Consumer]) -> list[Grade]:
+    def _grades(self, group: Group, consumers: Sequence[_Consumer]) -> list[RepairedLevel]:
         """A copy says in which order units leave; then they leave again, and at each count what stays is repaired."""
         counts = self.counts[group.axis]
         order, _ = eliminated([(each.layer.copy(), each.units) for each in consumers], counts[-1], chunk_of(group.size))
         layers = [each.layer.copy() for each in consumers]
         kept = np.ones(group.size, dtype=bool)
-        found: list[Grade] = []
+        found: list[RepairedLevel] = []
         for count in counts:
             leaving = [unit for unit in order[: group.size - count] if kept[unit]]
             kept[leaving] = False
@@ -243,12 +261,12 @@ class Grading:
                 more = _repair(each, layer, kept, values)
                 lost, whole, loss = lost + more[0], whole + each.whole, loss + more[1]
             known = all(each.slopes is not None for each in consumers)
-            found.append(Grade(kept.copy(), values, lost, whole, loss if known else None))
+            found.append(RepairedLevel(kept.copy(), values, lost, whole, loss if known else None))
         return found
 
     def _by_producers(
         self, group: Group, producers: Sequence[tuple[Columns, Tensor, Tensor | None, int]]
-    ) -> list[Grade]:
+    ) -> list[RepairedLevel]:
         """Grades units that no matrix multiplies, such as the width of queries and keys. There is no repair; the units
         whose outputs have the least loss leave first, or without slopes those whose product is least."""
         units, losses, product, whole = np.zeros(group.size), np.zeros(group.size), np.ones(group.size), 0.0
@@ -267,7 +285,7 @@ class Grading:
             kept = np.ones(group.size, dtype=bool)
             kept[gone] = False
             loss = float(losses[gone].sum()) if known else None
-            found.append(Grade(kept, {}, float(units[gone].sum()), whole, loss))
+            found.append(RepairedLevel(kept, {}, float(units[gone].sum()), whole, loss))
         return found
 
 
@@ -289,3 +307,177 @@ def _repair(
         met.bias.of(values.setdefault(each.bias[0], each.bias[1].detach().clone())).copy_(moved)
     counts = None if each.slopes is None else counts_of(matrix, met, each.slopes).to(lost)
     return float(lost.sum()), 0.0 if counts is None else float((lost * counts).sum())
+
+
+SHARES = (0.25, 0.5, 0.75)  # of a group's units that leave
+_ROWS = 256  # of outputs that are compared
+_LEAST = 1e-9  # a divergence of outputs: less is rounding
+
+
+@dataclass(eq=False)
+class GroupAblation:
+    """The `Job` that measures units and keeps the repaired consumers of each group without some of its units;
+    `tried` then runs the model with these.
+
+    Args:
+        measuring: the job that measures.
+        free: the matrices and biases that may move: `free_in`.
+        round_to: counts are multiples of it, as in `TiedGroups`.
+    """
+
+    measuring: Measuring
+    free: Collection[str]
+    round_to: int | None = None
+    in_stages: bool = False
+    beside_dense: bool = False
+    around: bool = True
+    changes: bool = False
+    ties: dict[TiedGroups, list[int]] = field(default_factory=dict)  # and of how many parts each is tried
+    _grades: dict[Axis, Sequence[RepairedLevel]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for its in by_tie(self.measuring.groups):
+            if not any(name in self.measuring.shared for group in its for name, _ in group.members):
+                tied = TiedGroups(its, self.round_to, {})
+                self.ties[tied] = [parts for _, parts in counts_at(tied, SHARES)]
+        counts = {
+            axis: [each.counts(parts)[axis] for parts in tried]
+            for each, tried in self.ties.items()
+            if tried
+            for axis in each.counts(each.parts)
+        }
+        groups = [group for group in self.measuring.groups if group.axis in counts]
+        self._grading = Grading(self.coupling, groups, counts, {}, self.free, self._keep)
+
+    def _keep(self, group: Group, grades: Sequence[RepairedLevel]) -> None:
+        self._grades[group.axis] = grades
+
+    @property
+    def coupling(self) -> Coupling:
+        return self.measuring.coupling
+
+    @property
+    def targets(self) -> Collection[str]:
+        return self.measuring.targets
+
+    @property
+    def words(self) -> Collection[str]:
+        return {*self.measuring.words, *self._grading.words}
+
+    def solve_stage(
+        self, block: str, module: nn.Module, stage: Mapping[str, Tensor], found: Mapping[WeightView, InputStats]
+    ) -> tuple[Mapping[str, Solved], Pruned]:
+        self._grading.solve_stage(block, module, stage, found)
+        return self.measuring.solve_stage(block, module, stage, found)
+
+    def tried(
+        self, model: nn.Module, measured: Measured, batches: Sequence[Any], forward: Forward | None = None
+    ) -> Measured:
+        """The measurements, with curves that are divergences of the model's outputs: a run of a few batches for each
+        count. Units that several blocks hold, as of a residual stream, leave in a walk over these batches.
+
+        A tie that can't be tried counts as the median of the others; where no outputs move, all is as it was.
+        """
+        costs = OutputCosts(model, batches, forward, enough=_ROWS, at_most=_ROWS)
+        few = for_slopes(batches)
+        ratios: dict[TiedGroups, list[tuple[int, float]]] = {}
+        moved = False
+        for each, counts in track(list(self.ties.items()), "trying groups"):
+            axes = [group.axis for group in each.groups if group.axis in measured.curves]
+            for at, parts in enumerate(counts):
+                said = sum(measured.curves[axis](each.counts(parts)[axis]) for axis in axes)
+                if said <= 0:
+                    continue
+                if all(axis in self._grades for axis in axes):
+                    found = self._in_place(model, costs, axes, at)
+                else:
+                    found = self._walked(model, costs, each, parts, measured, few, forward)
+                moved = moved or _LEAST < found < math.inf
+                if math.isfinite(found):
+                    ratios.setdefault(each, []).append((parts, max(found, _LEAST) / said))
+        every = [math.log(ratio) for its in ratios.values() for _, ratio in its]
+        if not moved:
+            return measured
+        middle = float(np.median(every))
+        curves: dict[Axis, Curve] = {}
+        for its in by_tie(self.measuring.groups):
+            known = next((found for each, found in ratios.items() if each.groups[0].tied == its[0].tied), None)
+            for group in its:
+                if group.axis in measured.curves:
+                    shares = [(0.0, middle)] if known is None else _shares(known, its)
+                    curves[group.axis] = _scaled(measured.curves[group.axis], group.size, shares)
+        return replace(measured, curves={**measured.curves, **curves}, tried=True)
+
+    def _in_place(self, model: nn.Module, costs: OutputCosts, axes: Sequence[Axis], at: int) -> float:
+        """With the values that the grades of these groups hold."""
+        grades = {axis: self._grades[axis][at] for axis in axes}
+        own = dict(model.named_parameters())
+        with Undo() as undo, torch.no_grad():
+            changes: dict[str, Tensor] = {}
+            for grade in grades.values():
+                for name, values in grade.values.items():
+                    dense = own[name].detach()
+                    changes[name] = values if name not in changes else changes[name] + (values - dense)
+            undo.values(*(own[name] for name in changes))
+            for name, values in changes.items():
+                own[name].copy_(values)
+            for group in self.measuring.groups:
+                if group.axis in grades and not grades[group.axis].values:  # nothing multiplies it: it is just not made
+                    undo.values(*(own[name] for name, _ in group.members if name in own))
+                    self._silence(group, own, grades[group.axis])
+            found = costs.unexplained()
+            undo.roll_back()
+        return found
+
+    def _silence(self, group: Group, own: Mapping[str, Tensor], grade: RepairedLevel) -> None:
+        for name, at in group.members:
+            if name in own:
+                index = self.coupling.indices(group, name, at)
+                gone = (index >= 0) & ~grade.kept[np.maximum(index, 0)]
+                zero(own[name], at, torch.from_numpy(gone))
+
+    def _walked(
+        self,
+        model: nn.Module,
+        costs: OutputCosts,
+        tied: TiedGroups,
+        parts: int,
+        measured: Measured,
+        batches: Sequence[Any],
+        forward: Forward | None,
+    ) -> float:
+        """With so many parts of units that lie in several blocks, which a walk repairs one after the other; infinite
+        where the model does not run so."""
+        counts = tied.counts(parts)
+        groups = [group for group in tied.groups if group.axis in measured.scores]
+        kept = {
+            group.axis: keep_largest(measured.scores[group.axis].reshape(1, -1), counts[group.axis])[0].numpy()
+            for group in groups
+        }
+        job = Repairing(self.coupling, groups, kept, measured, self.free)
+        with Undo() as undo:
+            undo.values(*model.parameters())
+            try:
+                walk_model(model, batches, job, forward=forward)
+                plan = plan_of(model, self.coupling, job.kept)
+                rescale(model, plan, batches, forward=forward)
+                undo.call(carry_out(model, plan, None))
+                found = costs.unexplained()
+            except (ValueError, RuntimeError, TypeError, IndexError):  # the proof says why, if they are to leave
+                found = math.inf
+            undo.roll_back()
+        return found
+
+
+def _shares(known: Sequence[tuple[int, float]], its: Sequence[Group]) -> list[tuple[float, float]]:
+    """``(share that stays, logarithm of the ratio)``, ascending."""
+    whole = math.gcd(*(group.size for group in its))
+    return sorted((parts / whole, math.log(ratio)) for parts, ratio in known)
+
+
+def _scaled(curve: Curve, size: int, ratios: Sequence[tuple[float, float]]) -> Curve:
+    """The curve times the measured ratio at each share, interpolated in the logarithm; fewer units never lose less."""
+    at, logs = zip(*ratios, strict=True)
+    counts = np.union1d(curve.counts, np.round(np.array(at) * size).astype(np.int64))
+    losses = np.interp(counts, curve.counts, curve.losses) * np.exp(np.interp(counts / size, at, logs))
+    return Curve(counts, np.maximum.accumulate(losses[::-1])[::-1])

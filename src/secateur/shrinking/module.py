@@ -18,33 +18,25 @@ import torch
 from torch import Tensor, nn
 
 from secateur.allocation import Allocation
-from secateur.blockwise import naming_batches
 from secateur.coupling import Axis, Branch, Coupling, find_coupling
 from secateur.criteria import magnitude
+from secateur.models import with_batch_in_errors
 from secateur.pipeline import reestimate_batchnorm
 from secateur.report import Reported, Sheet
-from secateur.shrinking.branches import choose_branches, influences, named_branches
+from secateur.shrinking.apply import carry_out
 from secateur.shrinking.calibrated import chosen_by_data
 from secateur.shrinking.configuration import Configured, has_configuration
 from secateur.shrinking.costs import cost_of, ratio_of_times
-from secateur.shrinking.counts import Choice, choose
-from secateur.shrinking.examples import example_of, shorter
-from secateur.shrinking.execution import carry_out
-from secateur.shrinking.expert_repair import MendedMixtures, mend_mixtures
-from secateur.shrinking.experts import choose_experts, mixtures_in_scope
-from secateur.shrinking.output_costs import OutputCosts
-from secateur.shrinking.patching import patch
+from secateur.shrinking.kinds.branches import OutputCosts, choose_branches, influences, named_branches
+from secateur.shrinking.kinds.expert_repair import MendedMixtures, mend_mixtures
+from secateur.shrinking.kinds.experts import choose_experts, mixtures_in_scope
+from secateur.shrinking.kinds.patching import patch
+from secateur.shrinking.kinds.routing import routed_in_memory
 from secateur.shrinking.plan import Plan, plan_without
-from secateur.shrinking.request import Request, request
-from secateur.shrinking.roles import tie_roles
-from secateur.shrinking.routing import routed_in_memory
-from secateur.shrinking.scope import check_globs, names_of
-from secateur.shrinking.subject import subject_of
-from secateur.shrinking.tables import shrunk_parts
-from secateur.shrinking.without_data import warn_without_data
+from secateur.shrinking.request import Request, example_of, pruning_target, request, shorter, warn_without_data
+from secateur.shrinking.result import shrunk_parts
+from secateur.shrinking.select import Choice, check_globs, choose, names_of, tie_roles
 from secateur.support import Forward, Part, Undo, check_batches, private, tensors_of
-
-__all__ = ["Shrunk", "shrink"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +86,7 @@ class Shrunk(Reported):
     in_blocks: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def _sheets(self) -> list[Sheet]:
-        from secateur.shrinking.sheets import model_sheets
+        from secateur.shrinking.result import model_sheets
 
         return model_sheets(self)
 
@@ -172,7 +164,7 @@ def shrink(
         branches: the fraction of the residual branches, the f of ``x + f(x)``, that leave first, rounded up; one stays
             at least. Channels make up what is missing to ``sparsity``. Those leave whose loss moves the model's outputs
             least, one after the other, by the batches; without, those of the least influence on the examples, which
-            have to be real ones then (`secateur.shrinking.branches.influences`). Or the names of those that leave.
+            have to be real ones then (`influences` of `kinds/branches.py`). Or the names of those that leave.
         experts: the fraction of the experts of each mixture that leave before other units do, or how many (1, 2, ...),
             and never so many that fewer are left than are chosen at a time. Channels make up what is missing to
             ``sparsity``.
@@ -272,7 +264,7 @@ def shrink(
     if held is None:
         warn_without_data(model, before, asked)
     else:
-        forward = naming_batches(held, forward)
+        forward = with_batch_in_errors(held, forward)
         if repair and any(map(private.is_batchnorm, model.modules())):
             dense_outputs = OutputCosts(model, held, forward)
     known = names_of(before)  # what is frozen later has a name all the same
@@ -302,7 +294,9 @@ def shrink(
         if asked.experts:
             share_left = _share_left(model, coupling, example_inputs, target)
             configured = Configured(model, coupling) if uniform and has_configuration(model) else None
-            subject = subject_of(model, coupling, inputs, configured=configured, proved_on=model if verify else None)
+            subject = pruning_target(
+                model, coupling, inputs, configured=configured, proved_on=model if verify else None
+            )
             check_globs(names_of(coupling) | known, rest.globs)
             routed = None
             if held is not None and rest.rank_experts != "criterion":
@@ -327,7 +321,9 @@ def shrink(
         elif uniform:
             tie_roles(coupling)
         if not alone:
-            subject = subject_of(model, coupling, inputs, configured=configured, proved_on=model if verify else None)
+            subject = pruning_target(
+                model, coupling, inputs, configured=configured, proved_on=model if verify else None
+            )
             saved: dict[str, Tensor] = {}
             if held is None:
                 choice = choose(subject, rest, known)

@@ -4,31 +4,40 @@ Law: a model without expert e equals the original whose router's logit for e is 
 and wherever a value made from it is compared with others', such as behind a bias that was added to a share.
 Beside the choices that the weights make, each expert that stays is preferred once: an expert that receives no token
 would not be compared at all.
+
+An offloaded probe of a large model: its blocks have their weights only while they run.
+
+Law: the probe holds at any moment the weights of one block in float64, beside those outside of blocks; every pass sees
+the same weights, all of them random. A removal that is found right here is right as in `secateur.shrinking.proof`; any
+other result is inconclusive and needs a whole probe.
 """
 
 from __future__ import annotations
 
+import copy
+import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from secateur.coupling import Coupling, Kept, Spot, in_turn, kept_positions, leaves, tensors_of_tree
-from secateur.shrinking.execution import zero
-from secateur.shrinking.plan import Plan
-
-__all__ = ["Oracle", "kept_by", "oracles", "without_chosen", "zero_all", "zeroed_of"]
+from secateur.coupling import Coupling, Kept, Spot, cycle_choices, kept_positions, leaves, tensors_of_tree
+from secateur.models import RunAgain, find_blocks
+from secateur.shrinking.apply import carry_out, sliced, zero
+from secateur.shrinking.plan import Factors, Plan, factors_of, multiplied
+from secateur.support import private, tensors_of
 
 _TURNS = 2  # choices in which others are preferred
 
 
 @dataclass(frozen=True)
-class Oracle:
+class RouterMask:
     """Which units the router can not choose, and which it prefers.
 
     Attributes:
@@ -76,7 +85,7 @@ class Oracle:
                 continue
             if self.turn is not None:
                 places = torch.from_numpy(np.flatnonzero(there)).to(out.device)
-                out = in_turn(out, at, places, self.turn)
+                out = cycle_choices(out, at, places, self.turn)
             if self.gone:
                 out = out.masked_fill(_along(~stays, out, at), -math.inf)
         return out
@@ -88,7 +97,7 @@ def _along(mask: npt.NDArray[np.bool_], tensor: Tensor, at: int) -> Tensor:
     return torch.from_numpy(mask).reshape(shape).to(tensor.device)
 
 
-def oracles(coupling: Coupling, kept: Kept) -> tuple[list[Oracle | None], list[Oracle | None]]:
+def oracles(coupling: Coupling, kept: Kept) -> tuple[list[RouterMask | None], list[RouterMask | None]]:
     """Pairs of router masks to compare: for the original without the units that leave, and for the smaller model.
     [None] where no such units leave, and the example reaches all of them."""
     axes = {each.axis for each in coupling.groups if each.chosen and each.axis in kept and not kept[each.axis].all()}
@@ -100,8 +109,8 @@ def oracles(coupling: Coupling, kept: Kept) -> tuple[list[Oracle | None], list[O
         looks.setdefault(look.spot, []).append((look.made, look.at, kept_positions(look.dim, mine)))
     turns = [None, *range(max(_TURNS, coupling.turns))]
     return (
-        [Oracle(looks, gone=True, turn=turn) for turn in turns],
-        [Oracle(looks, gone=False, turn=turn) for turn in turns],
+        [RouterMask(looks, gone=True, turn=turn) for turn in turns],
+        [RouterMask(looks, gone=False, turn=turn) for turn in turns],
     )
 
 
@@ -165,3 +174,173 @@ def _without(
             mask[stays[stays >= 0]] = True
             others[group.axis] = mask
     return np.flatnonzero(kept_positions(dim, others))
+
+
+LARGE = 1 << 24  # parameters in blocks: copies of a smaller model in float64 stay below half a gigabyte
+_TABLE = 1 << 22  # entries, from which on a parameter outside of blocks is a table, such as an embedding
+_POOL = 1_048_573  # random numbers, again and again: a prime, so that no two rows of a matrix have the same ones
+
+
+class OffloadedProbe:
+    """A module in float64 whose blocks have their weights only while they run. In a backward pass, blocks are run
+    again.
+
+    Args:
+        module: its parameters inside blocks are on the meta device.
+        blocks: their names.
+        names: ``{id of such a parameter: what its values are known by}``.
+        values: of parameters, as they are now; asked each time a block runs.
+    """
+
+    def __init__(self, module: nn.Module, blocks: Sequence[str], names: Mapping[int, str], values: _Values) -> None:
+        self.module, self.names, self.values = module, names, values
+        self._others: list[OffloadedProbe] = []
+        self._away: dict[str, list[tuple[dict[str, Any], str, nn.Parameter]]] = {}
+        self._blocks = {name: module.get_submodule(name) for name in blocks}
+        for name, block in self._blocks.items():
+            again = RunAgain(name, block.forward, self, _run)
+            block.forward = functools.partial(self._called, name, block.forward, again)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Lets go of the module: a circle of references would keep it until it is looked for."""
+        for block in self._blocks.values():
+            del block.forward
+        for other in self._others:
+            other.__exit__()
+
+    def load(self, name: str, *, finished: bool) -> None:  # noqa: ARG002
+        """A block has its weights, which are forgotten afterwards."""
+        lent: dict[int, nn.Parameter] = {}
+        away = self._away.setdefault(name, [])
+        with private.unwatched(), torch.no_grad():
+            for module in self._blocks[name].modules():
+                held = private.parameters_of(module)
+                for key, parameter in held.items():
+                    if parameter is not None and id(parameter) in self.names:
+                        if id(parameter) not in lent:
+                            value = self.values(self.names[id(parameter)])
+                            lent[id(parameter)] = nn.Parameter(value, requires_grad=parameter.requires_grad)
+                        away.append((held, key, parameter))
+                        held[key] = lent[id(parameter)]
+
+    def unload(self, name: str) -> None:
+        for held, key, parameter in self._away.pop(name, []):
+            held[key] = parameter
+
+    def _called(self, name: str, forward: Callable[..., Any], again: Any, *args: Any, **kwargs: Any) -> Any:
+        if torch.is_grad_enabled():
+            return again(*args, **kwargs)
+        self.load(name, finished=False)
+        try:
+            return forward(*args, **kwargs)
+        finally:
+            self.unload(name)
+
+    def zero(self, plan: Plan) -> None:
+        """The entries that a plan removes are zero from now on."""
+        lent = set(self.names.values())
+        zero_all(
+            tensors_of(self.module), Plan({name: each for name, each in plan.tensors.items() if name not in lent}, [])
+        )
+        self.values.zeros = plan
+
+    def cut(self, plan: Plan) -> None:
+        """A plan is carried out."""
+        carry_out(self.module, plan, None)
+        self.values.cut(plan)
+
+    def also(self, built: nn.Module) -> OffloadedProbe:
+        """A model of the same tensors, whose parameters are on the meta device, with the weights that this one has now.
+
+        Raises:
+            RuntimeError: it has others.
+        """
+        every = dict(self.module.named_parameters(remove_duplicate=False))
+        lent = {name: self.names[id(each)] for name, each in every.items() if id(each) in self.names}
+        built.load_state_dict(self.module.state_dict(), assign=True)
+        held = dict(built.named_parameters(remove_duplicate=False))
+        names = {id(held[name]): known for name, known in lent.items()}
+        self._others.append(OffloadedProbe(built, list(self._blocks), names, self.values))
+        return self._others[-1]
+
+
+def _run(_: str, run: Callable[[], None]) -> None:
+    run()
+
+
+def lending_of(model: nn.Module) -> OffloadedProbe | None:
+    """A probe of a model, made as `secateur.shrinking.proof.probe_of` makes one; None for a model that is small,
+    or has no blocks to take apart."""
+    try:
+        blocks = find_blocks(model)
+    except ValueError:
+        return None
+    inside = {module for block in blocks.values() for module in block.modules()}
+    others = [module for module in model.modules() if module not in inside]
+    outside = {id(each) for module in others for each in module.parameters(recurse=False)}
+    ours = {id(each) for block in blocks.values() for each in block.parameters()} - outside
+    lent = {name: each for name, each in model.named_parameters() if id(each) in ours}
+    if sum(each.numel() for each in lent.values()) < LARGE or any(map(private.flat_weights_of, inside)):
+        return None
+    values = _Values(model)
+    resting: dict[str, nn.Parameter] = {}
+    for name, each in model.named_parameters():
+        with torch.no_grad():
+            value = torch.empty_like(each, device="meta") if name in lent else values(name)
+        # what large tables would get as gradients takes more memory than all else; they pass gradients on all the same
+        is_learned = each.requires_grad and (name in lent or each.numel() < _TABLE)
+        resting[name] = nn.Parameter(value, requires_grad=is_learned)
+    memo = {id(each): resting[name] for name, each in model.named_parameters()}
+    probe = copy.deepcopy(model, memo).double()
+    for each in probe.parameters():
+        if not each.is_meta and each.requires_grad:  # that there is a gradient is enough
+            each.register_post_accumulate_grad_hook(_forget)  # type: ignore[no-untyped-call]
+    return OffloadedProbe(probe, list(blocks), {id(resting[name]): name for name in lent}, values)
+
+
+def _forget(parameter: Tensor) -> None:
+    parameter.grad = None
+
+
+class _Values:
+    """The values of a probe: those of a model and as much noise, then as plans say."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.tensors = dict(model.named_parameters())
+        self.zeros: Plan | None = None
+        self.cuts: Plan | None = None
+        self._factors: Mapping[str, Factors] = {}
+        self._spread: dict[str, float] = {}
+        self._pool = torch.randn(_POOL, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+    def cut(self, plan: Plan) -> None:
+        self.cuts, self._factors = plan, factors_of(plan)
+
+    def __call__(self, name: str) -> Tensor:
+        tensor = self.tensors[name].detach()
+        if not tensor.is_floating_point():
+            value = tensor.clone()
+        else:
+            value = tensor.double() if tensor.dtype != torch.float64 else tensor.clone()
+            self._noisy(name, value)
+        if self.cuts is not None:
+            return multiplied(sliced(value, self.cuts.tensors.get(name, ((), {}))[1]), self._factors.get(name, []))
+        if self.zeros is not None:
+            for at, places in self.zeros.tensors.get(name, ((), {}))[1].items():
+                gone = torch.ones(value.shape[at], dtype=torch.bool)
+                gone[torch.from_numpy(places)] = False
+                zero(value, at, gone)
+        return value
+
+    def _noisy(self, name: str, value: Tensor) -> None:
+        """As `probe_of` makes a weight noisy, with numbers that are known by its name."""
+        if name not in self._spread:
+            self._spread[name] = max(0.5 * (float(value.std()) if value.numel() > 1 else 0.0), 0.02)
+        flat, start, done = value.view(-1), zlib.crc32(name.encode()) % _POOL, 0
+        while done < len(flat):
+            part = self._pool[start : start + len(flat) - done].to(value.device)
+            flat[done : done + len(part)].add_(part, alpha=self._spread[name])
+            start, done = 0, done + len(part)

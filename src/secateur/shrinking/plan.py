@@ -19,19 +19,6 @@ from torch import Tensor, nn
 from secateur.coupling import Branch, Coupling, Kept, replacement
 from secateur.support import Fields, tensors_of
 
-__all__ = [
-    "ATTRIBUTE",
-    "Factors",
-    "Plan",
-    "factors_of",
-    "fits",
-    "multiplied",
-    "plan_in",
-    "plan_of",
-    "plan_without",
-    "plans_of",
-]
-
 # (dimension, what its positions are multiplied by)
 Factors = list[tuple[int, npt.NDArray[np.float64]]]
 _LARGEST, _HUGE = 2**63 - 1, 1e308  # what an index, and a float, can be

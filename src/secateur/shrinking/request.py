@@ -1,23 +1,93 @@
-"""The arguments that `shrink` and the verbs for directories share, checked once.
+"""Example inputs for tracing a model: made from its configuration, or the first rows of a batch.
+
+Law: an example asks for nothing that a model returns beside its results: no cache, and no scores of its routers, from
+which a loss is made. What is returned stays whole.
+
+The arguments that `shrink` and the verbs for directories share, checked once.
 
 Law: a request holds values, not words; arguments that are not allowed are refused before the model runs.
+
+The warning before a model of blocks is shrunken by the magnitude of its weights alone.
+
+Law: only where data would help: where residual blocks multiply with matrices, and nobody gave evidence.
+
+The model that is shrunken: a module with its weights, or one on the meta device whose weights lie in files.
+
+Law: the selection reads this value alone, so that modules and directories are treated alike.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import inspect
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from secateur import allocation, criteria
 from secateur.allocation import Allocation, check_sparsity
+from secateur.coupling import Axis, Coupling, Group, Kept
 from secateur.criteria import magnitude
+from secateur.evidence import needs
+from secateur.models import find_blocks
+from secateur.shrinking.configuration import Configured
 from secateur.shrinking.costs import TARGETS
-from secateur.shrinking.routing import RANKS
+from secateur.shrinking.kinds.routing import RANKS
+from secateur.shrinking.proof import wrong_groups
+from secateur.support import mapped, tensors_in
 
-__all__ = ["Request", "request"]
+_ROWS = 2  # of a batch, that are watched to find what leaves together: sizes say nothing of it
+_TOKENS = 8  # of a text
+_BESIDE = ("use_cache", "output_router_logits")
+
+
+def example_of(model: nn.Module, batch: Any, rows: int | None = _ROWS) -> Any:
+    """The example inputs that a batch gives, as `run_batch` passes them: its first rows, or all of them."""
+    given = batch if isinstance(batch, Mapping | Tensor) else batch[0]
+    sizes = {each.shape[0] if each.dim() else 0 for each in tensors_in(given)}
+    if rows is not None and len(sizes) == 1 and min(sizes) > rows:
+        given = mapped(given, lambda tensor: tensor[:rows])
+    main = getattr(model, "main_input_name", None)
+    if isinstance(given, Tensor) and isinstance(main, str):
+        given = {main: given}
+    return {**given, **_nothing_beside(model)} if isinstance(given, Mapping) else given
+
+
+def shorter(example: Any) -> Any:
+    """The first tokens of a text: enough for the proof."""
+    ids = example.get("input_ids") if isinstance(example, Mapping) else None
+    if not isinstance(ids, Tensor) or ids.dim() != 2 or ids.shape[1] <= _TOKENS:
+        return example
+    return {
+        name: each[:, :_TOKENS] if isinstance(each, Tensor) and each.shape == ids.shape else each
+        for name, each in example.items()
+    }
+
+
+def example_for(model: nn.Module) -> dict[str, Any]:
+    """Example inputs for a model of transformers, by the names of its arguments."""
+    known = inspect.signature(model.forward).parameters
+    config: Any = model.config
+    name = getattr(model, "main_input_name", None)
+    if name == "input_ids":
+        tokens = torch.tensor([[7, 6, 5, 4, 1], [1, 2, 3, 5, 4]])
+        # with a mask, no model has to look for padding, which it cannot on meta
+        found = {name: tokens, "attention_mask": torch.ones_like(tokens)}
+    elif name == "pixel_values" and isinstance(getattr(config, "image_size", None), int):
+        found = {name: torch.zeros(2, getattr(config, "num_channels", 3), config.image_size, config.image_size)}
+    else:
+        raise ValueError(f"give example_inputs: {type(model).__name__} takes {name}, of which no example is known.")
+    if config.is_encoder_decoder and "decoder_input_ids" in known:
+        found.setdefault("decoder_input_ids", found["input_ids"])
+    return {**{key: value for key, value in found.items() if key in known}, **_nothing_beside(model)}
+
+
+def _nothing_beside(model: nn.Module) -> dict[str, bool]:
+    known = inspect.signature(model.forward).parameters
+    return {key: False for key in _BESIDE if key in known}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,3 +178,90 @@ def request(
 
 def _globs(given: str | Iterable[str]) -> tuple[str, ...]:
     return (given,) if isinstance(given, str) else tuple(given)
+
+
+class WithoutDataWarning(UserWarning):
+    """Warning: units of a model of blocks are ranked by magnitude, which ruins a trained model.
+
+    Where the model is trained afterwards anyway, filter it:
+
+    >>> import warnings
+    >>> warnings.simplefilter("ignore", WithoutDataWarning)
+    """
+
+
+def warn_without_data(model: nn.Module, coupling: Coupling, asked: Request) -> None:
+    """Warns the caller's caller, if data would help."""
+    if not asked.sparsity or asked.evidence or needs(asked.criterion) or not _has_residual_blocks(model, coupling):
+        return
+    warnings.warn(
+        "shrink without data ranks units by magnitude and repairs nothing. Of SmolLM2-135M that leaves little: without "
+        "10 % of its parameters its perplexity is 325 000, and was 15. Pass batches=, some dozens of real "
+        "inputs (of a language model, what secateur.read_calibration gives). If the model is trained afterwards, or "
+        "has not been so far, filter secateur.shrinking.WithoutDataWarning.",
+        WithoutDataWarning,
+        stacklevel=3,
+    )
+
+
+def _has_residual_blocks(model: nn.Module, coupling: Coupling) -> bool:
+    """Whether blocks are repeated around which a stream runs, and units of theirs are multiplied with matrices."""
+    try:
+        blocks = find_blocks(model)
+    except ValueError:
+        return False
+    inside = {f"{block}.{name}" for block, module in blocks.items() for name, _ in module.named_parameters()}
+    residual = {name for branch in coupling.branches for name in branch.parameters} & inside
+    consumers = {name for group in coupling.groups for name, at in group.members if at == 1} & residual
+    return any(len(coupling.dims(name)) == 2 for name in consumers)
+
+
+@dataclass(frozen=True)
+class PruningTarget:
+    """A model to be shrunken, with its coupling, its configuration and access to its weights.
+
+    Attributes:
+        model: the module; its weights are not asked of it.
+        coupling: of the model; what turns out to be wrong is frozen in it.
+        inputs: the examples that were watched.
+        weights: ``{name: parameter}``, of which one at a time is looked at.
+        blocks: the rows of a parameter by its name, some at a time: all but the last a multiple of `rows_at_once`.
+        configured: what is to say what is left; None where nothing does.
+        proved_on: a model with values on which the proof is made, this one or one like it; None: there is no proof.
+    """
+
+    model: nn.Module
+    coupling: Coupling
+    inputs: Sequence[Any]
+    weights: Mapping[str, Tensor]
+    blocks: Callable[[str], Iterable[Tensor]]
+    configured: Configured | None = None
+    proved_on: nn.Module | None = None
+
+    def objections(self, groups: Sequence[Group], kept: Kept) -> tuple[list[Group], str]:
+        """The groups of which this cannot be all that is kept, and why not."""
+        if self.proved_on is not None:
+            wrong = wrong_groups(self.proved_on, self.coupling, groups, kept, self.inputs)
+            if wrong:
+                return wrong, "the smaller model computed something else"
+        if self.configured is None:
+            return [], ""
+        wrong = self.configured.unsaid(self.proved_on, self.coupling, groups, kept, self.inputs)
+        return wrong, "a model built from the configuration is not the smaller one"
+
+    def is_possible(self, counts: Mapping[Axis, int]) -> bool:
+        """Whether there is a model of which so many units are left."""
+        return self.configured is None or self.configured.is_possible(counts)
+
+
+def pruning_target(
+    model: nn.Module,
+    coupling: Coupling,
+    inputs: Sequence[Any],
+    *,
+    configured: Configured | None = None,
+    proved_on: nn.Module | None = None,
+) -> PruningTarget:
+    """The `PruningTarget` of a module in memory."""
+    weights = dict(model.named_parameters())
+    return PruningTarget(model, coupling, inputs, weights, lambda name: [weights[name].detach()], configured, proved_on)

@@ -7,17 +7,14 @@ in float32 or wider.
 Modules and the functions in them share names; here the name is the function.
 """
 
-from secateur.solvers.adapters import from_criterion
+from secateur.solvers.adapters import from_criterion, parse, with_refit, with_rounding
 from secateur.solvers.admm import admm
-from secateur.solvers.aiming import aimed
 from secateur.solvers.alps import alps
 from secateur.solvers.dsnot import dsnot
-from secateur.solvers.elimination import Elimination, eliminated
+from secateur.solvers.elimination import Elimination, aimed, eliminated
 from secateur.solvers.gram import SolverWarning, scale_of
-from secateur.solvers.least_squares import output_error, refit
-from secateur.solvers.search import Solver, best_mask, check_pattern
+from secateur.solvers.least_squares import Solver, best_mask, check_pattern, output_error, refit
 from secateur.solvers.sparsegpt import round_kept, sparsegpt
-from secateur.solvers.words import parse, with_refit, with_rounding
 
 __all__ = [
     "Elimination",

@@ -13,10 +13,7 @@ from torch import Tensor
 
 from secateur.patterns import Pattern, Unstructured
 from secateur.solvers.gram import not_a_gram, once_for
-from secateur.solvers.least_squares import conjugate_gradients, finished
-from secateur.solvers.search import admm_step, best_mask, scaled, untouched
-
-__all__ = ["admm"]
+from secateur.solvers.least_squares import admm_step, best_mask, conjugate_gradients, finished, scaled, untouched
 
 RELAXATION = 1.3
 TOLERANCE = 1e-3

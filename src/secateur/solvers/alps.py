@@ -10,10 +10,7 @@ from torch import Tensor
 
 from secateur.patterns import Pattern
 from secateur.solvers.gram import not_a_gram, once_for
-from secateur.solvers.least_squares import conjugate_gradients, finished
-from secateur.solvers.search import admm_step, best_mask, scaled, untouched
-
-__all__ = ["alps"]
+from secateur.solvers.least_squares import admm_step, best_mask, conjugate_gradients, finished, scaled, untouched
 
 
 def alps(

@@ -11,10 +11,7 @@ from torch import Tensor
 from secateur.criteria import compares
 from secateur.patterns import NM, Pattern, Rows, Unstructured
 from secateur.solvers.gram import checked
-from secateur.solvers.least_squares import finished
-from secateur.solvers.search import best_mask
-
-__all__ = ["dsnot"]
+from secateur.solvers.least_squares import best_mask, finished
 
 
 @compares("row")

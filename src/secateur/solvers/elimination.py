@@ -1,4 +1,8 @@
-"""Inputs of a layer that leave one after the other, while those that stay take over what they gave.
+"""The target weight of a layer whose inputs are no longer those of the dense model.
+
+Law: without a residual the target is the weight itself; the result is in float32 or wider, and no argument changes.
+
+Inputs of a layer that leave one after the other, while those that stay take over what they gave.
 
 Law: at every moment the weight is the least-squares solution on the inputs that are left, so that what others can give
 costs nothing; nothing removed is nothing changed; what is passed in is never written to.
@@ -12,10 +16,56 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from secateur.solvers.aiming import aimed
-from secateur.solvers.gram import checked, cholesky_in_place, is_finite, not_a_gram, scale_of
+from secateur.solvers.gram import checked, cholesky_in_place, is_finite, not_a_gram, once_for, over_scale, scale_of
 
-__all__ = ["Elimination", "eliminated"]
+
+def aimed(weight: Tensor, residual_cross: Tensor, *, gram: Tensor, aim: float = 1.0, damping: float = 0.01) -> Tensor:
+    """The target weight ``W + a Z (X'ᵀX' + λ)⁻¹`` for the pruned model's inputs X': by least squares its outputs are a
+    of the way from ``X' Wᵀ`` to the wanted outputs T; Z is ``(T - X' Wᵀ)ᵀ X'``.
+
+    A solver that is given this weight, and the Gram matrix of X', prunes towards those outputs: as GPTAQ does for
+    quantization (arXiv:2504.02692), where T are the dense layer's outputs ``X Wᵀ``.
+
+    Args:
+        weight: (outputs, inputs), any real floating dtype.
+        residual_cross: Z, of the same shape.
+        gram: ``X'ᵀX'``, (inputs, inputs). Weights that share it share its factorization.
+        aim: a; 0 leaves the weight as it is.
+        damping: λ as a fraction of the mean diagonal entry, in [0, 1]; at 0 the matrix must be positive definite.
+
+    Raises:
+        ValueError: a shape does not fit, an entry is NaN or infinite, or the matrix is no Gram matrix.
+
+    >>> gram = torch.tensor([[2.0, 0.0], [0.0, 4.0]])
+    >>> aimed(torch.tensor([[1.0, 1.0]]), torch.tensor([[2.0, 0.0]]), gram=gram, aim=0.5, damping=0.0)
+    tensor([[1.5000, 1.0000]])
+    """
+    dense = checked(weight, gram)
+    if residual_cross.shape != weight.shape:
+        raise ValueError(
+            f"residual_cross must have the weight's shape {tuple(weight.shape)}, not {tuple(residual_cross.shape)}."
+        )
+    if not aim or not dense.numel():
+        return dense.clone()
+    wide = torch.promote_types(dense.dtype, gram.dtype)
+    lower = once_for(gram, ("damped", damping, wide), lambda: _damped_factor(gram, damping, wide))
+    more = residual_cross.to(torch.promote_types(wide, residual_cross.dtype)) / scale_of(gram)
+    moved: Tensor = torch.cholesky_solve(more.to(wide).T, lower).T
+    target: Tensor = dense.add(moved.to(dense.dtype), alpha=aim)
+    return target
+
+
+def _damped_factor(gram: Tensor, damping: float, dtype: torch.dtype) -> Tensor:
+    """The Cholesky factor of the Gram matrix over its scale, damped; more where rounding leaves it none."""
+    while damping <= 1:
+        moved = over_scale(gram, dtype)
+        moved.diagonal().add_(damping)
+        lower, failed = cholesky_in_place(moved)
+        if not bool(failed):
+            return lower
+        damping = max(damping * 10, 1e-4)
+    raise not_a_gram(gram)
+
 
 _FEW = 0.7  # of the columns: where no more than so many changed, only these are multiplied
 _LIGHT = 1e-5  # of each input's own squares: what a copy of an input costs of what the input does
@@ -33,7 +83,7 @@ class Elimination:
     Args:
         weight: (outputs, inputs), any real floating dtype.
         gram: ``XᵀX``, (inputs, inputs).
-        lacking: ``(T' - X Wᵀ)ᵀ X``, (outputs, inputs); None for no residual.
+        residual_cross: ``(T' - X Wᵀ)ᵀ X``, (outputs, inputs); None for no residual.
         aim: a, from 0 to 1.
         damping: λ of what is aimed at, and of `settled`, as a fraction of the mean diagonal entry, in (0, 1].
         counts: what the squares of each output count, (outputs,); by default 1.
@@ -60,24 +110,24 @@ class Elimination:
         weight: Tensor,
         gram: Tensor,
         *,
-        lacking: Tensor | None = None,
+        residual_cross: Tensor | None = None,
         aim: float = 0.0,
         damping: float = 0.01,
         counts: Tensor | None = None,
         constant: bool = False,
     ) -> None:
         dense = checked(weight, gram)
-        if lacking is not None:
-            _check_lacking(weight, lacking)
+        if residual_cross is not None:
+            _check_residual_cross(weight, residual_cross)
         if counts is not None:
             _check_counts(weight, counts)
         if not 0 < damping <= 1:
             raise ValueError(f"damping is a fraction of the mean diagonal entry, in (0, 1]; got {damping}.")
         self.weight = dense.to(torch.float64, copy=True)
         wide = gram.detach().double().contiguous()
-        if lacking is not None and aim:
+        if residual_cross is not None and aim:
             of_it = wide.detach()  # what is remembered for this tensor goes with it
-            self.weight = aimed(self.weight, lacking.double(), gram=of_it, aim=aim, damping=damping)
+            self.weight = aimed(self.weight, residual_cross.double(), gram=of_it, aim=aim, damping=damping)
             del of_it
         self._scale, self._damping = scale_of(wide), damping
         self._gram = wide / self._scale if wide.data_ptr() == gram.data_ptr() else wide.div_(self._scale)
@@ -248,8 +298,8 @@ class Elimination:
         if tokens > len(stay) and not bool(failed):
             half = torch.linalg.solve_triangular(lower, self._counted(crossed).T, upper=False)
             gave = (self._counted(left) @ among[:, gone] * self._counted(left)).sum()
-            lacks = (gave - half.square().sum()).clamp_min(0)
-            share = float(lacks / gave) if float(gave) > 0 else 0.0
+            residuals = (gave - half.square().sum()).clamp_min(0)
+            share = float(residuals / gave) if float(gave) > 0 else 0.0
             damping = min(damping, max(share * tokens / (tokens - len(stay)), self._least))
         del lower
         lower, failed = cholesky_in_place(_damped(gram, damping))
@@ -311,11 +361,13 @@ def eliminated(
     return left, curve
 
 
-def _check_lacking(weight: Tensor, lacking: Tensor) -> None:
-    if lacking.shape != weight.shape:
-        raise ValueError(f"lacking must have the weight's shape {tuple(weight.shape)}, not {tuple(lacking.shape)}.")
-    if lacking.numel() and not is_finite(lacking):
-        raise ValueError(f"lacking, of shape {tuple(lacking.shape)}, holds NaN or infinity.")
+def _check_residual_cross(weight: Tensor, residual_cross: Tensor) -> None:
+    if residual_cross.shape != weight.shape:
+        raise ValueError(
+            f"residual_cross must have the weight's shape {tuple(weight.shape)}, not {tuple(residual_cross.shape)}."
+        )
+    if residual_cross.numel() and not is_finite(residual_cross):
+        raise ValueError(f"residual_cross, of shape {tuple(residual_cross.shape)}, holds NaN or infinity.")
 
 
 def _check_counts(weight: Tensor, counts: Tensor) -> None:

@@ -16,20 +16,6 @@ from torch import Tensor
 
 from secateur.support import private
 
-__all__ = [
-    "SolverWarning",
-    "checked",
-    "cholesky_in_place",
-    "correlation",
-    "factor",
-    "inverse_of_triangle",
-    "is_finite",
-    "not_a_gram",
-    "once_for",
-    "over_scale",
-    "scale_of",
-]
-
 _Result = TypeVar("_Result")
 BLOCK = 128  # columns of a block: its triangle is factored and inverted, everything else is products
 PANEL = 2 * BLOCK  # columns that are brought up to date together before they are factored

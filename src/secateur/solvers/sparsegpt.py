@@ -15,11 +15,8 @@ from torch import Tensor
 from secateur.patterns import NM, Block, Pattern, Rows, Unstructured
 from secateur.selection import keep_largest
 from secateur.solvers.gram import BLOCK, DEAD, checked, factor, inverse_of_triangle, once_for
-from secateur.solvers.least_squares import finished
-from secateur.solvers.search import best_mask, check_pattern, kept_of, spread_best, untouched
+from secateur.solvers.least_squares import best_mask, check_pattern, finished, kept_of, spread_best, untouched
 from secateur.support import MOST_IN_INT8, rounding_scales
-
-__all__ = ["round_kept", "sparsegpt"]
 
 LARGEST_TOURNAMENT = 32  # groups of n:m that are ranked pair by pair; the pairs of larger ones are too many
 STEP = 16  # columns of a block that are brought up to date together

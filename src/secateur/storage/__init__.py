@@ -3,8 +3,7 @@
 from secateur.storage.compressed_files import FREE, JUSTIFIED
 from secateur.storage.expanding import expand_checkpoint
 from secateur.storage.loading import CompressedCheckpoint, load_compressed
-from secateur.storage.saving import Compression, encoding_rows, save_compressed
-from secateur.storage.sheets import compressed_sheets
+from secateur.storage.saving import Compression, compressed_sheets, encoding_rows, save_compressed
 
 __all__ = [
     "CompressedCheckpoint",

@@ -49,20 +49,6 @@ from secateur.storage.encodings import (
 )
 from secateur.support import Fields, printable, to_int8
 
-__all__ = [
-    "Part",
-    "Read",
-    "StoredTensor",
-    "Written",
-    "bits_of",
-    "encode",
-    "file_stream",
-    "header_of",
-    "read_whole",
-    "stored_tensors",
-    "write_compressed",
-]
-
 FORMAT_VERSION = 1
 KIND = "compressed"
 KEY = "secateur"

@@ -22,30 +22,6 @@ from numpy.typing import NDArray
 
 from secateur.native import library
 
-__all__ = [
-    "BITMASK",
-    "Bitmask",
-    "CSR16",
-    "CSR8",
-    "Constant",
-    "Encoding",
-    "EncodingError",
-    "Entries",
-    "GROUPS",
-    "Grouped",
-    "PIECE",
-    "Stream",
-    "fullest_group",
-    "pack_bits",
-    "parse_encoding",
-    "pieces",
-    "plane",
-    "put_plane",
-    "select",
-    "spread_signs",
-    "unpack_bits",
-]
-
 Array = NDArray[Any]
 Bools = NDArray[np.bool_]
 Indices = NDArray[np.intp]

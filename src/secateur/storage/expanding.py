@@ -14,22 +14,21 @@ from typing import Any, BinaryIO
 
 from secateur.checkpoints import CheckpointError, copy_tree, new_directory, parse_json
 from secateur.storage.compressed_files import StoredTensor, Written, header_of
-from secateur.storage.compressed_tensors_layout import BitmaskTensor, without_sparsity
 from secateur.storage.layout import (
     COMPRESSED,
     INDEX_KEY,
     WEIGHTS,
+    BitmaskTensor,
     check_outside,
     header_of_file,
     index_of,
     open_either,
     renamed,
+    without_sparsity,
 )
 from secateur.storage.loading import CompressedCheckpoint
 from secateur.storage.saving import Compression
 from secateur.support import naming, track, whole_file
-
-__all__ = ["expand_checkpoint"]
 
 
 def expand_checkpoint(source: str | os.PathLike[str], path: str | os.PathLike[str]) -> Compression:

@@ -18,13 +18,10 @@ from torch import Tensor, nn
 from secateur.checkpoints import Checkpoint, CheckpointError, TensorEntry
 from secateur.pipeline import attached_masks
 from secateur.storage.compressed_files import StoredTensor, stored_tensors
-from secateur.storage.compressed_tensors_layout import BitmaskTensor, bitmask_tensors
 from secateur.storage.encodings import Array
-from secateur.storage.layout import bytes_of, open_either, reader
+from secateur.storage.layout import BitmaskTensor, bitmask_tensors, bytes_of, open_either, reader
 from secateur.support import LazyTensors, laid_out, printable, private, track
 from secateur.targets import identity_of
-
-__all__ = ["CompressedCheckpoint", "load_compressed"]
 
 Model = TypeVar("Model", bound=nn.Module)
 

@@ -3,6 +3,10 @@
 Law: `load_compressed` gives the bits that `save_compressed` was given, `expand_checkpoint` the files that it was given,
 byte for byte; one tensor is in memory at a time; a file is there whole or not at all. docs/guides/format.md has the
 format.
+
+What saving compressed says on a page: a row a tensor.
+
+Law: bytes are those that were written.
 """
 
 from __future__ import annotations
@@ -35,7 +39,7 @@ from secateur.checkpoints import (
     read_header,
 )
 from secateur.pipeline import attached_masks, check_mask
-from secateur.report import Reported, Sheet
+from secateur.report import Cells, Chart, Reported, Sheet
 from secateur.storage.compressed_files import Written, header_of, read_whole, write_compressed
 from secateur.storage.encodings import Array, Bools
 from secateur.storage.layout import (
@@ -53,8 +57,6 @@ from secateur.storage.layout import (
 from secateur.storage.loading import CompressedCheckpoint
 from secateur.support import LazyTensors, Part, Rows, bytes_text, naming, percent, printable, track, whole, whole_file
 from secateur.targets import identity_of
-
-__all__ = ["Compression", "encoding_rows", "save_compressed"]
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,6 @@ class Compression(Reported):
         return self.stored / self.dense
 
     def _sheets(self) -> list[Sheet]:
-        from secateur.storage.sheets import compressed_sheets
 
         return compressed_sheets(self)
 
@@ -336,3 +337,23 @@ def _check_masks(masks: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ..
 
 def _bytes_reader(checkpoint: Checkpoint) -> Callable[[TensorEntry], Array]:
     return functools.partial(read_whole, reader(checkpoint))
+
+
+def compressed_sheets(done: Compression) -> list[Sheet]:
+    """The sheets of a `Compression`: a table with a row for each tensor."""
+    tensors = done.tensors
+    ratios = [each.stored / each.dense if each.dense else None for each in tensors]
+    names = [printable(each.name, 1000) for each in tensors]
+    cells = [
+        Cells("tensor", names),
+        Cells("encoding", [each.encoding for each in tensors]),
+        Cells("dense", [each.dense for each in tensors], [bytes_text(each.dense) for each in tensors]),
+        Cells("stored", [each.stored for each in tensors], [bytes_text(each.stored) for each in tensors]),
+        Cells(
+            "ratio", ratios, [percent(each) for each in ratios], [None if r is None else min(r, 1.0) for r in ratios]
+        ),
+    ]
+    told = "Bytes stored, in dense ones, of each tensor; a line joins what differs in numbers alone."
+    return [
+        Sheet("Tensor by tensor", cells, [Chart("What is left of each", told, names, ratios, "stored", share=True)])
+    ]

@@ -1,21 +1,18 @@
 """What every room uses, each once: files, sharding, ownership, running a model, tables, timing, progress."""
 
 from secateur.support import documents, private, records
-from secateur.support.files import FULL, naming, whole_file, write_whole
-from secateur.support.globs import matched, matches, no_match
-from secateur.support.lazy import LazyTensors
-from secateur.support.machine import processor
-from secateur.support.memory import free_memory
-from secateur.support.ownership import other_owners, replicating_group, sharded_parameter
-from secateur.support.per_thread import ONE_AT_A_TIME, NewTensors, in_dtype
+from secateur.support.documents import FULL, naming, whole_file, write_whole
+from secateur.support.machine import alternating, free_memory, in_turns, processor, ratio, ratios, seconds_of
 from secateur.support.progress import PATIENCE, track
 from secateur.support.records import Fields, open_regular
-from secateur.support.rounding import MOST_IN_INT8, rounding_scales, to_int8
 from secateur.support.running import (
+    ONE_AT_A_TIME,
     Forward,
     Loss,
+    NewTensors,
     check_batches,
     device_of,
+    in_dtype,
     in_mode,
     loss_of,
     mapped,
@@ -33,13 +30,35 @@ from secateur.support.running import (
     unwrapped,
     usable,
 )
-from secateur.support.sharding import count_nonzero, is_sharded, laid_out, local, whole
-from secateur.support.shown import Shown, html_of_parts, text_of_parts
-from secateur.support.tables import Part, Rows, table, table_of
-from secateur.support.text import bytes_text, percent, percents, printable
-from secateur.support.timing import alternating, in_turns, ratio, ratios, seconds_of
+from secateur.support.tables import Part, Rows, Shown, html_of_parts, table, table_of, text_of_parts
+from secateur.support.tensors import (
+    MOST_IN_INT8,
+    LazyTensors,
+    count_nonzero,
+    is_sharded,
+    laid_out,
+    local,
+    other_owners,
+    replicating_group,
+    rounding_scales,
+    sharded_parameter,
+    to_int8,
+    whole,
+)
+from secateur.support.text import (
+    bytes_text,
+    described,
+    function_of,
+    matched,
+    matches,
+    name_of,
+    no_match,
+    percent,
+    percents,
+    printable,
+    unknown,
+)
 from secateur.support.undo import Undo
-from secateur.support.words import described, function_of, name_of, unknown
 
 __all__ = [
     "FULL",

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, TaskID
 
-__all__ = ["PATIENCE", "track"]
-
 T = TypeVar("T")
 
 PATIENCE = 2.0  # seconds of silence

@@ -18,8 +18,6 @@ from typing import Any, BinaryIO, TypeVar
 
 from secateur.support.text import printable
 
-__all__ = ["Fields", "open_regular", "parse_json", "read_json"]
-
 MAX_JSON = 100_000_000  # bytes of a file
 MAX_DEPTH = 200  # objects and lists in each other: Python's own reader and writer call themselves for each
 

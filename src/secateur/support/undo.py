@@ -14,8 +14,6 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Undo"]
-
 _MISSING = object()
 # those of a module's attributes that are changed in place: parameters, buffers, hooks, submodules
 _TABLES = [key for key, value in vars(nn.Module()).items() if isinstance(value, dict | set)]

@@ -1,4 +1,8 @@
-"""Pruning while training: a Pruner moves through a schedule as the optimizer steps, and keeps zeros zero.
+"""What a Pruner says of itself, before it has changed anything.
+
+Law: it is text; who prints it, and whether that works, is no matter of pruning.
+
+Pruning while training: a Pruner moves through a schedule as the optimizer steps, and keeps zeros zero.
 
 Law: weights stay plain parameters; after every optimizer step what a mask removed is zero, and at the end of the
 schedule exactly the target is removed. The same seed and state give the same run, bit for bit.
@@ -8,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import operator
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
@@ -22,19 +27,42 @@ from secateur.pipeline import Masks, apply_
 from secateur.regrowth import DropAndGrow, Regrowth
 from secateur.report import Reported, Sheet
 from secateur.schedules import Moment, Schedule, step_of
-from secateur.support import Forward, Loss, Part, Undo, percent, repeatable, unwrapped
-from secateur.training.describing import description, is_first_rank
-from secateur.training.gathering import Source
-from secateur.training.optimizers import inner_optimizers, is_skipped, warn_of_other_weights
-from secateur.training.places import parameters_that_follow, weights_to_prune
+from secateur.support import Forward, Loss, Part, Undo, name_of, percent, repeatable, unwrapped
+from secateur.targets import left_alone
+from secateur.training.choosing import Source
+from secateur.training.optimizers import inner_optimizers, is_skipped, put_back, warn_of_other_weights
 from secateur.training.regularization import Penalty, Regularization
-from secateur.training.rewinding import put_back
-from secateur.training.rules import rules_for
+from secateur.training.rules import Rules, Timetable, rules_for, schedule_of, timetable_for
 from secateur.training.state import read, written
-from secateur.training.timetable import schedule_of, timetable_for
-from secateur.training.zeros import Zeros
+from secateur.training.zeros import Zeros, parameters_that_follow, weights_to_prune
 
-__all__ = ["Pruner"]
+
+def description(
+    model: nn.Module, weights: Mapping[str, Tensor], rules: Rules, timetable: Timetable, penalty: Penalty | None
+) -> str:
+    """What is pruned, when, by what, and what is left alone and why."""
+    pruned = sum(weight.numel() for weight in weights.values())
+    total = sum(parameter.numel() for parameter in model.parameters())
+    lines = [
+        f"Pruner: {pruned:,} weights in {len(weights)} tensors of {total:,} parameters; "
+        f"{name_of(rules.criterion)}, {rules.pattern}, {name_of(rules.allocate)}"
+        + (f", {rules.regrow}" if rules.regrow else "")
+    ]
+    lines += timetable.lines()
+    if penalty is not None:
+        lines.append(f"  {penalty}")
+    reasons = Counter(left_alone(model, weights).values())
+    if reasons:
+        alone = ", ".join(f"{count} × {reason}" for reason, count in reasons.most_common())
+        lines.append(f"  left alone: {alone}")
+    return "\n".join(lines)
+
+
+def is_first_rank() -> bool:
+    """Whether this process is the one that speaks."""
+    from torch import distributed
+
+    return not (distributed.is_available() and distributed.is_initialized()) or distributed.get_rank() == 0
 
 
 class Pruner(Reported):

@@ -22,8 +22,6 @@ from secateur.schedules import Moment
 from secateur.shrinking import check_globs, may_leave, plans_of, shrink
 from secateur.support import is_sharded, seeded
 
-__all__ = ["GroupLasso", "Growing", "Penalty", "Regularization", "group_lasso", "growing"]
-
 _GONE = 23 * math.log(2)  # the penalty alone shrinks an entry by this factor's exponential: float32 shows no more
 
 

@@ -1,10 +1,15 @@
 """The checked arguments of a `Pruner`, fixed while it trains: how masks are chosen, and of which weights.
 
 Law: what cannot be gathered, or cannot go together, is refused here, before a weight is touched.
+
+The steps at which masks are updated, from a schedule, and their text for printing.
+
+Law: at every moment that the schedule names there is an update, whatever the interval.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -14,10 +19,9 @@ from secateur.allocation import Allocation
 from secateur.evidence import needs
 from secateur.patterns import Pattern, Unstructured
 from secateur.regrowth import DropAndGrow, Held, Regrowth
+from secateur.schedules import Moment, Schedule, constant, cubic, resolve, step_of
 from secateur.support import name_of
 from secateur.targets import stored_inputs_first
-
-__all__ = ["Rules", "rules_for"]
 
 
 @dataclass(frozen=True)
@@ -100,3 +104,90 @@ def rules_for(
     rules = Rules(criterion, pattern, allocate, regrow, inputs_first, collects)
     rules.check(weights)
     return rules
+
+
+_RAMP_END = 0.6  # of the run: the rest is recovery
+_UPDATES = 100  # about as many over a ramp, where ``every`` is not given
+
+
+@dataclass(frozen=True)
+class Timetable:
+    """The steps at which masks are updated."""
+
+    schedule: Schedule
+    until: int  # removed weights may return before it; 0 where they don't
+    total_steps: int | None
+    interval: int | None  # None: about a hundred updates
+
+    @property
+    def moments(self) -> tuple[int, ...]:
+        """The steps at which the schedule turns; unknown for a custom function."""
+        return tuple(getattr(self.schedule, "moments", ()))
+
+    @property
+    def target_at(self) -> int | None:
+        """The step from which the sparsity stays, as far as is known."""
+        return max(self.moments) if self.moments else self.total_steps
+
+    @functools.cached_property
+    def every(self) -> int:
+        if self.interval is not None:
+            return self.interval
+        if self.until:
+            return max(1, min(100, self.until // _UPDATES))
+        if not self.moments:  # a custom function: when its value changes
+            return max(1, self.total_steps // _UPDATES) if self.total_steps else 1
+        begin = self.moments[0] if len(self.moments) > 1 else 0
+        return max(1, (self.moments[-1] - begin) // _UPDATES)
+
+    def regrows_at(self, step: int) -> bool:
+        return step < self.until and step % self.every == 0
+
+    def updates_at(self, step: int) -> bool:
+        return step % self.every == 0 or step == self.total_steps or step in self.moments
+
+    def lines(self) -> list[str]:
+        last = max([*self.moments, self.until]) or self.total_steps or 0
+        steps = sorted({*self.moments, *(round(last * part / 4) for part in range(5))})
+        end = f"then recovery until step {self.total_steps:,}" if self.total_steps else "then it stays there"
+        return [
+            f"  schedule: {self.schedule if hasattr(self.schedule, 'moments') else name_of(self.schedule)}",
+            *(f"  step {step:>8,}  sparsity {float(self.schedule(step)):.4f}" for step in steps[:12]),
+            f"  an update every {self.every:,} step{'s' * (self.every > 1)}; {end}",
+        ]
+
+
+def schedule_of(schedule: Schedule | float | None, pattern: Pattern, *, regularized: bool) -> Schedule:
+    """What was asked for as a schedule: a number is a ramp to it, None what the pattern says."""
+    fixed = None if pattern.density is None else 1 - pattern.density
+    if schedule is None:
+        if fixed is None and regularized:
+            return constant(0.0)
+        if fixed is None:
+            raise ValueError(f"{pattern} needs a sparsity or a schedule.")
+        return cubic(fixed, end=_RAMP_END)
+    if callable(schedule):
+        return schedule
+    if fixed is not None and abs(schedule - fixed) > 1e-9:
+        raise ValueError(f"{pattern} removes {fixed:g} of the weights, not {schedule}; leave the sparsity out.")
+    return cubic(schedule, end=_RAMP_END)
+
+
+def timetable_for(
+    schedule: Schedule,
+    regrow: Regrowth | None,
+    every: Moment | None,
+    total_steps: int | None,
+    steps_per_epoch: float | None,
+) -> Timetable:
+    """A schedule as a timetable in steps, with the updates that it and a regrowth rule ask for.
+
+    Raises:
+        ValueError: a moment can't be resolved, or the target lies beyond the end of the run.
+    """
+    resolved = resolve(schedule, total_steps=total_steps, steps_per_epoch=steps_per_epoch)
+    until = step_of(regrow.until, total_steps, steps_per_epoch) if isinstance(regrow, DropAndGrow) else 0
+    interval = None if every is None else max(1, step_of(every, total_steps, steps_per_epoch))
+    if interval is None and isinstance(regrow, Held) and regrow.straight_through:
+        interval = 1
+    return Timetable(resolved, until, total_steps, interval)

@@ -19,8 +19,6 @@ from torch import Tensor
 
 from secateur.support import count_nonzero, is_sharded, laid_out, whole
 
-__all__ = ["Memory", "factor", "read", "with_masks", "written"]
-
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 

@@ -2,8 +2,7 @@
 
 from secateur.vocabulary.directory import shrink_vocabulary_checkpoint
 from secateur.vocabulary.module import shrink_vocabulary
-from secateur.vocabulary.outcome import ShrunkVocabulary, Unseen, vocabulary_parts
-from secateur.vocabulary.sheets import shrunken_sheets
+from secateur.vocabulary.result import ShrunkVocabulary, Unseen, shrunken_sheets, vocabulary_parts
 
 __all__ = [
     "ShrunkVocabulary",

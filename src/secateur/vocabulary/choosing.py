@@ -1,4 +1,13 @@
-"""Which tokens stay: all that are needed, and of the others those that a text has most often.
+"""Which scripts the letters of a token are of.
+
+Law: what is no letter, a digit or a full stop, is of every script; the names are Unicode's.
+
+How far a token is from what its text is read as without it: from the mean of the rows of these pieces.
+
+Law: 1 minus the cosine of its own row of the embedding and that mean; 1 where there are no pieces, or no rows of them.
+Rows are read one by one as they are asked for, and few are held.
+
+Which tokens stay: all that are needed, and of the others those that a text has most often.
 
 Law: what a token that stays is made of stays as well; the rarest leaves first, or that of which the least is lost, of
 equals the one with the highest number; as many stay as were asked for.
@@ -6,18 +15,114 @@ equals the one with the highest number; as many stay as were asked for.
 
 from __future__ import annotations
 
+import functools
 import heapq
-from collections.abc import Collection, Iterable
+import unicodedata
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
-from secateur.vocabulary.distances import Distance
-from secateur.vocabulary.scripts import check_scripts, is_of
+from secateur.checkpoints import Checkpoint
 from secateur.vocabulary.tokens import Ids, Tokens
 
-__all__ = ["Asked", "RANKS", "asked", "choose"]
+# Characters of several scripts have names that begin otherwise; Unicode calls Han what its names call CJK.
+_SCRIPTS = {"CJK": "Han", "NKO": "Nko", "LATIN": "Latin"}
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def script_of(character: str) -> str | None:
+    """The script of a letter or of a mark of one script; None of what all scripts share.
+
+    >>> [script_of(each) for each in "aé я漢ا1.ʼ"]
+    ['Latin', 'Latin', None, 'Cyrillic', 'Han', 'Arabic', None, None, None]
+    """
+    if unicodedata.category(character)[0] not in "LM":
+        return None
+    first = unicodedata.name(character, "").partition(" ")[0].partition("-")[0]
+    return first if first in _SCRIPTS.values() else _named().get(first)
+
+
+@functools.cache
+def _named() -> dict[str, str]:
+    """``{first word of a character's name: script}``, of those that have at least ten letters."""
+    counts: dict[str, int] = {}
+    for point in range(0x1F000):
+        character = chr(point)
+        if unicodedata.category(character)[0] == "L":
+            first = unicodedata.name(character, "").partition(" ")[0].partition("-")[0]
+            counts[first] = counts.get(first, 0) + 1
+    shared = {"MODIFIER", "FULLWIDTH", "HALFWIDTH", "MATHEMATICAL", "DOUBLE", "SCRIPT", "BLACK", "TURNED", "SQUARED"}
+    return {
+        word: _SCRIPTS.get(word, word.title()) for word, count in counts.items() if count >= 10 and word not in shared
+    }
+
+
+def check_scripts(scripts: Iterable[str]) -> frozenset[str]:
+    """The scripts of these names.
+
+    >>> check_scripts(["latin"])
+    frozenset({'Latin'})
+    >>> check_scripts(["Elvish"])
+    Traceback (most recent call last):
+    ValueError: 'Elvish' is no script that Unicode's names know; such as Latin, Cyrillic, Greek, Arabic, Han, Hiragana.
+    """
+    known = {script.casefold(): script for script in _named().values()}
+    for script in scripts:
+        if script.casefold() not in known:
+            raise ValueError(
+                f"{script!r} is no script that Unicode's names know; such as Latin, Cyrillic, Greek, Arabic, Han, "
+                "Hiragana."
+            )
+    return frozenset(known[script.casefold()] for script in scripts)
+
+
+def is_of(text: str, scripts: frozenset[str]) -> bool:
+    """Whether all letters are of these scripts.
+
+    >>> is_of("naïve 2", frozenset({"Latin"})), is_of("naïve я", frozenset({"Latin"}))
+    (True, False)
+    """
+    return all(script_of(character) in (None, *scripts) for character in text)
+
+
+_HELD = 2048  # rows: the same pieces are part of many tokens
+_LEAST = 1e-6  # more than nothing, so that what the text has leaves behind what it does not have
+Distance = Callable[[int], float]
+Rows = Callable[[int], Tensor]
+
+
+def distances(tokens: Tokens, rows: Rows, size: int) -> Distance:
+    """Of a token, by its number; ``rows`` gives one of the ``size`` rows of the embedding, in float32."""
+    rows = functools.lru_cache(_HELD)(rows)
+
+    @functools.cache  # asked for again in the trial without the last tenth of a text
+    def distance(number: int) -> float:
+        pieces = tokens.instead(number)
+        if not pieces or number >= size or any(piece >= size or piece == tokens.unknown for piece in pieces):
+            return 1.0
+        mean = torch.stack([rows(piece) for piece in pieces]).mean(0)
+        found = float(1 - torch.nn.functional.cosine_similarity(rows(number), mean, dim=0))
+        return max(found, _LEAST) if found == found else 1.0  # of a row of NaN
+
+    return distance
+
+
+def rows_of_tensor(embedding: Tensor) -> Rows:
+    """The rows of an embedding in memory."""
+    return lambda number: embedding[number].detach().cpu().float()
+
+
+def rows_in_files(checkpoint: Checkpoint, names: Sequence[str]) -> Rows:
+    """The rows of the first of these tensors that the files hold."""
+    entry = next(checkpoint.entries[name] for name in names if name in checkpoint.entries)
+    width, dtype = entry.nbytes // entry.shape[0], entry.torch_dtype
+    assert dtype is not None  # what counts tokens is of a dtype that torch reads
+    return lambda number: checkpoint.raw(entry.name, number * width, (number + 1) * width).view(dtype).float()
+
 
 RANKS = ("count", "distance")
 

@@ -1,7 +1,16 @@
-"""A directory of which tokens leave: tokenizer, configurations, and the rows of tensors in shards.
+"""Models that are a table of tokens and no more, of whose rows a text's mean is its vector.
+
+Law: such a directory has one tensor, with a row for each token, and no configuration that counts them.
+
+A directory of which tokens leave: tokenizer, configurations, and the rows of tensors in shards.
 
 Law: every tensor that does not count tokens has the bytes that it had, every other the rows of the tokens that stay;
 no more than a piece of one is in memory, and the output appears under its name complete or not at all.
+
+What the ``secateur.json`` of a directory claims of which tokens left.
+
+Law: every tensor holds the rows of the source's that the kept numbers name, byte for byte; every file that numbers
+tokens is what the source's becomes by them; and the two tokenizers make the same of texts whose tokens all stay.
 """
 
 from __future__ import annotations
@@ -13,16 +22,22 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, BinaryIO
 
 import numpy as np
+import torch
 from torch import nn
 
 from secateur.checkpoints import (
+    HINT,
     RECORD,
+    Beside,
     Checkpoint,
     CheckpointError,
     Cuts,
+    Part,
+    Structure,
     TensorEntry,
     copy_others,
     family_of,
@@ -40,10 +55,9 @@ from secateur.checkpoints import (
     sliced_files,
     write_bytes,
 )
-from secateur.support import printable, private, tensors_of, track
+from secateur.support import Fields, printable, private, tensors_of, track
 from secateur.vocabulary.axes import Axes, axes_of, builder, embedding_of
-from secateur.vocabulary.choosing import asked
-from secateur.vocabulary.distances import Rows, rows_in_files
+from secateur.vocabulary.choosing import Rows, asked, rows_in_files
 from secateur.vocabulary.files import (
     by_transformers,
     is_static,
@@ -53,13 +67,51 @@ from secateur.vocabulary.files import (
     read_tokens,
     rewritten,
 )
-from secateur.vocabulary.outcome import ShrunkVocabulary
-from secateur.vocabulary.planning import Planned, planned, positions_begin_behind
-from secateur.vocabulary.proof import agree
-from secateur.vocabulary.static import table_of
+from secateur.vocabulary.planning import (
+    Planned,
+    agree,
+    encoding,
+    planned,
+    positions_begin_behind,
+    random_texts,
+    renaming,
+)
+from secateur.vocabulary.result import ShrunkVocabulary
 from secateur.vocabulary.tokens import Ids, Tokens
 
-__all__ = ["FORMAT", "KEPT", "Source", "cuts_of", "shrink_vocabulary_checkpoint", "source_of"]
+TABLES = ("embedding.weight", "embeddings")  # as sentence-transformers writes it, and model2vec
+
+
+class Table(nn.Module):
+    """The table, without values; it says of itself what a model of transformers does."""
+
+    def __init__(self, rows: int, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(rows, width, device="meta"), requires_grad=False)
+        self.config: Any = SimpleNamespace()
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self
+
+
+def table_of(checkpoint: Checkpoint, tokens: Tokens) -> tuple[Table, Axes, dict[str, str]]:
+    """The table in the files of a directory, what counts tokens in it, and the table's name for the tensor.
+
+    Raises:
+        CheckpointError: there are other tensors, or not a row for each token.
+    """
+    found = list(checkpoint.entries.items())
+    if len(found) != 1 or found[0][0] not in TABLES or len(found[0][1].shape) != 2:
+        names = ", ".join(printable(name) for name, _ in found[:3]) or "no tensor"
+        raise CheckpointError(f"{checkpoint.root}: holds {names}, and not one table of tokens, {' or '.join(TABLES)}.")
+    ((name, entry),) = found
+    rows, width = entry.shape
+    if tokens.size > rows:
+        raise CheckpointError(
+            f"{entry.path}: {name} has {rows:,} rows; the tokenizer has numbers up to {tokens.size - 1:,}."
+        )
+    return Table(rows, width), Axes(rows, (), {"weight": 0}, (), {"weight": (rows, width)}), {name: "weight"}
+
 
 KEPT = "vocabulary.json"
 FORMAT = "secateur vocabulary"
@@ -379,3 +431,73 @@ def _by_transformers(dense: Source, plan: Planned, target: Path) -> str:
 
     right, _ = agree(texts, old, encode, plan.new, f"{dense.root}: what transformers makes")
     return f"on {right:,} of {len(texts):,} as transformers loads both"
+
+
+def structure_of(directory: Path, read: Fields) -> Structure:
+    """What the record of `shrink_vocabulary_checkpoint` claims."""
+    checkpoint = open_checkpoint(model_folder(directory))
+    kept = _kept(directory / KEPT)
+
+    def beside(source: Path) -> Beside:
+        dense = source_of(source)
+        problems, files = list[str](), dict[Path, str | None]()
+        here = kept[kept < max(dense.tokens.size, dense.axes.rows)]
+        if len(here) < len(kept):
+            problems.append(f"{KEPT}: number {int(kept.max()):,} is beyond the source's tokens.")
+        try:
+            files = dense.rewritten(here)
+        except (KeyError, ValueError) as error:  # numbers that stay without which no tokenizer is
+            problems.append(f"{KEPT}: leaves out what the source's tokenizer needs ({printable(str(error), 100)}).")
+        parts = {name: Part(name, cuts) for name, cuts in cuts_of(dense, here).items()}
+        return Beside(dense.checkpoint, parts, (), files, [*problems, *_about_texts(checkpoint, dense, here)])
+
+    return Structure(checkpoint, beside, KEPT, problems=[*_about_sizes(checkpoint, read, kept)])
+
+
+def _kept(path: Path) -> Ids:
+    """The old number of each new one."""
+    try:
+        read = Fields.read(path, error=CheckpointError, hint=HINT)
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: is missing; it says which tokens stayed.") from None
+    if read.take("format", str) != FORMAT or read.take("version", int) != 1:
+        raise read.wrong("format", f"is not {FORMAT!r}, version 1")
+    kept = read.each("kept", int, least=0)
+    if len(set(kept)) < len(kept):
+        raise read.wrong("kept", "has a number twice")
+    if max(kept, default=0) >= 1 << 40:
+        raise read.wrong("kept", "has a number that no tokenizer has")
+    return np.array(kept, dtype=np.int64)
+
+
+def _about_sizes(checkpoint: Checkpoint, read: Fields, kept: Ids) -> Iterator[str]:
+    size = read.inner("tokens").take("to", int, least=0)
+    for name, shorter in read.inners_named("shorter"):
+        at = shorter.take("dimension", int, least=0, most=1)
+        entry = checkpoint.entries.get(name)
+        if entry is None:
+            yield f"{printable(name)}: became shorter, {RECORD} says; it is not here."
+        elif at >= len(entry.shape) or entry.shape[at] != size:
+            yield f"{printable(name)}: has shape {entry.shape}; {RECORD} claims {size:,} tokens."
+    try:
+        tokens = read_tokens(checkpoint.root)
+    except CheckpointError as error:
+        yield str(error)
+        return
+    if not {*tokens.by_id} <= set(range(len(kept))):
+        yield f"the tokenizer has numbers up to {tokens.size - 1:,}; {KEPT} names {len(kept):,} that stayed."
+
+
+def _about_texts(checkpoint: Checkpoint, dense: Source, kept: Ids) -> Iterator[str]:
+    """The law on random texts, of all of Unicode and of tokens that stayed."""
+    try:
+        smaller = read_tokens(checkpoint.root)
+    except CheckpointError:
+        return  # said before
+    random = random_texts(dense.tokens, kept, seed=1)
+    new = renaming(kept, max(dense.tokens.size, dense.axes.rows))
+    old = encoding(dense.tokens.backend)(random)
+    try:
+        agree(random, old, encoding(smaller.backend), new, "the tokens")
+    except ValueError as error:
+        yield str(error).replace(": nothing was changed", "")

@@ -18,17 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from secateur.support import Undo, is_sharded, tensors_of, unwrapped
-from secateur.vocabulary.axes import Axes, axes_of, builder, embedding_of, parts_of, with_field
-from secateur.vocabulary.choosing import asked
-from secateur.vocabulary.distances import rows_of_tensor
+from secateur.vocabulary.axes import Axes, axes_of, builder, embedding_of, numbers_in, parts_of, renumbered, with_field
+from secateur.vocabulary.choosing import asked, rows_of_tensor
 from secateur.vocabulary.files import by_class, changed_config, needed_in, of_tokenizer
-from secateur.vocabulary.ids import numbers_in, renumbered
-from secateur.vocabulary.outcome import ShrunkVocabulary
-from secateur.vocabulary.planning import Planned, planned, positions_begin_behind
-from secateur.vocabulary.proof import agree
+from secateur.vocabulary.planning import Planned, agree, planned, positions_begin_behind
+from secateur.vocabulary.result import ShrunkVocabulary
 from secateur.vocabulary.tokens import Ids, Tokens
-
-__all__ = ["shrink_vocabulary"]
 
 _TRIED = 500  # texts of each kind that the tokenizers are compared on
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from secateur.blockwise import OneShot, pruned_blocks_sheets
-from secateur.blockwise.solving import Layer
-from secateur.cli.printing.blocks import pruned_blocks_parts
+from secateur.cli.printing import pruned_blocks_parts
+from secateur.models import OneShot, pruned_blocks_sheets
+from secateur.models.jobs import Layer
 
 
 def layer(number, shape, sparsity, error, **more):

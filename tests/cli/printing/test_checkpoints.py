@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from secateur.shrinking import tables
+from secateur.shrinking import result as tables
 from support.commands import run
 
 NAME = "layers.0.[bold]\x1b[2J:smile:.weight"

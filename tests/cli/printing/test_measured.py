@@ -3,7 +3,7 @@
 from torch import nn
 
 from secateur.cli.measuring import Bench, Form
-from secateur.cli.printing.measured import measured_parts, measured_sheets, packed_parts
+from secateur.cli.printing import measured_parts, measured_sheets, packed_parts
 from secateur.inference import PackedLayer, Packing, layers_sheet
 from secateur.native import describe
 from secateur.support import Rows

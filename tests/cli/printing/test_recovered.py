@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from secateur.cli.printing.recovered import recovered_parts
+from secateur.cli.printing import recovered_parts
 from secateur.recovery import LocalPart, Recovered, recovered_sheets
 
 DONE = Recovered(

@@ -3,8 +3,8 @@
 import json
 from types import SimpleNamespace
 
-from secateur.cli.printing.sensitivity import json_of
-from secateur.search import Level, sensitivity_sheets
+from secateur.cli.printing import json_of
+from secateur.fit import Level, sensitivity_sheets
 from support.reports import HOSTILE
 
 

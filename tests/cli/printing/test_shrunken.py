@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from secateur import load_shrunken, shrink
-from secateur.cli.printing.shrunken import directory_parts, model_parts, print_loading
+from secateur.cli.printing import directory_parts, model_parts, print_loading
 from secateur.shrinking import directory_sheets, save_shrunken, shrink_checkpoint, shrunk_parts
 from secateur.support import Rows
 

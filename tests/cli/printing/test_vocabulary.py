@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from secateur.cli.printing.vocabulary import shrunken_parts
+from secateur.cli.printing import shrunken_parts
 from secateur.vocabulary import ShrunkVocabulary, shrunken_sheets, vocabulary_parts
 
 DONE = ShrunkVocabulary(

@@ -3,7 +3,7 @@
 import pytest
 
 from secateur.coupling.axes import Axis
-from secateur.coupling.rules.arguments import each_of, places, plain
+from secateur.coupling.rules.pointwise import each_of, places, plain
 from secateur.coupling.trace import Trace
 
 

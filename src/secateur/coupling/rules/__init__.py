@@ -7,40 +7,6 @@ exactly what the rule says.
 Importing this package registers them all.
 """
 
-from secateur.coupling.rules import (
-    arguments,
-    attention,
-    choices,
-    convolutions,
-    creation,
-    indexing,
-    normalizations,
-    pieces,
-    pointwise,
-    products,
-    questions,
-    recurrent,
-    reductions,
-    scans,
-    shapes,
-    windows,
-)
+from secateur.coupling.rules import indexing, normalizations, pointwise, products, reductions, shapes, windows
 
-__all__ = [
-    "arguments",
-    "attention",
-    "choices",
-    "convolutions",
-    "creation",
-    "indexing",
-    "normalizations",
-    "pieces",
-    "pointwise",
-    "products",
-    "questions",
-    "recurrent",
-    "reductions",
-    "scans",
-    "shapes",
-    "windows",
-]
+__all__ = ["indexing", "normalizations", "pointwise", "products", "reductions", "shapes", "windows"]

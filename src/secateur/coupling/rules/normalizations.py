@@ -14,9 +14,6 @@ from secateur.coupling.axes import factored, freeze, size_of, unify
 from secateur.coupling.operations import Weight, rule
 from secateur.coupling.trace import Call
 
-__all__: list[str] = []
-
-
 # ---- in a form that does not count -----------------------------------------------------------------------------------
 
 

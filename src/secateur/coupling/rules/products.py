@@ -1,19 +1,26 @@
 """Linear layers and products of matrices.
 
 Law: what is summed over is one axis of both sides; the others are the result's.
+
+Attention as one function.
+
+Law: queries and keys share their width, keys and values their places, which the softmax keeps whole.
+
+Recurrent layers and cells, by their weights.
+
+Law: one axis of units is in the state, and in each gate of each weight.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
-from secateur.coupling.axes import Axis, Expression, freeze, size_of, unify
-from secateur.coupling.operations import Weight, rule
-from secateur.coupling.trace import Call, Dims, without_rule
-
-__all__: list[str] = []
+from secateur.coupling.axes import Axis, Expression, concatenated, factored, freeze, size_of, unify
+from secateur.coupling.operations import Weight, declare, rule
+from secateur.coupling.trace import Call, Dims, tensors_of_tree, without_rule
 
 _AT_ONCE = 16  # bytes that kernels of grouped products load: the rows of what they are given have to be multiples
 
@@ -187,3 +194,100 @@ def _tensordot(call: Call) -> None:
     call.returns(
         [dim for at, dim in enumerate(one) if at not in left] + [dim for at, dim in enumerate(other) if at not in right]
     )
+
+
+def _without_dropout(func: Any, *args: Any, **kwargs: Any) -> Any:
+    if len(args) > 4:
+        args = (*args[:4], 0.0, *args[5:])
+    return func(*args, **{**kwargs, **({"dropout_p": 0.0} if "dropout_p" in kwargs else {})})
+
+
+@rule("scaled_dot_product_attention", stream="contraction", steady=_without_dropout)
+def _attention(call: Call) -> None:
+    query, key, value = (call.dims(call.get(at, name)) for at, name in enumerate(("query", "key", "value")))
+    unify(query[-1], key[-1])
+    unify(key[-2], value[-2])
+    freeze(key[-2], "softmax along it")
+    if call.get(5, "is_causal", False):
+        freeze(query[-2], "a causal mask counts from it")
+    if call.get(6, "scale") is None:
+        why = "attention is scaled by the width of a head"
+        call.trace.divided_by_root(call.get(0, "query"), call.get(1, "key"), query[-1], why)
+    batch: Dims = []
+    for at in range(-len(query), -2):
+        unify(key[at], value[at])
+        if size_of(query[at]) == size_of(key[at]):
+            unify(query[at], key[at])
+        elif call.get(7, "enable_gqa", False):
+            split = factored(query[at], size_of(query[at]) // size_of(key[at]))
+            if split is None or not unify(split[0], key[at]):
+                freeze(query[at], "grouped queries")
+                freeze(key[at], "grouped queries")
+        batch.append(query[at] if size_of(query[at]) >= size_of(key[at]) else key[at])
+    mask = call.get(3, "attn_mask")
+    if mask is not None:
+        for dim, its in zip(reversed([*batch, query[-2], key[-2]]), reversed(call.dims(mask)), strict=False):
+            if size_of(its) > 1:
+                unify(dim, its)
+    call.trace.products += [[*batch, *query[-2:], key[-2]], [*batch, query[-2], *value[-2:]]]
+    call.returns([*batch, query[-2], value[-1]])
+
+
+declare("multi_head_attention_forward", stream="contraction")  # what it is written in has its rules
+
+
+@rule("lstm", "gru", "rnn_tanh", "rnn_relu", stream="contraction")
+def _recurrent(call: Call) -> None:
+    packed = isinstance(call.args[1], Tensor) and isinstance(call.args[3], list | tuple)
+    data, hidden, weights, biased, layers = (call.args[at] for at in ((0, 2, 3, 4, 5) if packed else (0, 1, 2, 3, 4)))
+    both = bool(call.args[8 if packed else 7])
+    states = list(hidden) if isinstance(hidden, tuple | list) else [hidden]
+    directions = 2 if both else 1
+    each = len(weights) // (int(layers) * directions)
+    if each != (4 if biased else 2):  # with projections
+        without_rule(call)
+        return
+    x = call.dims(data)
+    unit = call.dims(states[0])[-1]
+    for state in states[1:]:
+        unify(call.dims(state)[-1], unit)
+    for state in states:
+        freeze(call.dims(state)[0], "layers")
+        if len(x) == 3:
+            unify(call.dims(state)[1], x[0 if call.args[8] else 1], "a batch")
+    below = x[-1]
+    for layer in range(int(layers)):
+        for direction in range(directions):
+            at = (layer * directions + direction) * each
+            _gates(call, weights[at : at + each], below, unit)
+        below = concatenated([unit] * directions)
+    outs = list(call.out)
+    call.returns([*x[:-1], below], outs[0])
+    for out, state in zip(outs[1:], states, strict=True):
+        call.returns(call.dims(state), out)
+
+
+@rule("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell", stream="contraction")
+def _cell(call: Call) -> None:
+    x, hidden = call.dims(call.args[0]), call.args[1]
+    states = list(hidden) if isinstance(hidden, tuple | list) else [hidden]
+    unit = call.dims(states[0])[-1]
+    for state in states:
+        for dim, its in zip(call.dims(state), [*x[:-1], unit], strict=True):
+            unify(dim, its)
+    _gates(call, [each for each in call.args[2:] if each is not None], x[-1], unit)
+    for out in tensors_of_tree(call.out):
+        call.returns([*x[:-1], unit], out)
+
+
+def _gates(call: Call, weights: Sequence[Tensor], below: Expression, unit: Expression) -> None:
+    for number, weight in enumerate(weights):
+        dims = call.dims(weight)
+        split = factored(dims[0], size_of(unit))
+        if split is None or not unify(split[1], unit, "gates"):
+            freeze(dims[0], "gates")
+            freeze(unit, "gates")
+            continue
+        freeze(split[0], "gates")
+        if len(dims) > 1:
+            unify(dims[1], below if number == 0 else unit)

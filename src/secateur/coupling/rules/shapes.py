@@ -1,4 +1,12 @@
-"""Views, permutations, stretched and repeated tensors.
+"""Tensors that the code makes: of zeros, of random numbers, of its own numbers.
+
+Law: a size that remembers is followed; one that is written in the code, or values that depend on their place, stay.
+
+Questions about a tensor: its sizes, and other facts.
+
+Law: the answer to a question for a size remembers what it is the size of; what leaves torch stays whole.
+
+Views, permutations, stretched and repeated tensors.
 
 Law: a view refines axes into factors or joins them; the sizes that the code asks for are those of the result's.
 """
@@ -7,18 +15,114 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from secateur.coupling.axes import Axis, factored, freeze, multiplied, size_of
-from secateur.coupling.numbers import Outcome
+from secateur.coupling.axes import Axis, Expression, factored, freeze, leaves, multiplied, size_of
+from secateur.coupling.numbered import Along
+from secateur.coupling.numbers import Known, Outcome
 from secateur.coupling.operations import declare, rule
-from secateur.coupling.rules.arguments import places
-from secateur.coupling.rules.creation import sized
-from secateur.coupling.trace import Call, Dims, without_rule
+from secateur.coupling.rules.pointwise import places
+from secateur.coupling.trace import Call, Dims, tensors_of_tree, without_rule
+from secateur.support import private
 
-__all__: list[str] = []
+
+def sized(call: Call, number: int, why: str) -> Expression:
+    """A dimension made at a size that the code asks for: it follows that number."""
+    if not isinstance(number, Known):
+        return call.fresh(number, f"{why} of {int(number)}, which is written in the code")
+    made = Axis(int.__index__(number))
+    call.trace.agree(number, made, f"{why} of {int.__index__(number)}")
+    return made
+
+
+@rule("zeros", "ones", "empty", "full")
+@rule("rand", "randn", draws=True)
+def _made(call: Call) -> None:
+    given = call.get(0, "size") if call.name == "full" else call.sequence(0, "size")
+    sizes = [each for each in given if isinstance(each, int)]
+    if len(sizes) != call.out.dim():
+        without_rule(call)
+    else:
+        call.returns(sized(call, size, "a tensor made") for size in sizes)
+
+
+@rule("arange", "eye", "linspace", "logspace", "tensor", "scalar_tensor", "as_tensor", "from_numpy", "empty_strided")
+def _counted(call: Call) -> None:
+    """Values that depend on their place, or come from elsewhere: the sizes that they were made at stay."""
+    for number in private.tree_leaves((call.args, dict(call.kwargs))):
+        if isinstance(number, Known):
+            number.stays(f"counted by {call.name}")
+    for out in tensors_of_tree(call.out):
+        if not call.trace.knows(out):
+            call.returns([call.fresh(size, call.name) for size in out.shape], out)
+
+
+@rule("new_zeros", "new_ones", "new_empty", "new_full")
+def _new(call: Call) -> None:
+    given = call.get(1, "size") if call.name == "new_full" else call.sequence(1, "size")
+    given = [given] if isinstance(given, int) else given
+    call.returns(sized(call, size, "a tensor made") for size in given)
+
+
+declare("randint", "randperm", draws=True)
+
+
+@rule("shape", asks="sizes")
+def _shape(call: Call) -> Any:
+    return torch.Size([call.trace.number(dim) for dim in call.dims(call.args[0])])
+
+
+@rule("size", asks="sizes")
+def _size(call: Call) -> Any:
+    at = call.get(1, "dim")
+    return _shape(call) if at is None else call.trace.number(call.dims(call.args[0])[at])
+
+
+@rule("numel", "nelement", asks="sizes")
+def _numel(call: Call) -> Any:
+    return call.trace.number(multiplied([Axis(1), *call.dims(call.args[0])]))
+
+
+@rule("iter")
+def _iter(call: Call) -> Any:
+    """One after the other along the first dimension."""
+    first, *rest = call.dims(call.args[0])
+    parts = call.args[0].unbind(0)
+    freeze(first, "iter takes it out of torch")
+    for part in parts:
+        call.returns(rest, part)
+        if (places := call.trace.places.get(id(call.args[0]))) is not None:
+            call.trace.places[id(part)] = places
+    return iter(parts)
+
+
+@rule("tolist")
+def _to_list(call: Call) -> Any:
+    """Numbers along what is compared: a split into parts of so many is followed."""
+    tensor, dims = call.args[0], call.dims(call.args[0])
+    axes = [axis for dim in dims for axis in leaves(dim) if axis.size > 1]
+    if len(dims) == 1 and not tensor.is_floating_point() and axes and all(each.looks for each in axes):
+        return Along(call.out, dims[0])
+    _leaves_torch(call)
+    return None
+
+
+@rule("numpy", "array")
+@rule("len", "stride", asks="sizes")
+def _leaves_torch(call: Call) -> None:
+    """Values or sizes that leave torch: what becomes of them is not seen."""
+    for dim in call.dims(call.args[0]):
+        freeze(dim, f"{call.name} takes it out of torch")
+
+
+declare("dim", "is_contiguous", "ndim", "ndimension", asks="sizes")
+declare("data_ptr", "device", "dtype", "element_size", "get_device", "grad", "grad_fn", "is_complex", asks="facts")
+declare("is_cpu", "is_cuda", "is_floating_point", "is_inference", "is_leaf", "is_meta", "is_mkldnn", asks="facts")
+declare("is_mps", "is_nested", "is_quantized", "is_same_size", "is_sparse", "is_xpu", "layout", "names", asks="facts")
+declare("result_type", "version", asks="facts")
 
 
 @rule("unsafe_view")

@@ -1,0 +1,313 @@
+"""Evolutionary search: levels are switched at random, and children are compared by the loss of the whole model.
+
+Law: one seed, one result; whatever is returned fits, and loses no more on all data than any candidate that it began
+with; no more passes over the data are made than were granted, but for those of the candidates.
+
+What each class of groups is worth in the whole model: its curve measured alone, then weighed by what choices lost.
+
+Law: a curve begins at 0 and never falls; weights are above 0, and say what was measured where it says enough.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from secateur.support import track
+
+Choice = tuple[int, ...]  # the number of the level of each group
+
+_OFFSPRING = 16, 4  # at most and at least; twice the number of batches, so that a generation stays cheap
+_SHARES = (1 / 16, 1 / 4)  # of the data, before all of it
+_SURVIVORS = (4, 1)  # after each of these
+_SWITCHES = 3  # at most, of which the fewer are the more likely
+_IDLE = 40  # generations of which nothing had to be computed, until no more are looked for
+
+
+@dataclass(frozen=True)
+class Evolved:
+    """The result of an evolutionary search.
+
+    Attributes:
+        choice: the best, and ``loss`` what it loses on all data.
+        losses: of the candidates that it began with.
+        passes: over all data that were made, as a sum of shares.
+        generations: how often the parent had children.
+        known: of all choices that all data was asked of.
+    """
+
+    choice: Choice
+    loss: float
+    losses: Mapping[str, float]
+    passes: float
+    generations: int
+    known: Mapping[Choice, float] = field(default_factory=dict)
+
+
+def evolved(
+    sizes: Sequence[int],
+    starts: Mapping[str, Choice],
+    loss: Callable[[Choice, Sequence[int]], float],
+    fits: Callable[[Choice], bool],
+    *,
+    batches: int,
+    passes: float = 30.0,
+    seed: int = 0,
+) -> Evolved:
+    """The best choice that evolution finds: EvoPress (Sieberling et al. 2024, arXiv:2410.14649).
+
+    One parent has children, in each of which some groups go down by some levels and others up, such that the budget
+    holds. Children are compared on a little data, those that survive on more; the last one left becomes the parent if
+    it loses less than the parent does on all of it. Steps are of several levels first, then of fewer, down to one: from
+    coarse to fine, as in Týr-the-Pruner (Li et al. 2025, arXiv:2503.09657). A child that leaves some of the budget
+    takes it up again, level by level, in groups drawn by chance.
+
+    Args:
+        sizes: how many levels each group has; 0 is the dense one, and a later one costs no more.
+        starts: ``{name: choice}`` of candidates that fit, one at least.
+        loss: ``(choice, numbers of batches) -> loss``, less is better; a mean, so that shares of the data compare.
+        fits: whether a choice costs no more than it may.
+        batches: how many there are.
+        passes: over all data, as a sum of shares, that may be made.
+        seed: of the draws.
+
+    Raises:
+        ValueError: no candidate, one that is no choice of these levels or does not fit, or no batches.
+
+    >>> found = evolved([3, 3], {"even": (1, 1)}, lambda c, _: 5 * c[0] + c[1], lambda c: sum(c) >= 2, batches=4)
+    >>> found.choice, found.loss, found.losses
+    ((0, 2), 2.0, {'even': 6.0})
+    """
+    _check(sizes, starts, fits, batches)
+    draw = random.Random(seed)
+    every = range(batches)
+    counted = _Counted(loss, batches)
+    losses = {name: counted(choice, every) for name, choice in starts.items()}
+    parent = starts[min(losses, key=lambda name: losses[name])]
+    generations = idle = 0
+    most = min(_OFFSPRING[0], max(_OFFSPRING[1], 2 * batches))
+    for generation in track(_numbers(), "switching levels"):
+        if counted.passes >= passes or idle >= _IDLE:
+            break
+        largest = _largest_step(sizes, counted.passes / passes)
+        children = list(_children(parent, sizes, fits, draw, largest, counted.known, most))
+        generations, before = generation + 1, counted.passes
+        for share, survivors in zip(_SHARES, _SURVIVORS, strict=True):
+            some = _some(batches, share, draw)
+            if len(some) == batches:
+                continue
+            if not children:
+                break
+            scored = sorted((counted(each, some), at) for at, each in enumerate(children))
+            children = [children[at] for _, at in scored[:survivors]]
+            if survivors == 1 and scored[0][0] >= counted(parent, some):
+                children = []
+        if children and counted.passes < passes:
+            best = min(children, key=lambda each: (counted(each, every), each))
+            parent = best if counted(best, every) < counted(parent, every) else parent
+        idle = idle + 1 if counted.passes == before else 0
+    known = {choice: counted(choice, every) for choice in sorted(counted.known)}
+    return Evolved(parent, counted(parent, every), losses, counted.passes, generations, known)
+
+
+def _check(sizes: Sequence[int], starts: Mapping[str, Choice], fits: Callable[[Choice], bool], batches: int) -> None:
+    if not starts:
+        raise ValueError("there is no candidate to begin with; pass one choice that fits, at least.")
+    if batches < 1:
+        raise ValueError(f"there are {batches} batches; choices are compared on one at least.")
+    for name, choice in starts.items():
+        if len(choice) != len(sizes) or not all(0 <= at < size for at, size in zip(choice, sizes, strict=True)):
+            raise ValueError(f"{name}: {choice} is no choice of one level of each of {len(sizes)} groups.")
+        if not fits(choice):
+            raise ValueError(f"{name}: {choice} costs more than it may.")
+
+
+def _numbers() -> Iterator[int]:
+    number = 0
+    while True:
+        yield number
+        number += 1
+
+
+class _Counted:
+    """The loss, each asked for once, and what that took."""
+
+    def __init__(self, loss: Callable[[Choice, Sequence[int]], float], batches: int) -> None:
+        self._loss, self._batches = loss, batches
+        self._found: dict[tuple[Choice, tuple[int, ...]], float] = {}
+        self.known: set[Choice] = set()  # on all data; a little may have said too much of the others
+        self.passes = 0.0
+
+    def __call__(self, choice: Choice, some: Sequence[int]) -> float:
+        key = choice, tuple(some)
+        if key not in self._found:
+            found = float(self._loss(choice, some))
+            self._found[key] = math.inf if math.isnan(found) else found
+            self.passes += len(some) / self._batches
+            if len(some) == self._batches:
+                self.known.add(choice)
+        return self._found[key]
+
+
+def _some(batches: int, share: float, draw: random.Random) -> list[int]:
+    return sorted(draw.sample(range(batches), max(1, round(batches * share))))
+
+
+def _largest_step(sizes: Sequence[int], spent: float) -> int:
+    """From a quarter of the levels down to one, at the half of the passes."""
+    coarse = max(1, (max(sizes, default=1) - 1) // 4)
+    return max(1, round(coarse * (1 - 2 * spent)))
+
+
+def _children(
+    parent: Choice,
+    sizes: Sequence[int],
+    fits: Callable[[Choice], bool],
+    draw: random.Random,
+    largest: int,
+    known: set[Choice],
+    most: int,
+) -> Iterator[Choice]:
+    """Those that all data has not been asked of; fewer where chance finds no more."""
+    seen = {parent}
+    for _ in range(4 * most):
+        child = _child(parent, sizes, fits, draw, largest)
+        if child in seen or child in known or not fits(child):  # a level may be slower than the one before it
+            continue
+        seen.add(child)
+        yield child
+        if len(seen) > most:
+            return
+
+
+def _child(
+    parent: Choice, sizes: Sequence[int], fits: Callable[[Choice], bool], draw: random.Random, largest: int
+) -> Choice:
+    """The parent with some switches: one group up by some levels, so that it costs less, others down as far as fits."""
+    child = list(parent)
+    for _ in range(min(draw.randint(1, _SWITCHES), draw.randint(1, _SWITCHES))):
+        step = draw.randint(1, largest)
+        up = [at for at, size in enumerate(sizes) if child[at] + 1 < size]
+        if not up:
+            break
+        giver = draw.choice(up)
+        child[giver] = min(child[giver] + step, sizes[giver] - 1)
+        down = [at for at in range(len(sizes)) if child[at] and at != giver]
+        draw.shuffle(down)
+        for taker in down:
+            if _lowered(child, taker, step, fits):
+                break
+    rest = list(range(len(sizes)))
+    draw.shuffle(rest)
+    for taker in rest:
+        while _lowered(child, taker, 1, fits):
+            pass
+    return tuple(child)
+
+
+def _lowered(child: list[int], at: int, step: int, fits: Callable[[Choice], bool]) -> bool:
+    """Whether a group could go down, by so many levels or fewer."""
+    before = child[at]
+    for to in range(max(0, before - step), before):
+        child[at] = to
+        if fits(tuple(child)):
+            return True
+    child[at] = before
+    return False
+
+
+_LEAST = 0.1  # of the weight that a class began with
+_FAR = 3.0  # times the least loss: what loses more counts as if it lost so much, and for less
+_FAR_TRUST = 0.1
+_CALM = 0.5  # of the deviation of a draw
+
+
+def looked_at(size: int) -> tuple[int, ...]:
+    """The levels of a class that are measured alone: a third and two thirds of the way.
+
+    >>> looked_at(2), looked_at(4), looked_at(19)
+    ((1,), (1, 2), (6, 12))
+    """
+    last = size - 1
+    return tuple(sorted({max(1, last // 3), max(1, 2 * last // 3)})) if last else ()
+
+
+def measured_curve(predicted: Sequence[float], measured: Mapping[int, float], ratio: float = 1.0) -> list[float]:
+    """The predicted losses of a class, as many times as large as what was measured at some levels; between these the
+    logarithm of how many times goes straight.
+
+    Args:
+        predicted: of each level; 0 is dense.
+        measured: ``{level: what the model loses}``; what is not finite counts as not measured.
+        ratio: how many times where nothing was measured.
+
+    >>> [round(each, 3) for each in measured_curve([0, 1, 2, 4], {1: 2.0, 3: 32.0})]
+    [0.0, 2.0, 8.0, 32.0]
+    """
+    tiny = 1e-12 * max(predicted, default=0.0)
+    known = {at: lost for at, lost in measured.items() if 0 < lost < math.inf and predicted[at] > tiny}
+    if not known:
+        return [float(each) * ratio for each in predicted]
+    places = sorted(known)
+    logs = np.interp(range(len(predicted)), places, [math.log(known[at] / predicted[at]) for at in places])
+    found = np.asarray(predicted, dtype=np.float64) * np.exp(logs)
+    return [float(each) for each in np.maximum.accumulate(found)]
+
+
+def weighed(curves: Sequence[Sequence[float]], weights: Sequence[float]) -> list[list[float]]:
+    """Each class' losses times its weight."""
+    return [[each * weight for each in its] for its, weight in zip(curves, weights, strict=True)]
+
+
+def weights_of(
+    curves: Sequence[Sequence[float]],
+    lost: Mapping[Choice, float],
+    *,
+    spread: float,
+    noise: float,
+    draw: np.random.Generator | None = None,
+) -> list[float]:
+    """What the curve of each class counts, so that their sums are what choices lost.
+
+    SPDY (Frantar & Alistarh 2022, arXiv:2201.13096) tries weights by chance; here they are a posterior: normal around
+    one weight for all, which fits best, with errors relative to the losses. Far fewer choices than classes suffice to
+    say something.
+
+    Args:
+        curves: of each class.
+        lost: ``{choice: what the model lost}``; what is not above 0 does not count, and what is
+            much more than the least counts less.
+        spread: how far a weight is from that of all, as a share of it.
+        noise: of a loss, as a share of it.
+        draw: for a draw from the posterior instead of its mean.
+
+    >>> found = weights_of([[0, 1], [0, 1]], {(1, 0): 4.0, (0, 1): 2.0}, spread=1.0, noise=0.01)
+    >>> [round(each, 1) for each in found]
+    [4.0, 2.0]
+    """
+    some = {choice: loss for choice, loss in lost.items() if any(choice) and 0 < loss < math.inf}
+    most = _FAR * min(some.values(), default=0.0)
+    rows: list[npt.NDArray[np.float64]] = []
+    trust: list[float] = []
+    for choice, loss in some.items():
+        sums = np.array([curve[at] for curve, at in zip(curves, choice, strict=True)], dtype=np.float64)
+        if np.isfinite(sums).all() and sums.any():
+            rows.append(sums / min(loss, most))
+            trust.append(1.0 if loss <= most else _FAR_TRUST)
+    if not rows:
+        return [1.0] * len(curves)
+    matrix, certain = np.stack(rows), np.array(trust)
+    totals = matrix.sum(1)
+    scale = float((certain * totals).sum() / (certain * totals**2).sum())
+    matrix *= scale
+    weighted = matrix.T * certain / noise**2
+    precision = weighted @ matrix + np.eye(len(curves)) / spread**2
+    mean = np.linalg.solve(precision, weighted @ (1 - matrix.sum(1)))
+    if draw is not None:
+        mean += _CALM * np.linalg.solve(np.linalg.cholesky(precision).T, draw.standard_normal(len(curves)))
+    return [scale * max(_LEAST, 1 + float(each)) for each in mean]

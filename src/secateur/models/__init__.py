@@ -1,0 +1,87 @@
+"""The engine: a model run block by block or layer by layer, in memory or from files, with data; `oneshot`."""
+
+from secateur.models.batches import longest_sequence, naming_batch, read_calibration, with_batch_in_errors
+from secateur.models.blocks import block_of, choose_targets, find_blocks, full_name, parts_of
+from secateur.models.files import BlockFiles, build_on_meta, parameters_on_meta
+from secateur.models.in_directory import DirectoryWalk
+from secateur.models.in_memory import InMemory, refuse_repeated, walk_model
+from secateur.models.jobs import (
+    Job,
+    Layer,
+    Pruned,
+    Solved,
+    all_gather,
+    barrier,
+    broadcast,
+    on_rank_zero,
+    rank_and_world,
+)
+from secateur.models.observation import find_next, in_place, prepared, store
+from secateur.models.oneshot import oneshot
+from secateur.models.pairs import PairedStats, ProductCall, is_turned
+from secateur.models.products import AllMetError, Inputs, InputStats, Products, Rows, Tokens, WeightView
+from secateur.models.replay import LostOutputError, Outputs, Replay
+from secateur.models.result import OneShot, pruned_blocks_sheets
+from secateur.models.slopes import RunAgain, divergence, slopes, unexplained
+from secateur.models.solving import MatrixJob, RunAlong, Solve, digest, held_batches
+from secateur.models.walk import Weights, run_through, with_all_outputs
+
+__all__ = [
+    "AllMetError",
+    "BlockFiles",
+    "DirectoryWalk",
+    "InMemory",
+    "Inputs",
+    "Job",
+    "Layer",
+    "LostOutputError",
+    "MatrixJob",
+    "ProductCall",
+    "InputStats",
+    "OneShot",
+    "Outputs",
+    "PairedStats",
+    "WeightView",
+    "Products",
+    "Pruned",
+    "Replay",
+    "Rows",
+    "RunAgain",
+    "RunAlong",
+    "Solve",
+    "Solved",
+    "Tokens",
+    "Weights",
+    "barrier",
+    "block_of",
+    "build_on_meta",
+    "choose_targets",
+    "digest",
+    "divergence",
+    "find_blocks",
+    "find_next",
+    "full_name",
+    "all_gather",
+    "broadcast",
+    "held_batches",
+    "in_place",
+    "is_turned",
+    "longest_sequence",
+    "naming_batch",
+    "with_batch_in_errors",
+    "on_rank_zero",
+    "oneshot",
+    "parameters_on_meta",
+    "parts_of",
+    "prepared",
+    "pruned_blocks_sheets",
+    "rank_and_world",
+    "read_calibration",
+    "refuse_repeated",
+    "run_through",
+    "slopes",
+    "store",
+    "unexplained",
+    "walk_model",
+    "with_all_outputs",
+]

@@ -1,0 +1,468 @@
+"""Calibration data: token batches from a text file, a file of JSON records, or what the caller has.
+
+Law: the same source, tokenizer, numbers and seed give the same tokens; the whole source has its chance, and of a large
+file only what is used is read. Nothing is downloaded, and no code of a tokenizer's directory is run.
+
+Errors of a model on a batch are re-raised with the number and the shapes of the batch.
+
+Law: what this library found itself says so already, and passes; whatever the model or torch raises becomes one line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from secateur.checkpoints import CheckpointError, read_json
+from secateur.models.replay import LostOutputError
+from secateur.support import Forward, documents, printable, run_batch, track
+
+Batch = Tensor | dict[str, Any]
+Tokens = npt.NDArray[np.int64]
+
+LONGEST = 2048  # tokens of a sequence, where the caller names no length
+_SPARSE = 16  # bytes of file a token: a file with more than this for each that is needed is sampled, not read
+_UNKNOWN = 0.5  # of all tokens: more is no text in a language of the model
+_POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx", "max_sequence_length")
+# These count positions from beyond the padding token's number.
+_OFFSET_MODELS = ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "longformer", "data2vec-text", "mpnet")
+
+
+def read_calibration(
+    source: str | Path | Iterable[Any],
+    *,
+    tokenizer_directory: Path | str,
+    samples: int = 128,
+    sequence_length: int | None = None,
+    seed: int = 0,
+    field: str = "text",
+) -> list[Batch]:
+    """``samples`` sequences of ``sequence_length`` tokens each, as int64 tensors of shape (1, sequence_length).
+
+    Documents are joined with the tokenizer's end-of-text between them and cut into sequences, so that no padding is
+    needed; each sequence begins and ends with what the tokenizer puts around a text (Llama's ``<s>``, BERT's ``[CLS]``
+    and ``[SEP]``). Which sequences are taken, and in which order, follows from the seed. Of a file that is much larger
+    than what is needed, text is read at places spread over the whole of it. A text that is too short is used as far as
+    it goes: fewer sequences, or one shorter one, with a warning of one line that says how many. A text that is mostly
+    unknown to the tokenizer is warned of, too.
+
+    Args:
+        source: a ``.txt`` file, which is one document; a ``.jsonl`` or ``.json`` file of records (or strings); or an
+            iterable of documents or records, or of token batches: tensors, lists of numbers, mappings with
+            ``input_ids`` and perhaps ``attention_mask``. Batches are taken as they are, until there are ``samples``
+            sequences. The string ``"random"`` asks for random tokens, with a warning.
+        tokenizer_directory: the model's directory, with its tokenizer and ``config.json``.
+        sequence_length: by default 2048, or less where the model or its tokenizer takes less.
+        field: of the records that holds the text.
+
+    Raises:
+        ValueError: no text at all; a record without the field; a token beyond the vocabulary; a length beyond the
+            model's positions.
+        CheckpointError: there is no tokenizer in the directory.
+
+    >>> read_calibration([[1, 2, 3], torch.tensor([[4, 5]])], tokenizer_directory=".", samples=2)
+    [tensor([[1, 2, 3]]), tensor([[4, 5]])]
+    """
+    if samples < 1:
+        raise ValueError(f"samples must be at least 1, not {samples}.")
+    directory = Path(tokenizer_directory)
+    config = _config(directory)
+    vocabulary = _number(config, ("vocab_size",))
+    if isinstance(source, Mapping):
+        raise ValueError("this is a single batch; pass a list of batches.")
+    if not isinstance(source, str | Path):
+        items = iter(source)
+        if (first := next(items, None)) is None:
+            raise ValueError("the calibration data is empty.")
+        source = itertools.chain([first], items)
+        if not (isinstance(first, str) or (isinstance(first, Mapping) and isinstance(first.get(field), str))):
+            return _given(source, samples, vocabulary)
+    tokenizer = _tokenizer(directory)
+    longest = longest_sequence(config, tokenizer)
+    length = min(LONGEST, longest or LONGEST) if sequence_length is None else sequence_length
+    if longest is not None and length > longest:
+        raise ValueError(f"the model in {directory} takes at most {longest:,} tokens at a time, not {length:,}.")
+    text = _Text.of(tokenizer, length)
+    generator = np.random.default_rng(seed)
+    if isinstance(source, str) and source == "random":
+        return _random(text, samples, vocabulary or len(tokenizer), generator)
+    if isinstance(source, str | Path):
+        bodies = _from_file(Path(source), text, samples, generator, field)
+    else:
+        texts = (documents.text_of(each, f"document {number}", field) for number, each in enumerate(source))
+        bodies = _packed(text.joined(track(texts, "tokenizing")), text, samples, generator, "the list of documents")
+    found = [text.whole(body) for body in bodies]
+    if len(found) < samples or len(found[0]) < length:
+        sequences = "sequence" if len(found) == 1 else "sequences"
+        warnings.warn(
+            f"{source if isinstance(source, str | Path) else 'the list of documents'} is short: calibrating with "
+            f"{len(found):,} {sequences} of {len(found[0]):,} tokens, not {samples:,} of {length:,}.",
+            stacklevel=2,
+        )
+    _warn_of_unknown(bodies, tokenizer, source if isinstance(source, str | Path) else "the list of documents")
+    _check_vocabulary((int(tokens.max()) for tokens in found), vocabulary, f"the tokenizer in {directory}")
+    return [torch.from_numpy(tokens)[None] for tokens in found]
+
+
+def longest_sequence(config: Mapping[str, Any], tokenizer: Any = None) -> int | None:
+    """The largest number of tokens that a model takes, from its configuration and its tokenizer; None if neither says.
+
+    >>> longest_sequence({"model_type": "roberta", "max_position_embeddings": 514, "pad_token_id": 1})
+    512
+    """
+    positions = _number(config, _POSITIONS)
+    if positions is not None and config.get("model_type") in _OFFSET_MODELS:
+        positions -= (_number(config, ("pad_token_id",)) or 0) + 1
+    limit = getattr(tokenizer, "model_max_length", None)  # an absurdly large number where there is none
+    known = [each for each in (positions, limit) if each is not None and 0 < each < 1 << 40]
+    return min(known, default=None)
+
+
+# ---- text and tokens ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Text:
+    """How text becomes sequences: ``body`` tokens of text between what the tokenizer puts around them."""
+
+    encode: Callable[[str], Tokens]
+    before: Tokens
+    after: Tokens
+    end: Tokens  # of a document
+    body: int
+
+    @staticmethod
+    def of(tokenizer: Any, length: int) -> _Text:
+        def encode(text: str, special: bool = False) -> Tokens:
+            found = tokenizer(text, add_special_tokens=special, return_attention_mask=False, verbose=False)
+            return np.asarray(found["input_ids"], dtype=np.int64).reshape(-1)
+
+        plain, around = encode("a"), encode("a", special=True)
+        places = [at for at in range(len(around)) if np.array_equal(around[at : at + len(plain)], plain)]
+        before, after = (around[: places[0]], around[places[0] + len(plain) :]) if places else (plain[:0], plain[:0])
+        end = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
+        body = length - len(before) - len(after)
+        if body < 1:
+            own = len(before) + len(after)
+            raise ValueError(f"a sequence of {length} tokens has no room for text beside the tokenizer's own {own}.")
+        ends = np.asarray([] if end is None else [end], dtype=np.int64)
+        return _Text(encode, before, after, ends, body)
+
+    def whole(self, tokens: Tokens) -> Tokens:
+        """A sequence, with what goes around it."""
+        return np.concatenate([self.before, tokens, self.after])
+
+    def joined(self, documents: Iterable[str]) -> Iterator[Tokens]:
+        """The tokens of each document, and the end of it."""
+        for document in documents:
+            if document:
+                yield np.concatenate([self.encode(document), self.end])
+
+
+def _packed(
+    pieces: Iterable[Tokens], text: _Text, samples: int, generator: np.random.Generator, where: str
+) -> list[Tokens]:
+    """Consecutive sequences that do not overlap, until the tokens end; of too few tokens one shorter sequence."""
+    needed = samples * text.body
+    held: list[Tokens] = []
+    count = 0
+    for piece in pieces:
+        held.append(piece)
+        count += len(piece)
+        if count >= _SPARSE * needed:
+            break
+    if not count:
+        raise ValueError(f"{where} has no tokens: there is nothing to calibrate with.")
+    tokens, whole = np.concatenate(held), count // text.body
+    if not whole:
+        return [tokens]
+    chosen = generator.permutation(whole)[:samples]
+    return [tokens[at * text.body : (at + 1) * text.body] for at in chosen]
+
+
+# ---- files ----------------------------------------------------------------------------------------------------------
+
+
+def _from_file(path: Path, text: _Text, samples: int, generator: np.random.Generator, field: str) -> list[Tokens]:
+    kind = documents.checked_kind(path)
+    size = path.stat().st_size
+    if kind == ".json" and documents.first_byte(path) == b"[":
+        return _packed(text.joined(documents.array(path, size, field)), text, samples, generator, str(path))
+    lines = kind != ".txt"
+    if size > _SPARSE * samples * text.body:
+        spread = (_records if lines else _places)(path, size, text, samples, generator, field)
+        if spread is not None:
+            return spread
+    with open(path, "rb") as file:
+        if lines:
+            pieces = text.joined(track(documents.records_in(file, path, field), "tokenizing"))
+        else:
+            pieces = (text.encode(piece) for piece in track(documents.pieces(file, path), "tokenizing"))
+        return _packed(pieces, text, samples, generator, str(path))
+
+
+def _places(
+    path: Path, size: int, text: _Text, samples: int, generator: np.random.Generator, _field: str
+) -> list[Tokens] | None:
+    """A sequence from each of as many equal parts of a text; None if one has not so many tokens."""
+    found = []
+    span = _SPARSE * text.body
+    with open(path, "rb") as file:
+        for number in track(range(samples), "tokenizing"):
+            low, high = size * number // samples, size * (number + 1) // samples
+            begin = low + int(generator.integers(max(high - low - span, 0) + 1))
+            file.seek(begin)
+            tokens = text.encode(documents.decoded(file.read(min(span, high - begin)), path, begin))
+            if len(tokens) < text.body:
+                return None
+            found.append(tokens[: text.body])
+    return [found[at] for at in generator.permutation(samples)]
+
+
+def _records(
+    path: Path, size: int, text: _Text, samples: int, generator: np.random.Generator, field: str
+) -> list[Tokens] | None:
+    """A sequence from records at each of as many equal parts, none used twice; None if there are too few."""
+    found: list[Tokens] = []
+    used: set[int] = set()
+    with open(path, "rb") as file:
+        for number in track(range(samples), "tokenizing"):
+            low, high = size * number // samples, size * (number + 1) // samples
+            begin = low + int(generator.integers(max(high - low, 1)))
+            file.seek(max(begin - 1, 0))
+            if begin:
+                documents.line_of(file, path)  # the rest of the line before
+            parts: list[Tokens] = []
+            count, wrapped = 0, False
+            while count < text.body:
+                at = file.tell()
+                line = documents.line_of(file, path)
+                if at in used:
+                    if wrapped:
+                        return None
+                    continue
+                if not line:
+                    if wrapped:
+                        return None
+                    wrapped = True
+                    file.seek(0)
+                    continue
+                used.add(at)
+                document = documents.document_in(line, path, at, field)
+                if len(document) > _SPARSE * text.body:  # of a book a part, anywhere
+                    start = int(generator.integers(len(document) - _SPARSE * text.body + 1))
+                    document = document[start : start + _SPARSE * text.body]
+                if document:
+                    parts.append(np.concatenate([text.encode(document), text.end]))
+                    count += len(parts[-1])
+            found.append(np.concatenate(parts)[: text.body])
+    return [found[at] for at in generator.permutation(samples)]
+
+
+# ---- what is not text -----------------------------------------------------------------------------------------------
+
+
+def _given(items: Iterable[Any], samples: int, vocabulary: int | None) -> list[Batch]:
+    """Token batches as they are, until there are so many sequences."""
+    found: list[Batch] = []
+    count = 0
+    for number, item in enumerate(items):
+        where = f"batch {number}"
+        if isinstance(item, Mapping):
+            if "input_ids" not in item:
+                raise ValueError(f"{where}: a mapping without 'input_ids': {sorted(map(str, item))[:8]}.")
+            batch = {str(name): value for name, value in item.items()}
+            batch["input_ids"] = tokens = _tensor(item["input_ids"], where)
+            if batch.get("attention_mask") is not None:
+                mask = torch.as_tensor(item["attention_mask"])
+                batch["attention_mask"] = mask = mask[None] if mask.dim() == 1 else mask
+                if mask.shape != tokens.shape:
+                    raise ValueError(
+                        f"{where}: an attention_mask of shape {tuple(mask.shape)} for tokens {tuple(tokens.shape)}."
+                    )
+                if not mask.any():
+                    raise ValueError(f"{where}: the attention_mask calls all tokens padding.")
+            found.append(batch)
+        else:
+            tokens = _tensor(item, where)
+            found.append(tokens)
+        _check_vocabulary([int(tokens.max())], vocabulary, where)
+        if int(tokens.min()) < 0:
+            raise ValueError(f"{where}: {int(tokens.min())} is no token; pad with the padding token and a mask.")
+        count += len(tokens)
+        if count >= samples:
+            break
+    return found
+
+
+def _tensor(tokens: Any, where: str) -> Tensor:
+    try:
+        made: Tensor = torch.as_tensor(tokens)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise ValueError(
+            f"{where}: not tokens ({str(error).splitlines()[0]}); rows of one batch must be equally long."
+        ) from None
+    if made.is_floating_point() or made.is_complex() or made.dtype == torch.bool:
+        raise ValueError(f"{where}: tokens are integers, not {made.dtype}.")
+    if made.dim() not in (1, 2) or not made.numel():
+        raise ValueError(f"{where}: tokens have shape (sequences, length) or (length,), not {tuple(made.shape)}.")
+    made = made.to(torch.int64)
+    return made[None] if made.dim() == 1 else made
+
+
+def _random(text: _Text, samples: int, vocabulary: int, generator: np.random.Generator) -> list[Batch]:
+    warnings.warn(
+        "random tokens are no language: what is pruned by them is worse than by any text. Use them for trials.",
+        stacklevel=3,
+    )
+    drawn = [generator.integers(vocabulary, size=text.body, dtype=np.int64) for _ in range(samples)]
+    return [torch.from_numpy(text.whole(tokens))[None] for tokens in drawn]
+
+
+def _warn_of_unknown(bodies: Iterable[Tokens], tokenizer: Any, where: str | Path) -> None:
+    if tokenizer.unk_token_id is None:
+        return
+    share = float(np.mean(np.concatenate([*bodies]) == tokenizer.unk_token_id))
+    if share > _UNKNOWN:
+        warnings.warn(
+            f"{where}: {share:.0%} of its tokens are {tokenizer.unk_token}, which stands for what the tokenizer does "
+            "not know. They say little: give a text in a language of the model.",
+            stacklevel=3,
+        )
+
+
+def _check_vocabulary(highest: Iterable[int], vocabulary: int | None, where: str) -> None:
+    if vocabulary is None:
+        return
+    for token in highest:
+        if token >= vocabulary:
+            raise ValueError(
+                f"{where} gives token {token:,}, but the model has a vocabulary of {vocabulary:,}: the tokenizer is "
+                "another model's."
+            )
+
+
+def _tokenizer(directory: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    if not directory.is_dir():  # or transformers would look for a name on its hub
+        raise CheckpointError(f"{directory}: no such directory.")
+    try:
+        return AutoTokenizer.from_pretrained(os.fspath(directory), local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # whatever its many kinds of tokenizers raise
+        why = printable(str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__, 150)
+        raise CheckpointError(f"{directory}: no tokenizer that transformers can load without code ({why}).") from None
+
+
+def _config(directory: Path) -> Mapping[str, Any]:
+    path = directory / "config.json"
+    return read_json(path) if path.is_file() else {}
+
+
+def _number(config: Mapping[str, Any], names: Iterable[str]) -> int | None:
+    """The first of these that a configuration holds, of the text part where there are several."""
+    for part in (config, config.get("text_config"), config.get("decoder")):
+        for name in names:
+            value = part.get(name) if isinstance(part, Mapping) else None
+            if type(value) is int and value > 0:
+                return value
+    return None
+
+
+def with_batch_in_errors(batches: Sequence[Any], forward: Forward | None) -> Forward:
+    """The function that runs a batch; where that fails, the error names the batch.
+
+    A custom ``forward`` raises its own error, with a note.
+
+    >>> run = with_batch_in_errors([torch.ones(1, 3), torch.ones(1, 4)], None)
+    >>> run(nn.Linear(3, 2), torch.ones(1, 4))
+    Traceback (most recent call last):
+      ...
+    ValueError: the model does not run on a batch of shape (1, 4), float32 (RuntimeError: mat1 and mat2 shapes cannot be multiplied (1x4 and 3x2)); pass batches that it takes, or forward=(model, batch) -> outputs.
+    """  # noqa: E501
+
+    def run(model: nn.Module, batch: Any) -> Any:
+        with naming_batch(batches, batch, forward):
+            return run_batch(model, batch, forward)
+
+    return run
+
+
+@contextlib.contextmanager
+def naming_batch(
+    batches: Sequence[Any], batch: Any, forward: Forward | None = None, who: str = "the model"
+) -> Iterator[None]:
+    """A context in which a batch is run: where that fails, the error names the batch, as in `with_batch_in_errors`.
+
+    Args:
+        batches: all batches.
+        batch: the one that is run, as it is in ``batches``.
+        forward: the custom function that runs it, if there is one.
+        who: the model, in words.
+    """
+    try:
+        yield
+    except Exception as error:
+        if passes(error):
+            raise
+        if forward is not None:
+            error.add_note(f"This was {which(batches, batch)}.")
+            raise
+        said = printable(" ".join(str(error).split()), 400)
+        raise ValueError(
+            f"{who} does not run on {which(batches, batch)} ({type(error).__name__}: {said}); pass batches "
+            "that it takes, or forward=(model, batch) -> outputs."
+        ) from error
+
+
+def which(batches: Sequence[Any], batch: Any) -> str:
+    """A batch in words.
+
+    >>> batches = [{"input_ids": torch.ones(1, 4).long()}, (torch.ones(2, 3), torch.ones(2))]
+    >>> which(batches, batches[0]); which(batches, batches[1])
+    'batch 0 of 2 (input_ids of shape (1, 4), int64)'
+    'batch 1 of 2 (shape (2, 3), float32 and shape (2,), float32)'
+    """
+    shapes = " and ".join(_spelled(batch)) or f"a {type(batch).__name__}"
+    number = next((at for at, each in enumerate(batches) if each is batch), None)
+    return f"a batch of {shapes}" if number is None else f"batch {number} of {len(batches)} ({shapes})"
+
+
+def _spelled(batch: Any, name: str = "") -> Iterator[str]:
+    if isinstance(batch, Tensor):
+        words = f"shape {tuple(batch.shape)}, {str(batch.dtype).removeprefix('torch.')}"
+        yield f"{name} of {words}" if name else words
+    elif isinstance(batch, Mapping):
+        for key, value in batch.items():
+            yield from _spelled(value, printable(str(key)))
+    elif isinstance(batch, tuple | list):
+        for value in batch:
+            yield from _spelled(value, name)
+
+
+def passes(error: Exception) -> bool:
+    """Whether an error passes unchanged: it is this library's own, or memory ran out."""
+    known = (CheckpointError, LostOutputError, OSError, MemoryError, torch.OutOfMemoryError)
+    return isinstance(error, known) or _is_our_own(error)
+
+
+def _is_our_own(error: Exception) -> bool:
+    """Whether a call of this library found it, and not the model's code or torch's, of which no frame may be seen."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    frame = None if trace is None else trace.tb_frame
+    own = frame is not None and str(frame.f_globals.get("__name__")).startswith("secateur.")
+    watched = frame is not None and frame.f_code.co_name == "__torch_function__"  # where torch's products are called
+    return isinstance(error, ValueError | TypeError) and own and not watched

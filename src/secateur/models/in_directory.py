@@ -1,0 +1,355 @@
+"""The walk over a directory: weights are read from files, and written into a copy that becomes the result.
+
+Law: the source is not changed; a run that was killed goes on where it was, to the same bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from secateur.checkpoints import (
+    HEADER_KEY,
+    Checkpoint,
+    CheckpointError,
+    blaming_config,
+    check_arguments,
+    check_new,
+    check_places,
+    open_checkpoint,
+    previous_record,
+)
+from secateur.checkpoints.run import Unfinished, unfinished, unfinished_copy
+from secateur.models.batches import passes, which
+from secateur.models.blocks import choose_targets, find_blocks
+from secateur.models.files import BlockFiles, Written, build_on_meta
+from secateur.models.in_memory import share_out
+from secateur.models.jobs import Job, Layer, Pruned, Solved, barrier, rank_and_world
+from secateur.models.observation import find_next, prepared
+from secateur.models.products import WeightView
+from secateur.models.replay import Outputs, Replay
+from secateur.models.result import OneShot, Tally, said_of, write_record
+from secateur.models.slopes import slopes_by_block
+from secateur.models.solving import Request, held_batches
+from secateur.models.walk import Weights, check_pruned, never_run, run_through, walk
+from secateur.support import Fields, Forward, printable, private, run_batch, track, usable
+
+_Writings = Mapping[str, Written]
+_Note = Callable[[Pruned, Mapping[str, Solved], _Writings], Mapping[str, Any]]
+
+
+def prune_directory(
+    source: Path, out: Path, batches: Iterable[Any], request: Request, device: torch.device | str | None = None
+) -> OneShot:
+    """`oneshot` of a directory into another one, beside which it is made."""
+    started = time.monotonic()
+    check_new(out)
+    check_places(source, out)
+    check_arguments(request.arguments)
+    checkpoint = open_checkpoint(source)
+    previous = previous_record(source)
+    every, held = held_batches(batches)
+    place = DirectoryWalk(
+        checkpoint,
+        unfinished_copy(out),
+        held,
+        forward=request.forward,
+        activations=request.activations,
+        device=device,
+    )
+    targets, left_alone = choose_targets(place.model, place.blocks, request.include, request.exclude)
+    place.check()
+    said = said_of(request, every)
+    rank, _ = rank_and_world()
+    with place.begun(out, said) as begun:
+        tally = Tally()
+        tally.leave_alone(left_alone)
+        sparsities = _gone_on_with(begun, tally, place.blocks, targets)
+        note = functools.partial(_noted, begun, place.files, tally)
+        with place.replaying(dense=bool(request.aim)) as replay:
+            if sparsities is None:
+                sparsities = share_out(request, targets, replay, place.weights(begun, note), held)
+                if not rank:
+                    begun.learn(sparsities=sparsities)
+            job, already = request.job(sparsities), [block["name"] for block in begun.blocks]
+            for pruned in walk(replay, place.weights(begun, note), held, job, already=already):
+                tally.layers.extend(pruned.layers)  # what is left alone was noted as the block was written
+            tally.leave_alone(never_run(replay, job))
+            if not already:
+                check_pruned(tally.layers, tally.left_alone, replay, job)
+        done = tally.outcome(time.monotonic() - started, out)
+        if not rank:
+            write_record(begun, done, request, said, place.files, previous)
+            begun.publish()
+        barrier()
+    return done
+
+
+def _noted(
+    begun: Unfinished, files: BlockFiles, tally: Tally, pruned: Pruned, new: Mapping[str, Solved], written: _Writings
+) -> dict[str, Any]:
+    """What the journal says of a block that `oneshot` pruned."""
+    tally.leave_alone(pruned.left_alone)
+    begun.facts["left_alone"] = tally.left_alone
+    masks = files.taken_apart(pruned.block, {name: solved.mask for name, solved in new.items()}) if written else {}
+    tensors = {
+        name: {
+            "sparsity": (found.numel - found.nonzero) / found.numel,
+            "removed": found.numel - int(masks[name].count_nonzero()),
+            "kept_as_they_were": found.kept_as_they_were,
+        }
+        for name, found in written.items()
+    }
+    return {"name": pruned.block, "layers": [asdict(layer) for layer in pruned.layers], "tensors": tensors}
+
+
+# ---- the walk -------------------------------------------------------------------------------------------------------
+
+
+class DirectoryWalk:
+    """A walk over a model whose weights lie in files: runs batches through its blocks, for any `Job`.
+
+    Args:
+        source: the checkpoint.
+        work: a copy of it, there once a run has `begun`, into which blocks are written; the source itself where
+            nothing is.
+        batches: this process's share.
+        forward: ``(model, batch) -> outputs``.
+        activations: a folder for what blocks pass on; None: memory.
+        device: where blocks are computed; None: the processor.
+
+    Raises:
+        CheckpointError: no model can be made of what the directory says, or it is none of repeated blocks.
+        ValueError: the device is not there.
+    """
+
+    def __init__(
+        self,
+        source: Checkpoint,
+        work: Path,
+        batches: Sequence[Any],
+        *,
+        forward: Forward | None = None,
+        activations: Path | str | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        if any(HEADER_KEY in metadata for metadata in source.metadata.values()):
+            raise CheckpointError(
+                f"{source.root}: compressed; write its weights with secateur expand, and name that directory."
+            )
+        self.source, self.batches = source, batches
+        self.activations = None if activations is None else Path(activations)
+        self.device = usable(device)
+        self.model = build_on_meta(source)
+        for buffers in [private.buffers_of(module) for module in self.model.modules()]:
+            buffers.update({key: None if buffer is None else buffer.to(self.device) for key, buffer in buffers.items()})
+        with blaming_config(source.root, "the model is not one of repeated blocks"):
+            self.blocks = find_blocks(self.model)
+        self.files = BlockFiles(self.model, self.blocks, source, work, self.device)
+        self.forward = functools.partial(_run_of_directory, source.root, batches) if forward is None else forward
+
+    def check(self) -> None:
+        """Whether the files hold the blocks and the model runs: else it is an error before anything is copied."""
+        self.files.check()
+        _try(self.model, self.files, self.batches[0], self.forward, self.device)
+
+    @contextlib.contextmanager
+    def begun(self, out: Path, said: Mapping[str, Any]) -> Iterator[Unfinished]:
+        """The unfinished directory beside ``out``, copied by the first process; see `unfinished`."""
+        rank, _ = rank_and_world()
+        if rank:
+            barrier()  # the first process has copied the source
+        with unfinished(out, said, self.source, first=not rank) as begun:
+            if not rank:
+                begun.copy()
+                barrier()
+            yield begun
+
+    @contextlib.contextmanager
+    def replaying(self, *, dense: bool) -> Iterator[Replay]:
+        """What runs the batches up to a block; ``dense``: also through the blocks as they were, beside."""
+        replay = Replay(
+            self.model,
+            self.blocks,
+            outputs=Outputs(self.activations),
+            dense=Outputs(self.activations, "dense") if dense else None,
+            forward=self.forward,
+            on_arrival=self.files.arrive,
+            device=self.device,
+        )
+        with contextlib.ExitStack() as stack:
+            stack.callback(replay.clear)
+            stack.enter_context(prepared(self.model))
+            stack.enter_context(replay.installed())
+            stack.enter_context(torch.random.fork_rng(devices=[]))
+            yield replay
+
+    def run(self) -> None:
+        """Runs the dense model on the batches, block after block, for who watches its modules."""
+        with self.replaying(dense=False) as replay:
+            for _ in run_through(replay, self.weights(), self.batches):
+                pass
+
+    @contextlib.contextmanager
+    def running(
+        self, *, written: bool = False, dense: Collection[nn.Module] = ()
+    ) -> Iterator[tuple[Replay, Iterator[str]]]:
+        """The replay, and the blocks, each given when it was run and while its weights are there; in the end each batch
+        is run on to what the model returns.
+
+        Args:
+            written: the weights are those of the copy that is written.
+            dense: modules whose weights are those of the source all the same.
+        """
+        with self.replaying(dense=False) as replay:
+            yield replay, self._to_the_end(replay, _Read(self.files, dense), written=written)
+
+    def _to_the_end(self, replay: Replay, weights: Weights, *, written: bool) -> Iterator[str]:
+        yield from run_through(replay, weights, self.batches, finished=written)
+        for number, batch in enumerate(track(self.batches, "running on to the end")):
+            replay.run(number, batch, lambda *_: None)
+
+    def slopes(self, names: Iterable[str], batches: Sequence[Any]) -> dict[WeightView, Tensor]:
+        """The mean squared slopes of the dense model's outputs along those of products in the blocks; see `slopes`.
+        Empty where the outputs are of all positions together."""
+        with prepared(self.model), self.files.arriving():
+            return slopes_by_block(
+                self.model,
+                self.blocks,
+                self.weights(),
+                batches,
+                names,
+                outputs=Outputs(self.activations, "slopes"),
+                forward=self.forward,
+                device=self.device,
+                unless_pooled=True,
+            )
+
+    def weights(self, begun: Unfinished | None = None, note: _Note | None = None) -> Weights:
+        """The weights for a walk; without a run that has begun and what is noted of a block, nothing is written."""
+        return _InFiles(self.files, begun, note)
+
+    def walk(
+        self, job: Job, begun: Unfinished | None = None, note: _Note | None = None, already: Sequence[str] = ()
+    ) -> Iterator[Pruned]:
+        """Does a job block by block; those ``already`` done are only run.
+
+        Args:
+            begun: where new weights are written.
+            note: ``(pruned, new, written) -> what the journal says of the block``; called on all processes, of which
+                the first has written.
+        """
+        with self.replaying(dense=job.beside_dense) as replay:
+            yield from walk(replay, self.weights(begun, note), self.batches, job, already=already)
+
+
+def _run_of_directory(root: Path, batches: Sequence[Any], model: nn.Module, batch: Any) -> Any:
+    """`run`; where the model cannot compute as its configuration says, the error names ``config.json``."""
+    try:
+        return run_batch(model, batch)
+    except Exception as error:
+        if passes(error):
+            raise
+        with blaming_config(root, f"the model that it describes does not run on {which(batches, batch)}"):
+            raise
+
+
+def _try(model: nn.Module, files: BlockFiles, batch: Any, forward: Forward, device: torch.device) -> None:
+    """Runs one batch to the end of the first block: what can't run is an error before anything is copied."""
+    replay = Replay(model, files.blocks, forward=forward, on_arrival=files.arrive, device=device)
+    with prepared(model), replay.installed(), torch.random.fork_rng(devices=[]):
+        name = find_next(replay, [batch])
+        if name is not None:
+            files.load(name, finished=False)
+            replay.run(0, batch, lambda _name, _args, _kwargs, call: call())
+            files.unload(name)
+
+
+class _InFiles:
+    """The weights are in files; the first process writes."""
+
+    def __init__(self, files: BlockFiles, run: Unfinished | None, note: _Note | None) -> None:
+        self.files, self.run, self.note = files, run, note
+        self.load, self.unload, self.arrive = files.load, files.unload, files.arrive
+
+    def commit(self, pruned: Pruned, new: Mapping[str, Solved]) -> None:
+        if self.run is not None and self.note is not None:
+            first = not rank_and_world()[0]
+            values = {name: solved.values for name, solved in new.items()}
+            found = self.note(pruned, new, self.files.write(pruned.block, values) if first else {})
+            if first:
+                self.run.note(found)
+        barrier()
+        with torch.no_grad():  # the block is run once more with its new weights
+            for name, solved in new.items():
+                self.files.blocks[pruned.block].get_parameter(name).copy_(solved.values)
+
+
+class _Read(_InFiles):
+    """The weights are in files, some always those of the source; nothing is written."""
+
+    def __init__(self, files: BlockFiles, dense: Collection[nn.Module]) -> None:
+        super().__init__(files, None, None)
+        self.load = functools.partial(files.load, dense=dense)
+
+
+def _gone_on_with(
+    begun: Unfinished, tally: Tally, blocks: Mapping[str, nn.Module], targets: Mapping[str, nn.Parameter]
+) -> dict[str, float | None] | None:
+    """Adds what an earlier run did to the tally; the sparsities that it went by, None if it did not come so far."""
+    journal = begun.found()
+    seen: set[str] = set()
+    for block in journal.inners("blocks"):
+        block.only("name", "layers", "tensors")
+        name = block.take("name", str)
+        if name not in blocks or name in seen:
+            raise block.wrong("name", f"is {printable(name)}, which is no block of the model, or is there twice")
+        seen.add(name)
+        written = block.inner("tensors")
+        for tensor in map(written.inner, written.values):
+            tensor.only("sparsity", "removed", "kept_as_they_were")
+            tensor.take("sparsity", float, least=0, most=1)
+            tensor.take("removed", int, least=0)
+            tensor.take("kept_as_they_were", bool)
+        for layer in block.inners("layers"):
+            found = _layer_from_journal(layer)
+            if found.name not in targets or found.block != name:
+                raise layer.wrong("name", f"is {printable(found.name)}, which is no weight to prune in {name}")
+            tally.layers.append(found)
+    facts = journal.inner("facts")
+    facts.only("sparsities", "left_alone")
+    if "left_alone" in facts.values:
+        reasons = facts.inner("left_alone")
+        tally.left_alone.update({reason: reasons.each(reason, str) for reason in reasons.values})
+    if "sparsities" not in facts.values:
+        if seen:
+            raise facts.wrong("sparsities", "is missing")
+        return None
+    shares = facts.inner("sparsities")
+    sparsities = {name: shares.maybe(name, float, least=0, most=1) for name in shares.values}
+    if sparsities.keys() != targets.keys():
+        raise facts.wrong("sparsities", "is of other weights than those to prune")
+    return sparsities
+
+
+def _layer_from_journal(found: Fields) -> Layer:
+    found.only(*(field.name for field in fields(Layer)))
+    return Layer(
+        found.take("name", str),
+        found.take("block", str),
+        tuple(found.each("shape", int, least=0)),
+        found.take("sparsity", float, least=0, most=1),
+        found.maybe("error", float),
+        found.take("tokens", int, least=0),
+        found.take("seconds", float, least=0),
+        tuple(found.each("without_tokens", int, least=0)),
+        tuple(found.each("warnings", str)),
+    )

@@ -1,0 +1,251 @@
+"""The interface between a walk over blocks and what is done at each stage of a block.
+
+Law: a job sees a stage's weights and the statistics of their inputs, and returns new values; it runs nothing and writes
+nothing. It is the same for weights in memory and in files.
+
+Communication between processes: ranks, sums over all batches, and solved weights.
+
+Law: after each step here all processes hold the same values; an error of one is raised on all.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from secateur.evidence import Sums, sum_over_ranks
+from secateur.models.products import SAMPLE, InputStats, Products, WeightView
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The result for one pruned weight: its sparsity, its error and the number of tokens.
+
+    ``sparsity`` is the share of its stored values that are 0, be they removed or 0 by themselves or by rounding.
+    ``error`` is ``‖X(W' - W)ᵀ‖² / ‖XWᵀ‖²``, the squared relative error of its outputs on the inputs that reach it in
+    the pruned model, W being the target weight; None where no token did, or where the outputs were all 0
+    and no longer are. ``tokens`` counts those inputs; ``without_tokens`` are the experts that none were sent to, which
+    were pruned by magnitude.
+    """
+
+    name: str
+    block: str
+    shape: tuple[int, ...]
+    sparsity: float
+    error: float | None
+    tokens: int
+    seconds: float
+    without_tokens: tuple[int, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+class Solved(NamedTuple):
+    """A parameter's new values and its mask, True = kept, both of its shape."""
+
+    values: Tensor
+    mask: Tensor
+
+
+class Pruned(NamedTuple):
+    """The result for one block: a `Layer` for each weight that was solved, and ``{reason: names}`` of those that could
+    not be pruned; ``in_blocks`` has a note on each whose Gram matrix was summed in blocks."""
+
+    block: str
+    layers: tuple[Layer, ...] = ()
+    left_alone: Mapping[str, tuple[str, ...]] = {}
+    in_blocks: Mapping[str, str] = {}
+
+    def and_then(self, later: Pruned) -> Pruned:
+        """This result, and that of a later stage of the block."""
+        reasons = dict.fromkeys([*self.left_alone, *later.left_alone])
+        left_alone = {why: (*self.left_alone.get(why, ()), *later.left_alone.get(why, ())) for why in reasons}
+        return Pruned(self.block, (*self.layers, *later.layers), left_alone, {**self.in_blocks, **later.in_blocks})
+
+
+class Job(Protocol):
+    """What a walk does at each stage of a block: pruning matrices by a solver, or another task, such as removing units.
+
+    The walk takes a block's targets in stages, in the order in which they compute, or all at once. For each stage it
+    sums over the inputs of its weights where the stages before have their new values already, asks `solve_stage`, and
+    puts the returned values in the weights' places; they are written when the last stage of the block is solved.
+    """
+
+    @property
+    def targets(self) -> Collection[str]:
+        """The parameters whose products are watched, by full name; those of one block are given to it in stages."""
+
+    @property
+    def words(self) -> Collection[str]:
+        """What is summed of the inputs; see `secateur.evidence.VOCABULARY`."""
+
+    @property
+    def in_stages(self) -> bool:
+        """Whether a block's weights are solved in stages; else all at once, from one run of the dense block."""
+
+    @property
+    def beside_dense(self) -> bool:
+        """Whether the dense model is run beside the pruned one, so that each `InputStats` has the residual to it."""
+
+    @property
+    def around(self) -> bool:
+        """Whether each `InputStats` has statistics of the sum that its outputs are added to: the residual stream."""
+
+    @property
+    def changes(self) -> bool:
+        """Whether new values may be given; where all that is done is to measure, all at once, a block is run once."""
+
+    def solve_stage(
+        self, block: str, module: nn.Module, stage: Mapping[str, Tensor], found: Mapping[WeightView, InputStats]
+    ) -> tuple[Mapping[str, Solved], Pruned]:
+        """New values by names in the block, and the result for this stage.
+
+        Args:
+            block: its name.
+            module: the block, which still has its dense weights.
+            stage: ``{name in the block: parameter}``.
+            found: the statistics of their inputs; empty where the batches did not run the block.
+
+        The values may be of any of the block's parameters, also of earlier stages, such as the rows of a product that
+        nothing reads any more, or of a bias: later stages see them. Nothing is written here.
+        """
+
+
+_T = TypeVar("_T")
+
+
+def rank_and_world() -> tuple[int, int]:
+    """``(rank, world size)`` of this process; ``(0, 1)`` where there is only one.
+
+    >>> rank_and_world()  # without torchrun
+    (0, 1)
+    """
+    from torch import distributed
+
+    if not distributed.is_available() or not distributed.is_initialized():
+        return 0, 1
+    return distributed.get_rank(), distributed.get_world_size()
+
+
+def barrier() -> None:
+    """Waits until all processes are here; with one process it does nothing."""
+    if rank_and_world()[1] > 1:
+        from torch import distributed
+
+        distributed.barrier()
+
+
+def broadcast(said: Any, tensors: Sequence[Tensor], owner: int) -> Any:
+    """Broadcasts one process' result and tensors to all, which overwrite their own; its error is raised on all."""
+    if rank_and_world()[1] > 1:
+        from torch import distributed
+
+        listed = [said]
+        distributed.broadcast_object_list(listed, src=owner)
+        said = listed[0]
+        if not isinstance(said, Exception):
+            for tensor in tensors:
+                distributed.broadcast(tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor, src=owner)
+    if isinstance(said, Exception):
+        raise said
+    return said
+
+
+def on_rank_zero(compute: Callable[[], _T]) -> _T:
+    """The value that the first process computes, on all of them; its error is raised on all.
+
+    >>> on_rank_zero(lambda: 7)  # of one process
+    7
+    """
+    rank, world = rank_and_world()
+    if world == 1:
+        return compute()
+    said: Any = None
+    if not rank:
+        try:
+            said = compute()
+        except Exception as error:  # the others wait for a word
+            said = error
+    found: _T = broadcast(said, (), 0)
+    return found
+
+
+def all_gather(said: Any) -> list[Any]:
+    """The values of all processes, in the order of their ranks.
+
+    >>> all_gather("mine")  # of one process
+    ['mine']
+    """
+    world = rank_and_world()[1]
+    if world == 1:
+        return [said]
+    from torch import distributed
+
+    everyone: list[Any] = [None] * world
+    distributed.all_gather_object(everyone, said)
+    return everyone
+
+
+def reduced(products: Products) -> dict[WeightView, InputStats]:
+    """The statistics summed over all processes, the same on each; with one process, its own."""
+    if rank_and_world()[1] == 1:
+        return products.found()
+    here = products.found()
+    everyone = all_gather({piece: products.shared.get(piece, piece) for piece in here})
+    leaders: dict[WeightView, WeightView] = {}
+    for piece, leader in ((piece, leader) for other in everyone for piece, leader in other.items()):
+        # where processes do not agree on whose inputs are whose, the piece has sums of its own
+        leaders[piece] = leader if leaders.get(piece, leader) == leader else piece
+    total = {
+        leader: copy.copy(here.get(leader, InputStats(Sums(products.words)))) for leader in sorted({*leaders.values()})
+    }
+    device = next(iter(products.parameters.values()))[1].device
+    for met in total.values():
+        met.sums = copy.copy(met.sums)  # several leaders may have had one object here
+        met.sample = _first(met.sample, device)
+    sum_over_ranks({leader: met.sums for leader, met in total.items()}, None, device)
+    residuals = {
+        piece: torch.cat([met.residual_cross, met.residual_sum[:, None].to(met.residual_cross)], 1)
+        for piece, met in here.items()
+        if met.residual_cross is not None and met.residual_sum is not None
+    }
+    residual_cross = _added(residuals, device)
+    around = {piece: copy.copy(met.around) for piece, met in here.items() if met.around is not None}
+    words = {piece: sums.words for piece, sums in around.items()}
+    for piece, its in sorted(((piece, its) for other in all_gather(words) for piece, its in other.items())):
+        around.setdefault(piece, Sums(its))
+    if around:
+        sum_over_ranks({piece: around[piece] for piece in sorted(around)}, None, device)
+    return {
+        piece: replace(total[leader], around=around.get(piece)).with_residual(residual_cross.get(piece))
+        for piece, leader in sorted(leaders.items())
+    }
+
+
+def _added(here: Mapping[WeightView, Tensor], device: torch.device) -> dict[WeightView, Tensor]:
+    """The sums over all processes, (outputs, inputs + 1); what one of them did not see counts as 0 there."""
+    from torch import distributed
+
+    everyone = all_gather({piece: tensor.dtype for piece, tensor in here.items()})
+    widest: dict[WeightView, torch.dtype] = {}
+    for piece, dtype in ((piece, dtype) for other in everyone for piece, dtype in other.items()):
+        widest[piece] = torch.promote_types(dtype, widest.get(piece, dtype))
+    found = {}
+    for piece, dtype in sorted(widest.items(), key=lambda item: item[0]):
+        own = here.get(piece)
+        outputs, inputs = piece.shape
+        zeros = torch.zeros(outputs, inputs + 1, dtype=dtype, device=device)
+        found[piece] = zeros if own is None else zeros.add_(own)
+        distributed.all_reduce(found[piece])
+    return found
+
+
+def _first(sample: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """The first tokens of all processes' samples, in their order."""
+    samples = all_gather([part.cpu() for part in sample])
+    parts = [part.to(device) for rank in samples for part in rank]
+    return [torch.cat(parts)[:SAMPLE]] if parts else []

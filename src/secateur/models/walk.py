@@ -1,0 +1,237 @@
+"""The walk over a model's blocks: sum what meets each weight, solve, write, run on with the new weights.
+
+Law: a block is pruned by what reaches it from the pruned blocks before it, and of its stages each by what the solved
+ones before it give; its weights change only when all of them are solved. Where the dense model is run beside the pruned
+one, that has at each point what it would have by itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+from torch import Tensor, nn
+
+from secateur.models.blocks import block_of, full_name
+from secateur.models.bounds import Form, form_of
+from secateur.models.jobs import Job, Pruned, Solved
+from secateur.models.observation import find_next, observe, stages_of, store
+from secateur.models.replay import LostOutputError, Replay
+from secateur.models.solving import DOES_NOT_FIT, MatrixJob
+from secateur.patterns import word_of
+from secateur.solvers import SolverWarning
+from secateur.support import track
+
+NEVER_RUN = "in a block that the batches never ran"
+_Result = TypeVar("_Result")
+
+
+class Weights(Protocol):
+    """Access to a model's weights for a walk: in the model, or in files, from which one block at a time is read."""
+
+    def load(self, block: str, *, finished: bool) -> None:
+        """The block's weights are there; those of a finished block are the pruned ones."""
+
+    def unload(self, block: str) -> None:
+        """They need not be there any more."""
+
+    def arrive(self, module: nn.Module) -> None:
+        """A module outside the blocks is about to run."""
+
+    def commit(self, pruned: Pruned, new: Mapping[str, Solved]) -> None:
+        """The new weights, by their names in the block, are written down and in place; it counts as finished then."""
+
+
+def walk(
+    replay: Replay, weights: Weights, batches: Sequence[Any], job: Job, *, already: Sequence[str] = ()
+) -> Iterator[Pruned]:
+    """Prunes block after block in the order in which the model runs them, and gives each once its weights are written;
+    those ``already`` pruned are only run.
+
+    Raises:
+        ValueError: what is to be summed takes more memory than there is.
+
+    Warns:
+        SolverWarning: some of it is summed in blocks, and the job's own result has no layers to say it of.
+    """
+    form = form_of(replay.model, replay.blocks, job)
+    if form.notes and not isinstance(job, MatrixJob):
+        name, note = next(iter(form.notes.items()))
+        more = f" So are {len(form.notes) - 1} more." if len(form.notes) > 1 else ""
+        warnings.warn(f"{name}: {note}{more}", SolverWarning, stacklevel=4)
+    for name in track(already, "running finished blocks"):
+        _pass_through(replay, weights, batches, name)
+    for _ in track(range(len(replay.blocks) - len(already)), "pruning blocks"):
+        step = with_all_outputs(
+            replay, weights, batches, functools.partial(_prune_next, replay, weights, batches, job, form)
+        )
+        if step is None:
+            return
+        pruned, kept = step
+        yield pruned
+        name = pruned.block
+        if kept or len(replay.done) + 1 == len(replay.blocks):
+            replay.done.append(name)  # or no block is left to run on what this one returns
+        else:
+            with_all_outputs(replay, weights, batches, functools.partial(store, replay, batches, name))
+        weights.unload(name)
+
+
+def run_through(
+    replay: Replay,
+    weights: Weights,
+    batches: Sequence[Any],
+    *,
+    before: Callable[[str], None] | None = None,
+    visit: Callable[[str], None] | None = None,
+    finished: bool = False,
+) -> Iterator[str]:
+    """Runs the batches through block after block, in the order in which the model runs them, each batch once.
+
+    Args:
+        before: called with a block's name before its weights are there.
+        visit: called with it when they are, before it is run: it may run batches up to the block, and change its
+            weights. It may be called twice, so that it changes nothing before it has run what it runs.
+        finished: the weights are the pruned ones, and are there while a block is given.
+    """
+    for _ in track(range(len(replay.blocks)), "running blocks"):
+        name = with_all_outputs(replay, weights, batches, functools.partial(find_next, replay, batches))
+        if name is None:
+            return
+        if before is not None:
+            before(name)
+        weights.load(name, finished=finished)
+        try:
+            if visit is not None:
+                with_all_outputs(replay, weights, batches, functools.partial(visit, name))
+            with_all_outputs(replay, weights, batches, functools.partial(store, replay, batches, name))
+            if finished:
+                yield name
+        finally:
+            weights.unload(name)
+        if not finished:
+            yield name
+
+
+def never_run(replay: Replay, job: Job) -> dict[str, tuple[str, ...]]:
+    """``{reason: names}`` of the weights whose blocks the walk did not reach."""
+    found = tuple(full for full in job.targets if block_of(full, replay.blocks) not in replay.done)
+    return {NEVER_RUN: found} if found else {}
+
+
+def check_pruned(
+    layers: Sequence[object], left_alone: Mapping[str, Sequence[str]], replay: Replay, job: MatrixJob
+) -> None:
+    """`ValueError` where a whole walk pruned nothing."""
+    if layers:
+        return
+    if misfits := left_alone.get(DOES_NOT_FIT):
+        raise ValueError(
+            f"nothing was pruned: no weight fits {word_of(job.pattern)}, such as {misfits[0]} of shape "
+            f"{tuple(replay.model.get_parameter(misfits[0]).shape)}; choose another pattern."
+        )
+    raise ValueError("nothing was pruned: the batches ran none of the blocks, or no product with their weights.")
+
+
+def with_all_outputs(replay: Replay, weights: Weights, batches: Sequence[Any], step: Callable[[], _Result]) -> _Result:
+    """Runs a step of a walk; where it needs an output that was dropped, the finished blocks are run again with all
+    outputs kept.
+
+    That is found before the step writes anything, so that it can be taken twice.
+    """
+    try:
+        return step()
+    except LostOutputError:
+        done = list(replay.done)
+        replay.restart(keep_all=True)
+        for name in done:
+            _pass_through(replay, weights, batches, name)
+        return step()
+
+
+def _pass_through(replay: Replay, weights: Weights, batches: Sequence[Any], name: str) -> None:
+    if replay.dense is not None:
+        weights.load(name, finished=False)
+        _store_dense(replay, batches, name)
+        weights.unload(name)
+    weights.load(name, finished=True)
+    store(replay, batches, name)
+    weights.unload(name)
+
+
+def _store_dense(replay: Replay, batches: Sequence[Any], name: str) -> None:
+    with replay.of_dense():
+        store(replay, batches, name)
+
+
+def _prune_next(
+    replay: Replay, weights: Weights, batches: Sequence[Any], job: Job, form: Form
+) -> tuple[Pruned, bool] | None:
+    """The block that the model runs next, with its new weights, and whether what it returns is stored already; None
+    where there is none."""
+    name = find_next(replay, batches)
+    if name is None:
+        return None
+    block = replay.blocks[name]
+    weights.load(name, finished=False)
+    wanted = {local: p for local, p in block.named_parameters() if full_name(name, local) in job.targets}
+    goes_on = len(replay.done) + 1 < len(replay.blocks)
+    if goes_on and wanted and not (job.changes or job.in_stages or job.beside_dense):
+        widths = form.within(name, wanted)
+        found = observe(replay, batches, name, wanted, job.words, around=job.around, keep=True, widths=widths)
+        new, pruned = job.solve_stage(name, block, wanted, found)
+        pruned = form.noted(pruned, wanted)
+        weights.commit(pruned, new)
+        return pruned, True
+    goes_on = goes_on and replay.dense is not None
+    kept, new, pruned = _solved(replay, batches, job, form, name, wanted, keep_dense=goes_on)
+    if goes_on and not kept:
+        _store_dense(replay, batches, name)  # as long as it has its dense weights
+    weights.commit(pruned, new)
+    return pruned, False
+
+
+def _solved(
+    replay: Replay,
+    batches: Sequence[Any],
+    job: Job,
+    form: Form,
+    name: str,
+    wanted: Mapping[str, nn.Parameter],
+    *,
+    keep_dense: bool,
+) -> tuple[bool, dict[str, Solved], Pruned]:
+    """The block's new values, stage after stage, and what there is to say of them; and whether the last stage came
+    by what the dense block returns, and kept it."""
+    new: dict[str, Solved] = {}
+    pruned = Pruned(name)
+    kept = False
+    if not wanted:
+        return kept, new, pruned
+    stages: Sequence[Mapping[str, Tensor]] = [wanted]
+    repeated = False
+    if job.in_stages:
+        stages, repeated = stages_of(replay, batches, name, wanted)
+    for at, stage in enumerate(stages):
+        values = {local: solved.values for local, solved in new.items()} if job.in_stages else None
+        differs = bool(new or replay.done)  # before anything is pruned, the two models are one
+        kept = keep_dense and job.beside_dense and differs and at + 1 == len(stages)
+        found = observe(
+            replay,
+            batches,
+            name,
+            stage,
+            job.words,
+            new=values,
+            repeated=repeated,
+            beside_dense=job.beside_dense and differs,
+            around=job.around,
+            keep_dense=kept,
+            widths=form.within(name, stage),
+        )
+        more, said = job.solve_stage(name, replay.blocks[name], stage, found)
+        new |= more
+        pruned = pruned.and_then(form.noted(said, stage))
+    return kept, new, pruned

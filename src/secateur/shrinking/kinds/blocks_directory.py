@@ -1,0 +1,384 @@
+"""Whole blocks are removed from a directory, those whose loss moves the outputs least; blocks before them are repaired.
+
+Law: every tensor that is written is one of the source's, under the number that its block has now, byte for byte, but
+for those that are patched, which are named; the output appears under its name complete or not at all, and a run that
+was killed goes on to the same bytes.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from secateur.checkpoints import (
+    RECORD,
+    Checkpoint,
+    Unfinished,
+    copy_others,
+    meta_model_of,
+    open_checkpoint,
+    other_weights,
+    places,
+    previous_record,
+    record_text,
+    unfinished_copy,
+)
+from secateur.models import DirectoryWalk, digest, held_batches, rank_and_world
+from secateur.report import Reported, Sheet
+from secateur.shrinking.configuration import Described, has_configuration
+from secateur.shrinking.directory import Origin, config_text, origins_text, write_origins
+from secateur.shrinking.kinds.blocks import (
+    DepthCosts,
+    Stack,
+    least,
+    narrowed,
+    patched_in_directory,
+    prove_without,
+    renamed,
+    stacks_of,
+)
+from secateur.shrinking.request import example_for, request
+from secateur.shrinking.result import depth_parts
+from secateur.shrinking.select import check_globs, may_leave
+from secateur.support import Forward, Part, track
+from secateur.version import __version__
+
+BLOCKS = "blocks.json"
+FORMAT = "secateur blocks"
+
+
+@dataclass(frozen=True)
+class ShrunkDepth(Reported):
+    """The result of `shrink_depth_checkpoint`; prints as a table.
+
+    Attributes:
+        out: the directory that was written, if one was.
+        counts: ``{stack: (blocks before, after)}``.
+        gone: the blocks that left, in the order in which they were chosen.
+        stayed: ``{name: why}`` of blocks that could not leave.
+        lost: the divergence of the outputs on the calibration without them, before what follows is patched.
+        patched: ``{name in the files written: share}`` of repaired weights and biases: the share that each recovers of
+            the squared residual, which is what the removed blocks added to the stream.
+        fields: the fields of the configuration that changed, ``{dotted name: (before, after)}``.
+        parameters, nbytes: ``(before, after)``, of the tensors in the files.
+        proof: on which model it was proved that nothing else changes, in words.
+        left_out: files of the source that hold the weights in other forms, and were not copied.
+        seconds: wall time.
+    """
+
+    out: Path | None
+    counts: Mapping[str, tuple[int, int]]
+    gone: tuple[str, ...]
+    stayed: Mapping[str, str] = field(repr=False)
+    lost: float
+    patched: Mapping[str, float] = field(repr=False)
+    fields: Mapping[str, tuple[Any, Any]] = field(repr=False)
+    parameters: tuple[int, int]
+    nbytes: tuple[int, int]
+    proof: str
+    left_out: tuple[Path, ...]
+    seconds: float
+
+    def _sheets(self) -> list[Sheet]:
+        from secateur.shrinking.result import blocks_sheets
+
+        return blocks_sheets(self)
+
+    def _parts(self) -> Iterable[Part]:
+        return depth_parts(self)
+
+
+@dataclass(frozen=True)
+class _Deep:
+    """A directory, and how its model counts blocks."""
+
+    checkpoint: Checkpoint
+    place: DirectoryWalk
+    described: Described
+    stacks: Sequence[Stack]
+    prefix: str
+
+    def fields(self, gone: Sequence[str]) -> dict[Any, Any]:
+        return {at: value for stack in self.stacks for at, value in stack.fields(self.described, gone).items()}
+
+    def written(self, gone: Sequence[str]) -> dict[str, Origin]:
+        """Which of the source's tensors each one is."""
+        found: dict[str, Origin] = {}
+        for old in self.checkpoint:
+            name = renamed(old, self.stacks, gone, self.prefix)
+            if name is not None:
+                found[name] = (old, {})
+        return found
+
+
+def shrink_depth_checkpoint(
+    source: Path | str,
+    out: Path | str | None,
+    branches: float,
+    *,
+    batches: Iterable[Any],
+    repair: bool = True,
+    include: str | Iterable[str] | None = None,
+    exclude: str | Iterable[str] | None = None,
+    example_inputs: Any = None,
+    forward: Forward | None = None,
+    activations: Path | str | None = None,
+    device: torch.device | str | None = None,
+    verify: bool = True,
+    arguments: Mapping[str, Any] | None = None,
+) -> ShrunkDepth:
+    """Writes to ``out`` the model of a Hugging Face directory with fewer blocks; ``from_pretrained`` loads it.
+
+    A configuration counts blocks, so that of a directory residual branches leave with all others of their block. Which
+    blocks leave is chosen by what the outputs lose, one after the other (as with batches of `shrink`), and
+    what they added is merged into the last weight before them whose outputs are added to the stream (ReplaceMe,
+    arXiv:2505.02819), or into the scales of a layer normalization (LinearPatch, arXiv:2505.24680). What follows stays
+    as it is. One block's weights are in memory at a time. ``secateur.json`` and ``blocks.json``, what each tensor was,
+    are added.
+
+    Args:
+        source: a directory with ``config.json`` and safetensors files, sharded or not.
+        out: must not exist, nor lie inside ``source``. None: only say what would leave.
+        branches: the fraction of the blocks, rounded up; one of each stack stays.
+        batches: what a DataLoader yields, as for `oneshot`.
+        repair: merge what they added into the weights before them, unless the outputs are further off by that.
+        include, exclude: globs over names of blocks.
+        example_inputs: what the proof runs; by default what transformers takes as an example.
+        forward, activations, device: as for `oneshot`.
+        verify: prove on random weights, on a narrow model of the class, that nothing else changes.
+        arguments: what ``secateur.json`` shall say of how this was called.
+
+    Raises:
+        CheckpointError: a damaged checkpoint, one of another model, or an ``out`` that cannot be.
+        ValueError: nothing can leave, or not as much as asked, or there are several processes.
+        OSError: a full disk, a missing permission. Nothing is left under ``out`` in any case.
+
+    >>> import tempfile
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_hidden_layers": 4}
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> LlamaForCausalLM(LlamaConfig(vocab_size=9, **sizes)).save_pretrained(folder / "deep")
+    >>> batches = [torch.randint(0, 9, (2, 8)) for _ in range(4)]
+    >>> done = shrink_depth_checkpoint(folder / "deep", folder / "short", 0.5, batches=batches)
+    >>> done.counts, LlamaForCausalLM.from_pretrained(folder / "short").config.num_hidden_layers
+    ({'model.layers': (4, 2)}, 2)
+    """
+    started = time.monotonic()
+    asked = request(branches=branches, include=include, exclude=exclude, verify=verify)
+    share = 0.0 if isinstance(asked.branches, tuple) else asked.branches
+    if not share:
+        raise ValueError("say how many of the blocks leave: branches is 0.")
+    if rank_and_world()[1] > 1:
+        raise ValueError("blocks of a directory are chosen by one process: start it without torchrun.")
+    root, out, said = places(source, out, arguments)
+    every, held = held_batches(batches)
+    checkpoint = open_checkpoint(root)
+    previous = previous_record(root)
+    model = meta_model_of(checkpoint)
+    if not has_configuration(model):
+        raise ValueError(f"{type(model).__name__} has no config that could say the number of its blocks.")
+    described = Described(model)
+    deep = _Deep(
+        checkpoint,
+        DirectoryWalk(
+            checkpoint,
+            root if out is None else unfinished_copy(out),
+            held,
+            forward=forward,
+            activations=activations,
+            device=device,
+        ),
+        described,
+        stacks_of(model, described),
+        f"{getattr(model, 'base_model_prefix', '')}.",
+    )
+    deep.place.check()
+    example_inputs = example_for(model) if example_inputs is None and verify else example_inputs
+    candidates = _candidates(deep, asked.include, asked.exclude)
+    target = math.ceil(share * sum(len(stack.blocks) for stack in deep.stacks) - 1e-9)
+    request_said = {
+        "method": "shrink",
+        "depth": share,
+        "data": digest(every),
+        "include": asked.include,
+        "exclude": asked.exclude,
+        "verify": verify,
+        "repair": repair,
+        "versions": {"secateur": __version__, "torch": torch.__version__},
+    }
+    if out is None:
+        gone, stayed, lost, proof = _chosen(deep, candidates, target, example_inputs, verify=verify)
+        return _planned(deep, None, gone, stayed, lost, proof, {}, started)
+    with deep.place.begun(out, request_said) as begun:
+        gone, stayed, lost, proof = _noted(begun, deep, candidates, target, example_inputs, verify=verify)
+        patched = _patched(begun, deep, gone) if repair else {}
+        done = _planned(deep, out, gone, stayed, lost, proof, patched, started)
+        _publish(begun, deep, done, {"data": {"sha256": request_said["data"]}, "repair": repair}, said, previous)
+    return replace(done, seconds=time.monotonic() - started)
+
+
+def _candidates(deep: _Deep, include: Any, exclude: Any) -> list[str]:
+    blocks = [block for stack in deep.stacks for block in stack.blocks]
+    names = {block: {name for name, _ in deep.place.blocks[block].named_parameters(block)} for block in blocks}
+    check_globs({*blocks, *(name for its in names.values() for name in its)}, [*(include or ()), *exclude])
+    return [block for block in blocks if may_leave({block, *names[block]}, include, exclude)]
+
+
+# ---- choosing -------------------------------------------------------------------------------------------------------
+
+
+def _chosen(
+    deep: _Deep, candidates: Sequence[str], target: int, example_inputs: Any, *, verify: bool
+) -> tuple[list[str], dict[str, str], float, str]:
+    """Which blocks leave, why others could not, what the outputs lose, and on what it was proved."""
+    small = narrowed(deep.described, deep.stacks) if verify else {}
+    proof = "not proved, as asked"
+    if verify:
+        kind, sizes = (
+            deep.described.kind.__name__,
+            ", ".join(f"{'.'.join(map(str, at))} {n}" for at, n in small.items()),
+        )
+        proof = f"on {kind} with random weights{' and ' if sizes else ''}{sizes}"
+    costs = DepthCosts(deep.place, deep.place.batches)
+    stayed: dict[str, str] = {}
+    known: dict[tuple[str, ...], dict[str | None, float]] = {}
+
+    def cost(gone: Collection[str], more: Collection[str]) -> Mapping[str | None, float]:
+        found = known.setdefault(tuple(gone), {})
+        if not found or any(each not in found for each in more):
+            found.update(costs([*gone], [each for each in more if each not in found]))
+        return found
+
+    while True:
+        left = [each for each in candidates if each not in stayed]
+        gone, lost = least(cost, left, target, {stack.name: stack.blocks for stack in deep.stacks})
+        if len(gone) < target:
+            why = "".join(f"\n  {name}: {words}" for name, words in list(stayed.items())[:10])
+            blocks = sum(len(stack.blocks) for stack in deep.stacks)
+            raise ValueError(f"{len(gone)} of the {blocks} blocks can leave, not {target}.{why}")
+        if not verify:
+            return gone, stayed, lost, proof
+        words = prove_without(deep.described, deep.stacks, gone, example_inputs, small)
+        if words is None:
+            return gone, stayed, lost, proof
+        wrong: dict[str, str] = {}
+        for each in track(gone, "proving block after block"):
+            alone = (
+                prove_without(deep.described, deep.stacks, [each], example_inputs, small) if len(gone) > 1 else words
+            )
+            wrong |= {each: f"the model without it: {alone}"} if alone is not None else {}
+        stayed |= wrong or dict.fromkeys(gone, f"the model without these: {words}")
+
+
+def _noted(
+    begun: Unfinished, deep: _Deep, candidates: Sequence[str], target: int, example_inputs: Any, *, verify: bool
+) -> tuple[list[str], dict[str, str], float, str]:
+    """What was chosen, now or by an earlier run."""
+    found = begun.found().inner("facts")
+    found.only("gone", "stayed", "lost", "proof", "patched")
+    if "gone" not in found.values:
+        gone, stayed, lost, proof = _chosen(deep, candidates, target, example_inputs, verify=verify)
+        begun.learn(gone=gone, stayed=stayed, lost=lost if math.isfinite(lost) else None, proof=proof)
+        return gone, stayed, lost, proof
+    gone = found.each("gone", str)
+    if len(set(gone)) != target or not {*gone} <= {*candidates}:
+        raise found.wrong("gone", "is not so many blocks as leave")
+    lost_then = found.maybe("lost", float)
+    return (
+        gone,
+        found.each_named("stayed", str),
+        math.inf if lost_then is None else lost_then,
+        found.take("proof", str),
+    )
+
+
+def _patched(begun: Unfinished, deep: _Deep, gone: Sequence[str]) -> dict[str, float]:
+    """What took over what the blocks added, in the copy; nothing where the outputs are further off by that."""
+    found = begun.found().inner("facts")
+    if "patched" in found.values:
+        patched = found.each_named("patched", float)
+        names = {name for name, _ in deep.place.model.named_parameters()}
+        if wrong := sorted(patched.keys() - names):
+            raise found.wrong("patched", f"names {wrong[0]}, which the model has not")
+        return patched
+    patched = patched_in_directory(deep.place, deep.stacks, gone)
+    if patched:
+        costs = DepthCosts(deep.place, deep.place.batches)
+        if not costs(gone, written=True)[None] <= costs(gone)[None]:
+            deep.place.files.restore(patched)
+            patched = {}
+    begun.learn(patched=patched)
+    return patched
+
+
+# ---- writing --------------------------------------------------------------------------------------------------------
+
+
+def _planned(
+    deep: _Deep,
+    out: Path | None,
+    gone: Sequence[str],
+    stayed: Mapping[str, str],
+    lost: float,
+    proof: str,
+    patched: Mapping[str, float],
+    started: float,
+) -> ShrunkDepth:
+    entries, written = deep.checkpoint.entries, deep.written(gone)
+    moved = {
+        renamed(file, deep.stacks, gone, deep.prefix): share
+        for name, share in patched.items()
+        for file in deep.place.files.sources_of(name)
+    }
+    stays = [entries[old] for old, _ in written.values()]
+    return ShrunkDepth(
+        out,
+        {stack.name: (len(stack.blocks), len(stack.stay(gone))) for stack in deep.stacks},
+        tuple(gone),
+        dict(stayed),
+        lost,
+        {name: share for name, share in moved.items() if name is not None},
+        {".".join(map(str, at)): (deep.described.value(at), value) for at, value in deep.fields(gone).items()},
+        (sum(each.numel for each in entries.values()), sum(each.numel for each in stays)),
+        (deep.checkpoint.nbytes, sum(each.nbytes for each in stays)),
+        proof,
+        () if out is None else other_weights(deep.checkpoint),
+        time.monotonic() - started,
+    )
+
+
+def _publish(
+    begun: Unfinished,
+    deep: _Deep,
+    done: ShrunkDepth,
+    calibration: Mapping[str, Any],
+    said: Mapping[str, Any],
+    previous: Mapping[str, Any] | None,
+) -> None:
+    folder, copied = begun.remade(), open_checkpoint(begun.folder)
+    written = deep.written(done.gone)
+    copy_others(copied, folder, done.left_out)
+    digests = write_origins(copied, folder, written, nbytes=done.nbytes[1], parameters=done.parameters[1])
+    (folder / "config.json").write_text(config_text(copied, deep.described, deep.fields(done.gone)), "utf-8")
+    (folder / BLOCKS).write_text(origins_text(copied, written, FORMAT), "utf-8")
+    found = {
+        "blocks": {name: {"from": before, "to": after} for name, (before, after) in done.counts.items()},
+        "gone": list(done.gone),
+        "config": {name: {"from": before, "to": after} for name, (before, after) in done.fields.items()},
+        "parameters": {"from": done.parameters[0], "to": done.parameters[1]},
+        "proof": done.proof,
+        "calibration": {
+            **calibration,
+            "lost": done.lost if math.isfinite(done.lost) else None,
+            "patched": dict(done.patched),
+        },
+        "sha256": digests,
+    }
+    (folder / RECORD).write_text(record_text("shrink", found, arguments=said, previous=previous), "utf-8")
+    begun.publish(folder)

@@ -1,0 +1,336 @@
+"""How far a model's outputs move without some of its residual branches, on real inputs; and which branches to remove.
+
+Law: costs are measured on the model as it will be, with what stays in place of the modules that left; it is as it was
+afterwards. Branches leave one by one, each the one without which the outputs move least, the others being gone.
+
+The choice of residual branches to remove: those whose removal changes the outputs least on real inputs; without
+inputs those that change their stream least, or have the smallest weights. Each removal has to pass the proof.
+
+Law: of N branches ``ceil(share * N)`` leave, and at least one stays; the branches within a branch leave with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from secateur.coupling import Branch, Coupling, SameDraws
+from secateur.models import Tokens, divergence, prepared, unexplained
+from secateur.shrinking.apply import carry_out
+from secateur.shrinking.measure import check_finite
+from secateur.shrinking.plan import plan_without
+from secateur.shrinking.proof import right_branches
+from secateur.shrinking.select import may_leave
+from secateur.support import (
+    Forward,
+    device_of,
+    in_mode,
+    moved,
+    restored,
+    run_batch,
+    run_example,
+    seeded,
+    share_of,
+    tensors_in,
+    tensors_of,
+    track,
+    unchanged,
+)
+
+_ROWS = 1024  # tokens, or examples of a classifier, that outputs are compared on: ranks move little with more
+_BATCHES = 4  # at most
+
+
+@contextlib.contextmanager
+def running(model: nn.Module) -> Iterator[None]:
+    """A context for running batches; the model's mode, buffers and gradients are restored at its end."""
+    with unchanged(model), prepared(model), torch.no_grad(), seeded():
+        yield
+
+
+class OutputCosts:
+    """Measures the divergence of a changed model's outputs from its present ones; see `secateur.models.divergence`.
+
+    Args:
+        model: it stays as it is.
+        batches: of which the first are used, as many as make so many rows of outputs.
+        forward: how a batch is run.
+        enough: rows: tokens, or examples of a classifier; by default a thousand.
+        at_most: batches; by default four.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        batches: Sequence[Any],
+        forward: Forward | None = None,
+        *,
+        enough: int | None = None,
+        at_most: int | None = None,
+    ) -> None:
+        self.model, self.forward = model, forward
+        enough = _ROWS if enough is None else enough
+        self.held: list[tuple[Any, Any]] = []  # batches, and the dense model's outputs
+        self._known: dict[frozenset[str], float] = {frozenset(): 0.0}
+        rows = 0
+        with running(model):
+            for batch in batches[: _BATCHES if at_most is None else at_most]:
+                batch = moved(batch, device_of(model))
+                outputs = self._run(batch)
+                count = divergence(outputs, outputs, Tokens.of(batch).own)[1]
+                if count > enough - rows:
+                    less = share_of(batch, (enough - rows) / count)
+                    batch, outputs = (batch, outputs) if less is batch else (less, self._run(less))
+                if not _is_finite(outputs):
+                    check_finite(model)  # else the model itself overflows, and costs are infinite
+                self.held.append((batch, outputs))
+                rows += count
+                if rows >= enough:
+                    break
+
+    def _run(self, batch: Any) -> Any:
+        return run_batch(self.model, batch, self.forward)
+
+    def now(self, watched: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext) -> float:
+        """The divergence of the model as it is now: the mean over rows. Each batch is run within ``watched``."""
+        total, rows = 0.0, 0
+        with running(self.model):
+            for batch, dense in self.held:
+                with watched():
+                    outputs = self._run(batch)
+                more, count = divergence(dense, outputs, Tokens.of(batch).own)
+                total, rows = total + more, rows + count
+        return total / rows if rows and math.isfinite(total) else math.inf
+
+    def unexplained(self) -> float:
+        """The share of the original outputs that the present ones do not explain; see
+        `secateur.models.unexplained`.
+        """
+        with running(self.model):
+            found = unexplained((dense, self._run(batch), Tokens.of(batch).own) for batch, dense in self.held)
+        return found if math.isfinite(found) else math.inf
+
+    def without(self, branches: Sequence[Branch]) -> float:
+        """The divergence without these branches; infinite where the model does not run without them."""
+        plan = plan_without(branches)
+        key = frozenset(plan.modules)
+        if key not in self._known:
+            undo = carry_out(self.model, plan, None)
+            try:
+                self._known[key] = self.now()
+            except Exception:  # the proof says why, if it is to leave all the same
+                self._known[key] = math.inf
+            finally:
+                undo()
+        return self._known[key]
+
+    def least(self, candidates: Sequence[Branch], every: Sequence[Branch], target: int) -> list[Branch]:
+        """A set of ``target`` candidates whose removal moves the outputs little; fewer where there are no more.
+
+        Next leaves what adds the least divergence per branch. A cost that was measured with fewer branches gone counts
+        as a lower bound, so that few are measured again.
+        """
+        chosen: list[Branch] = []
+        adds: dict[Branch, float] = {}
+        fresh: dict[Branch, int] = {}
+        for _ in track(range(target), "choosing branches"):
+            count, cost = len(gone_with(chosen, every)), self.without(chosen)
+            sizes = {
+                each: len(gone_with([*chosen, each], every)) - count
+                for each in candidates
+                if each not in gone_with(chosen, every)
+            }
+            sizes = {each: size for each, size in sizes.items() if 0 < size <= target - count}
+            if not sizes:
+                break
+            while fresh.get(best := min(sizes, key=lambda each: adds.get(each, -math.inf))) != len(chosen):
+                more = self.without([*chosen, best])
+                adds[best] = (more - cost) / sizes[best] if math.isfinite(more) else math.inf
+                fresh[best] = len(chosen)
+            chosen.append(best)
+        return chosen
+
+
+def few_batches(batches: Sequence[Any]) -> list[Any]:
+    """The first batches, until they hold a thousand tokens, or examples."""
+    held: list[Any] = []
+    rows = 0
+    for batch in batches[:_BATCHES]:
+        tensors = [each for each in tensors_in(batch) if each.dim()]
+        ids = [each.numel() for each in tensors if each.dim() > 1 and not each.is_floating_point()]
+        count = max(ids or [each.shape[0] for each in tensors], default=0)
+        held.append(share_of(batch, (_ROWS - rows) / count) if count > _ROWS - rows else batch)
+        rows += count
+        if rows >= _ROWS:
+            break
+    return held
+
+
+def gone_with(chosen: Sequence[Branch], every: Sequence[Branch]) -> list[Branch]:
+    """The branches that have nothing left when these leave: they, and those within them."""
+    plan = plan_without(chosen)
+    return [branch for branch in every if plan.takes(branch)]
+
+
+def _is_finite(outputs: Any) -> bool:
+    return all(bool(each.isfinite().all()) for each in tensors_in(outputs) if each.is_floating_point())
+
+
+KEPT = "kept, as asked"
+
+
+def influences(model: nn.Module, coupling: Coupling, inputs: Sequence[Any]) -> dict[Branch, float]:
+    """``1 - E[cos(x, x + f(x))]`` for each branch f: how far it turns its stream x, between 0 and 2.
+
+    The block influence of ShortGPT (Men et al. 2024, arXiv:2403.03853), of single branches as in He et al. 2024
+    (arXiv:2406.15786): ``x`` is the sum without this term, and the mean runs over examples and positions, which are the
+    dimensions that no parameter has. It is measured on ``inputs``, in evaluation mode where that was watched; random
+    ones say little.
+
+    >>> from secateur.coupling import find_coupling
+    >>> class Block(nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.f = nn.Linear(2, 2, bias=False)
+    ...         self.f.weight.data.copy_(torch.tensor([[0., -1.], [1., 0.]]))  # a quarter turn
+    ...     def forward(self, x):
+    ...         return x + self.f(x)
+    >>> model, x = Block(), torch.randn(5, 2)
+    >>> [round(value, 4) for value in influences(model, find_coupling(model, x), [x]).values()]
+    [0.2929]
+    """
+    passes = [each for each in coupling.passes if not each[1]] or list(coupling.passes)
+    totals = dict.fromkeys(coupling.branches, 0.0)
+    for number, training in track(passes, "measuring branches"):
+        wanted: dict[int, list[Branch]] = {}
+        for branch in coupling.branches:
+            wanted.setdefault(branch.terms[number, training].number, []).append(branch)
+        kept: list[tuple[Branch, Tensor]] = []  # terms of which the sum is not there yet
+
+        def seen(
+            at: int,
+            sides: Sequence[Any],
+            *,
+            here: tuple[int, bool] = (number, training),
+            wanted: Mapping[int, Sequence[Branch]] = wanted,
+            kept: list[tuple[Branch, Tensor]] = kept,
+        ) -> Callable[[Tensor], None]:
+            # a copy: the sum may be taken in place
+            kept += [(each, sides[each.terms[here].position].detach().clone()) for each in wanted.get(at, ())]
+
+            def then(total: Tensor) -> None:
+                for branch, term in [each for each in kept if each[0].terms[here].final == at]:
+                    totals[branch] += _turn(total.detach(), term, branch.terms[here].features) / len(passes)
+                kept[:] = [each for each in kept if each[0].terms[here].final != at]
+
+            return then
+
+        watched = in_mode(model, training=training), restored(tensors_of(model))
+        with watched[0], watched[1], seeded(), torch.no_grad(), SameDraws(seen=seen):
+            run_example(model, inputs[number])
+    return totals
+
+
+def _turn(total: Tensor, term: Tensor, features: Sequence[int]) -> float:
+    """1 - the mean cosine between a sum and itself without a term; a stream that is zero is turned by 1."""
+    total = total.float() if total.dtype in (torch.float16, torch.bfloat16) else total
+    term = term.to(total.dtype).expand_as(total)
+    dims = list(features or range(total.dim()))
+    before = total - term
+    # each by its own largest number first, or squares of half precision's sums overflow
+    norms = before.norm(dim=dims) * total.norm(dim=dims)
+    cosine = (before * total).sum(dims) / norms.clamp_min(torch.finfo(total.dtype).tiny)
+    return float(1 - cosine.double().mean())
+
+
+def choose_branches(
+    model: nn.Module,
+    coupling: Coupling,
+    share: float,
+    inputs: Sequence[Any],
+    *,
+    score: Callable[[nn.Module, Coupling, Sequence[Any]], Mapping[Branch, float]] | OutputCosts = influences,
+    include: Iterable[str] | None = None,
+    exclude: Iterable[str] = (),
+    verify: bool = True,
+) -> tuple[list[Branch], dict[str, str]]:
+    """The ``share`` of the branches with the lowest scores, and why others could not leave: ``{name: why}``.
+    Costs of outputs are no scores: what one branch costs depends on which others are gone.
+
+    Raises:
+        ValueError: fewer branches than that can leave.
+    """
+    every = coupling.branches
+    if not every:
+        raise ValueError(
+            "the model has no residual branch, x + f(x) where only f has its modules; leave branches out, "
+            "or give an example that runs through the sums."
+        )
+    target = min(math.ceil(share * len(every) - 1e-9), len(every) - 1)
+    if not target:
+        raise ValueError(f"{every[0].name} is the only residual branch of the model, and one stays at least.")
+    scores = {} if isinstance(score, OutputCosts) else score(model, coupling, inputs)
+    if wrong := [branch.name for branch, value in scores.items() if math.isnan(value)]:
+        raise ValueError(f"the score of the branch {wrong[0]} is NaN; correct the weights or the example first.")
+    stayed = {
+        branch.name: KEPT
+        for branch in every
+        if not may_leave({branch.name, *branch.modules, *branch.parameters}, include, exclude)
+    }
+    ranked = sorted((each for each in every if each.name not in stayed), key=lambda each: scores.get(each, 0.0))
+    while True:
+        if isinstance(score, OutputCosts):
+            chosen = score.least(ranked, every, target)
+        else:
+            chosen = _lowest(ranked, every, target)
+        if len(gone_with(chosen, every)) < target:
+            why = "".join(f"\n  {name}: {words}" for name, words in list(stayed.items())[:10])
+            raise ValueError(
+                f"{len(gone_with(chosen, every))} of the {len(every)} residual branches can leave, not {target}.{why}"
+            )
+        if not verify:
+            return chosen, stayed
+        right, wrong_ones = right_branches(model, coupling, chosen, inputs)
+        if not wrong_ones:
+            return list(right.values()), stayed
+        stayed |= {branch.name: f"the model without it: {words}" for branch, words in wrong_ones.items()}
+        ranked = [branch for branch in ranked if branch not in wrong_ones]
+
+
+def named_branches(
+    model: nn.Module, coupling: Coupling, names: Sequence[str], inputs: Sequence[Any], *, verify: bool = True
+) -> list[Branch]:
+    """The branches of these names; all of them leave.
+
+    Raises:
+        ValueError: there is no branch of a name, none would stay, or a removal fails the proof.
+    """
+    by_name = {branch.name: branch for branch in coupling.branches}
+    for name in names:
+        if name not in by_name:
+            there = ", ".join([*by_name][:8]) or "none"
+            raise ValueError(f"there is no residual branch {name!r} that could leave; there are: {there}.")
+    chosen = [by_name[name] for name in names]
+    if len(gone_with(chosen, coupling.branches)) == len(coupling.branches):
+        raise ValueError(f"all {len(coupling.branches)} residual branches are to leave, and one stays at least.")
+    if not verify:
+        return chosen
+    right, wrong = right_branches(model, coupling, chosen, inputs)
+    if wrong:
+        branch, words = next(iter(wrong.items()))
+        raise ValueError(f"the branch {branch.name} cannot leave; the model without it: {words}.")
+    return list(right.values())
+
+
+def _lowest(ranked: Sequence[Branch], every: Sequence[Branch], target: int) -> list[Branch]:
+    """The first so many, each with those within it."""
+    chosen: list[Branch] = []
+    for branch in ranked:
+        if branch not in gone_with(chosen, every) and len(gone_with([*chosen, branch], every)) <= target:
+            chosen.append(branch)
+    return chosen

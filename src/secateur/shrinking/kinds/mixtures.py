@@ -1,0 +1,439 @@
+"""A directory of a mixture-of-experts model: which tensors hold which experts, and the experts' statistics on data.
+
+Law: the weights stay in the files; of them one block is in memory while a text is run, and none while a plan is made.
+Whether a file holds experts each by itself or all in one tensor makes no difference.
+
+What was learnt of the experts of a directory, in a file: what they give, and what the model loses without some.
+
+Law: a file that says something else is refused, with its name and the field.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from secateur.checkpoints import Checkpoint, CheckpointError, meta_model_of
+from secateur.coupling import Axis, Coupling, Group, find_coupling
+from secateur.models import (
+    DirectoryWalk,
+    Replay,
+    RunAlong,
+    Tokens,
+    all_gather,
+    divergence,
+    prepared,
+    run_through,
+    store,
+)
+from secateur.report import Reported, Sheet
+from secateur.shrinking.apply import carry_out
+from secateur.shrinking.configuration import Configured, has_configuration
+from secateur.shrinking.directory import PROVED, Origin
+from secateur.shrinking.kinds.experts import choose_experts, mixtures_in_scope
+from secateur.shrinking.kinds.routing import RANKS, Routed, Watching, check_seen, mixture_of
+from secateur.shrinking.plan import Plan, plan_of
+from secateur.shrinking.request import PruningTarget, Request, example_for, pruning_target
+from secateur.shrinking.select import rows_at_once
+from secateur.support import Fields, LazyTensors, Part, Undo, printable, private, write_whole
+
+TOGETHER = (1 / 8, 1 / 4, 1 / 2)  # of the experts of all mixtures at once
+
+
+@dataclass(eq=False)
+class Beyond:
+    """What the model loses when a share of the experts leaves all mixtures: how far its outputs are from the dense
+    ones, as `secateur.models.divergence` has it, over so many tokens."""
+
+    lost: float = 0.0
+    tokens: int = 0
+
+    def everywhere(self) -> Beyond:
+        """The sums of all processes."""
+        return Beyond(sum(all_gather(self.lost)), sum(all_gather(self.tokens)))
+
+
+@dataclass(frozen=True, eq=False)
+class Mixtures:
+    """A directory of a mixture-of-experts model, the groups of its experts, and the tensors that hold them.
+
+    Attributes:
+        checkpoint: of it.
+        walk: the model with weights in the files, without batches.
+        subject: the model on the meta device.
+        configured: what its configuration says.
+        groups: those of experts that may leave.
+        proof: on which model it was proved that nothing else changes, in words.
+    """
+
+    checkpoint: Checkpoint
+    walk: DirectoryWalk
+    subject: PruningTarget
+    configured: Configured
+    groups: Sequence[Group]
+    proof: str
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """How many experts each mixture has, by the name of its router."""
+        return {group.name: group.size for group in self.groups}
+
+    def written(self, plan: Plan) -> dict[str, Origin]:
+        """What each tensor of the smaller directory is made of; what is no key has left.
+
+        Raises:
+            CheckpointError: a file holds experts in a form of which none can be taken.
+        """
+        found: dict[str, Origin] = {name: (name, {}) for name in self.checkpoint}
+        for mine, (shape, cuts) in plan.tensors.items():
+            group = self.walk.files.group_of.get(mine)
+            if group is None:
+                if mine in dict(self.subject.model.named_parameters()):
+                    raise CheckpointError(f"{self.checkpoint.root}: {mine} is in no file.")
+                continue  # the model makes it itself
+            if len(group.sources) == 1:
+                (name,) = group.sources
+                if self.checkpoint.entries[name].shape != tuple(shape):
+                    raise self._of_another_form(name)
+                found[name] = (name, cuts)
+                continue
+            experts = self._experts(mine, shape[0])
+            if set(cuts) != {0}:
+                raise self._of_another_form(group.sources[0])
+            kept = [experts[at] for at in cuts[0]]
+            for names in experts:
+                for name in names:
+                    found.pop(name, None)
+            for place, names in zip(experts, kept, strict=False):
+                found.update({new: (old, {}) for new, old in zip(place, names, strict=True)})
+        return found
+
+    def _experts(self, mine: str, count: int) -> list[tuple[str, ...]]:
+        """The tensors in files of each expert of one that transformers joins: seen by joining numbers."""
+        group = self.walk.files.group_of[mine]
+        entries = [self.checkpoint.entries[name] for name in group.sources]
+        tags = [torch.full([1] * len(entry.shape), float(at)) for at, entry in enumerate(entries)]
+        made = group.read(tags)[mine]
+        if made.shape[0] != count:
+            raise self._of_another_form(group.sources[0])
+        numbers = [[int(each) for each in part.flatten().tolist()] for part in made]
+        if sorted(each for part in numbers for each in part) != list(range(len(tags))):
+            raise self._of_another_form(group.sources[0])
+        return [tuple(group.sources[each] for each in part) for part in numbers]
+
+    def _of_another_form(self, name: str) -> CheckpointError:
+        return CheckpointError(
+            f"{self.checkpoint.root}: {printable(name)} holds experts in a form of which none can be taken. Load the "
+            "model, use shrink(..., experts=..., uniform=True), and save it."
+        )
+
+    # ---- data -----------------------------------------------------------------------------------------------------
+
+    def routed(self, batches: Sequence[Any], walk: DirectoryWalk) -> dict[Axis, Routed]:
+        """The statistics of the experts on a text, from one walk.
+
+        Raises:
+            ValueError: of no expert of a mixture were outputs seen.
+        """
+        watching = self._watching(walk)
+        self._run(walk, watching, batches)
+        alone = {group.axis: Routed.zeros(group.size) for group in self.groups}
+        found = alone if isinstance(batches, RunAlong) else watching.routed
+        routed = {axis: each.everywhere() for axis, each in found.items()}
+        check_seen(self.groups, routed)
+        return routed
+
+    def beyond(self, batches: Sequence[Any], walk: DirectoryWalk, scores: Mapping[Axis, Tensor]) -> dict[float, Beyond]:
+        """The loss of the model's outputs on a text when a share of the experts leaves every mixture, least scores
+        first: one walk for each share, beside the dense model."""
+        found = {}
+        for share in TOGETHER:
+            plans = {group.name: self._plan(group, scores[group.axis], share) for group in self.groups}
+            its = {name: plan for name, plan in plans.items() if plan is not None}
+            if len(its) == len(plans):
+                found[share] = self._beyond(batches, walk, its).everywhere()
+        return found
+
+    def _beyond(self, batches: Sequence[Any], walk: DirectoryWalk, plans: Mapping[str, Plan]) -> Beyond:
+        inside = {
+            name: [group for group in self.groups if mixture_of(walk.model, group)[0].startswith(f"{name}.")]
+            for name in walk.blocks
+        }
+        outputs: list[Any] = []
+        tokens = Tokens()
+        own = walk.forward
+
+        def forward(model: nn.Module, batch: Any) -> Any:
+            nonlocal tokens
+            tokens = Tokens.of(batch)
+            outputs.append(own(model, batch))
+            return outputs[-1]
+
+        walk.forward = forward
+        try:
+            for keeps_all in (False, True):
+                found = Beyond()
+                with walk.replaying(dense=True) as replay, torch.no_grad():
+                    replay.keep_all = keeps_all
+                    undo = Undo()
+
+                    def without(name: str, replay: Replay = replay, undo: Undo = undo) -> None:
+                        with replay.of_dense():
+                            store(replay, batches, name)
+                        for group in inside[name]:
+                            undo.call(carry_out(walk.model, plans[group.name], None))
+
+                    for _ in run_through(replay, walk.weights(), batches, visit=without):
+                        undo.roll_back()
+                        undo.forget()
+                    if replay.keep_all and not keeps_all:
+                        continue  # it went back on its way, and did not know then what had left
+                    for number, batch in enumerate(batches):
+                        outputs.clear()
+                        with replay.of_dense():
+                            replay.run(number, batch, lambda *_: None)
+                        replay.run(number, batch, lambda *_: None)
+                        if not isinstance(batches, RunAlong):
+                            lost, count = divergence(outputs[0], outputs[1], tokens.own)
+                            found.lost, found.tokens = found.lost + lost, found.tokens + count
+                    return found
+        finally:
+            walk.forward = own
+        return found
+
+    def _plan(self, group: Group, scores: Tensor, share: float) -> Plan | None:
+        """The mixture without a share of its experts; None where so many cannot leave."""
+        count = max(1, round(share * group.size))
+        if count == group.size or self.subject.coupling.contradicted({group.axis: group.size - count}):
+            return None
+        mask = np.ones(group.size, dtype=bool)
+        mask[scores.argsort(stable=True).numpy()[:count]] = False
+        return plan_of(self.subject.model, self.subject.coupling, {group.axis: mask})
+
+    def _watching(self, walk: DirectoryWalk) -> Watching:
+        for group in self.groups:
+            path, _ = mixture_of(walk.model, group)
+            if not any(path == block or path.startswith(f"{block}.") for block in walk.blocks):
+                raise ValueError(
+                    f"{group.name}: its experts are in none of the blocks that are run one by one; load the model and "
+                    "use shrink(..., experts=..., batches=...)."
+                )
+        return Watching(walk.model, self.subject.coupling, self.groups)
+
+    @staticmethod
+    def _run(walk: DirectoryWalk, watching: Watching, batches: Sequence[Any]) -> None:
+        own, walk.forward, walk.batches = walk.forward, watching.forward(walk.forward), batches
+        try:
+            with prepared(walk.model), torch.no_grad(), watching.watching():
+                walk.run()
+        finally:
+            walk.forward = own
+
+
+def mixtures_of(checkpoint: Checkpoint, asked: Request) -> Mixtures:
+    """The mixtures of a directory; ``asked`` says which of them may lose experts.
+
+    Raises:
+        CheckpointError: no model can be made of what the directory says.
+        ValueError: it is none that can be watched without values, nothing is chosen between, or no configuration says
+            another number.
+    """
+    walk = DirectoryWalk(checkpoint, checkpoint.root, [])
+    meta = meta_model_of(checkpoint)
+    if not has_configuration(meta):
+        raise ValueError(f"{type(meta).__name__} has no config that could say how many experts are left.")
+    coupling, example = _watched(meta)
+    groups = mixtures_in_scope(PruningTarget(meta, coupling, [example], {}, lambda _: ()), asked)
+    configured = Configured(meta, coupling)
+    weights = _Weights(walk, checkpoint)
+    subject = PruningTarget(meta, coupling, [example], weights, weights.blocks, configured)
+    groups = mixtures_in_scope(subject, asked)
+    proof = _proved(configured, example) if asked.verify else "not proved, as asked"
+    return Mixtures(checkpoint, walk, subject, configured, groups, proof)
+
+
+def _watched(model: nn.Module) -> tuple[Coupling, dict[str, Any]]:
+    """The coupling of a model on the meta device: experts run all at once there, since nothing says who goes where."""
+    example = example_for(model)
+    key, value = private.experts_at_once()
+    with Undo() as undo:
+        configs = {
+            id(each): each for module in model.modules() if (each := getattr(module, "config", None)) is not None
+        }
+        for config in configs.values():
+            if hasattr(config, key):
+                undo.attributes(config, key)
+                setattr(config, key, value)
+        try:
+            coupling = find_coupling(model, example)
+        except Exception as error:  # whatever the model raises
+            raise ValueError(
+                f"{type(model).__name__} cannot be watched on the meta device ({type(error).__name__}: "
+                f"{printable(str(error), 200)}); load it and use shrink(..., experts=..., uniform=True)."
+            ) from error
+        undo.roll_back()
+    return coupling, example
+
+
+def _proved(configured: Configured, example: Any) -> str:
+    """On a smaller model of the same structure experts leave, and the proof is made; on which one, in words."""
+    changes = configured.reduced(PROVED)
+    if changes is None:
+        return "not proved: no model of this class was small enough"
+    small = configured.build(changes, "cpu")
+    coupling = find_coupling(small, example)
+    subject = pruning_target(small, coupling, [example], configured=Configured(small, coupling), proved_on=small)
+    choose_experts(subject, Request(experts=1), ())
+    sizes = ", ".join(f"{'.'.join(map(str, place))} {value}" for place, value in changes.items())
+    return f"on {type(small).__name__} with random weights{f' and {sizes}' if sizes else ''}"
+
+
+class _Weights(LazyTensors):
+    """The model's parameters by its own names, each read from the files on access, experts joined."""
+
+    def __init__(self, walk: DirectoryWalk, checkpoint: Checkpoint) -> None:
+        self.walk, self.checkpoint = walk, checkpoint
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.walk.files.group_of[name].read_from(self.checkpoint)[name]
+
+    def blocks(self, name: str) -> Iterator[Tensor]:
+        """The rows of a parameter, some at a time where each is made of tensors of its own."""
+        parts = self.walk.files.group_of[name].parts
+        if not parts:
+            yield self[name]
+            return
+        count = rows_at_once(self.walk.model.get_parameter(name).shape)
+        for first in range(0, len(parts), count):
+            its = parts[first : first + count]
+            rows = [part.read([self.checkpoint[each] for each in part.sources])[name] for part in its]
+            yield rows[0] if len(rows) == 1 else torch.cat(rows)
+
+    def __contains__(self, name: object) -> bool:
+        group = self.walk.files.group_of.get(str(name))
+        return group is not None and all(self.checkpoint.entries[each].is_floating_point for each in group.sources)
+
+    @property
+    def known(self) -> Collection[str]:
+        return self.walk.files.group_of
+
+
+_FORMAT = "secateur experts profile"
+_MOST = 1e300
+
+
+@dataclass(frozen=True)
+class Text:
+    """What was run: its name, its digest, tokens that ranked experts, and tokens that were held out."""
+
+    data: str
+    sha256: str
+    tokens: int
+    held_out: int
+
+
+@dataclass(frozen=True, eq=False)
+class Profile(Reported):
+    """Of each mixture, by the name of its router, what data says.
+
+    Attributes:
+        text: that was run.
+        rank: by what experts left where it was measured what that costs.
+        routed: of the experts.
+        beyond: of a share of the experts of all mixtures, what the model's outputs lost without them, on tokens that
+            ranked nothing.
+        source: the SHA-256 of the weights' files and ``config.json`` of the directory that was run.
+    """
+
+    text: Text
+    rank: str
+    routed: Mapping[str, Routed]
+    beyond: Mapping[float, Beyond] = field(default_factory=dict)
+    source: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def _parts(self) -> Iterator[Part]:
+        from secateur.shrinking.result import profile_parts
+
+        return profile_parts(self)
+
+    def _sheets(self) -> list[Sheet]:
+        from secateur.shrinking.result import profile_sheets
+
+        return profile_sheets(self, {})
+
+    def check_source(self, there: Mapping[str, str], path: Path) -> None:
+        """Raises CheckpointError if what was run is not the directory with these files."""
+        if other := sorted(name for name in {*self.source, *there} if self.source.get(name) != there.get(name)):
+            raise CheckpointError(
+                f"{path}: is of another model: {printable(', '.join(other[:3]), 200)} of the directory that was run "
+                "differs. Name its profile, or another file for a new one."
+            )
+
+
+def write_profile(profile: Profile, path: Path) -> None:
+    """As JSON, complete or not at all."""
+    write_whole(path, json.dumps(profile_values(profile), indent=1, allow_nan=False) + "\n")
+
+
+def profile_values(profile: Profile) -> dict[str, Any]:
+    """As JSON."""
+    return {
+        "format": _FORMAT,
+        "version": 1,
+        "source": dict(profile.source),
+        "rank": profile.rank,
+        "text": vars(profile.text),
+        "outputs": [{"share": share, **vars(each)} for share, each in profile.beyond.items()],
+        "mixtures": {
+            name: {key: each.tolist() for key, each in vars(routed).items()} for name, routed in profile.routed.items()
+        },
+    }
+
+
+def read_profile(path: Path) -> Profile:
+    """What `write_profile` wrote.
+
+    Raises:
+        CheckpointError: it is no such file, or damaged.
+    """
+    try:
+        read = Fields.read(path, error=CheckpointError, hint=" secateur experts --profile writes one.")
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: no such file; secateur experts --profile writes one.") from None
+    return profile_in(read)
+
+
+def profile_in(read: Fields) -> Profile:
+    """What `profile_values` said; an error of the fields' kind where it is something else."""
+    if read.take("format", str) != _FORMAT or read.take("version", int) != 1:
+        raise read.wrong("format", f"is not {_FORMAT!r}, version 1")
+    its = read.inner("text")
+    text = Text(
+        its.take("data", str),
+        its.take("sha256", str),
+        its.take("tokens", int, least=0),
+        its.take("held_out", int, least=0),
+    )
+    routed = {}
+    for name, its in read.inners_named("mixtures"):
+        sums = [its.each(key, float, least=0, most=_MOST) for key in ("tokens", "weighted")]
+        if len({len(each) for each in sums}) != 1 or not sums[0]:
+            raise its.wrong("tokens", "is not of as many experts as weighted")
+        routed[name] = Routed(*(np.array(each, dtype=float) for each in sums))
+    rank = read.take("rank", str)
+    if rank not in RANKS:
+        raise read.wrong("rank", f"is none of {', '.join(RANKS)}")
+    beyond = dict(map(_beyond_in, read.inners("outputs"))) if "outputs" in read.values else {}
+    return Profile(text, rank, routed, beyond, read.each_named("source", str))
+
+
+def _beyond_in(read: Fields) -> tuple[float, Beyond]:
+    lost, tokens = read.take("lost", float, least=0, most=_MOST), read.take("tokens", int, least=0)
+    return read.take("share", float, least=0, most=1), Beyond(lost, tokens)

@@ -1,0 +1,322 @@
+"""Which groups play the same role: in two layers of a model, or in two models of other sizes.
+
+Law: a role is given by the names of members without their numbers, and by where the units lie in them.
+
+Which groups of units may leave: globs over the names of groups and of all their tensors.
+
+Law: a group is left whole if any of its names says so; of groups that keep equally many all may leave, or none.
+
+The score of a unit: a criterion's scores, summed over all tensors that hold a part of it.
+
+Law: one weight is held at a time, and one that comes in blocks of rows has the score of the whole.
+
+Which units of each group stay, so that the requested share of the target leaves.
+
+Law: groups that fail a check are frozen, and the rest is counted again; no count falls below a number that the model's
+code compares it with.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from secateur.coupling import OUTPUT, Axis, Coupling, Group, Kept, size_of
+from secateur.selection import keep_largest
+from secateur.shrinking.apply import Place
+from secateur.shrinking.costs import TiedGroups, by_tie, cost_of
+from secateur.shrinking.counting import solve_counts
+from secateur.shrinking.measure import Measured
+from secateur.shrinking.plan import Plan, plan_of
+from secateur.shrinking.request import PruningTarget, Request
+from secateur.support import matched, matches, track
+
+
+def tie_roles(coupling: Coupling) -> None:
+    """Groups of the same role keep equally many: same tensors but for the numbers in their names, same places in them.
+
+    >>> import torch
+    >>> from torch import nn
+    >>> from secateur.coupling import find_coupling
+    >>> model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4)) for _ in range(3)))
+    >>> coupling = find_coupling(model, torch.zeros(1, 4), modes=[False])
+    >>> tie_roles(coupling)
+    >>> [(group.size, group.tied) for group in coupling.groups]
+    [(8, 0), (4, 1), (8, 0), (4, 1), (8, 0)]
+    """
+    roles: dict[Any, list[Group]] = {}
+    for group in coupling.groups:
+        places = frozenset(coupling.indices(group, name, at).tobytes() for name, at in group.members)
+        roles.setdefault((group.size, layer_signature(coupling, group), places), []).append(group)
+    coupling.tie(roles.values())
+
+
+def layer_signature(coupling: Coupling, group: Group) -> tuple[frozenset[tuple[str, int]], bool]:
+    """A key that is equal for groups of the same role in two layers, or in two models of other sizes.
+
+    The members without the numbers in their names, and whether the units lie side by side in the first: heads and the
+    entries of heads may have the same members.
+    """
+    name, at = group.members[0]
+    index = coupling.indices(group, name, at)
+    index = index[index >= 0]
+    members = frozenset((re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", name), at) for name, at in group.members)
+    return members, bool(index[0] != index[1])
+
+
+def names_of(coupling: Coupling) -> set[str]:
+    """The names of a group that a glob can match: its own, and those of all its tensors."""
+    names = {name for group in coupling.groups for name, _ in group.members} | {name for name, _ in coupling.frozen}
+    return names | {group.name for group in coupling.groups}
+
+
+def check_globs(known: Collection[str], globs: Iterable[str]) -> None:
+    """Raises ValueError for a glob that matches none of the names."""
+    matched(globs, known, "tensor or group")
+
+
+def may_leave(names: Collection[str], include: Iterable[str] | None, exclude: Iterable[str]) -> bool:
+    """Whether units with these names may leave: one of the names is included, and none excluded."""
+
+    def about(globs: Iterable[str]) -> bool:
+        return any(matches(name, globs) for name in names)
+
+    return (include is None or about(include)) and not about(exclude)
+
+
+def groups_in_scope(coupling: Coupling, asked: Request, *, chosen: bool = False) -> list[Group]:
+    """The groups that may lose units: with ``chosen`` those of experts, else all others.
+
+    Raises:
+        ValueError: there is none; the message says what is frozen and why.
+    """
+    left = [
+        group
+        for group in coupling.groups
+        if group.chosen == chosen
+        and may_leave({group.name, *(name for name, _ in group.members)}, asked.include, asked.exclude)
+    ]
+    # of groups that keep equally many, all leave together or none
+    partly = {group.tied for group in coupling.groups if group not in left}
+    left = [group for group in left if group.tied not in partly]
+    if not left and chosen:
+        by_reason: dict[str, list[str]] = {}
+        for name, at in coupling.compared:
+            by_reason.setdefault(coupling.frozen[name, at], []).append(f"{name} dimension {at}")
+        why = "".join(
+            f"\n  {places[0]}{f' and {len(places) - 1} others' if len(places) > 1 else ''}: {reason}."
+            for reason, places in [*by_reason.items()][:10]
+        )
+        if any(OUTPUT in reason for reason in by_reason):
+            why += "\n  Where routers return their scores, give an example without, such as output_router_logits=False."
+        raise ValueError(f"no experts of the model can leave: no router that chooses between units was found.{why}")
+    if not left:
+        reasons = dict.fromkeys(coupling.frozen.values())
+        why = "".join(
+            f"\n  {name} dimension {at}: {reason}" for (name, at), reason in list(coupling.frozen.items())[:10]
+        )
+        kept = f"\n  include and exclude leave whole: {', '.join(group.name for group in coupling.groups[:10])}"
+        raise ValueError(
+            f"nothing of the model can leave ({len(reasons)} reasons).{why}{kept if coupling.groups else ''}"
+        )
+    return left
+
+
+_PIECE = 1 << 17  # entries of a weight that are scored at a time: in cache
+
+
+def scores_of(subject: PruningTarget, groups: Sequence[Group], asked: Request) -> dict[Axis, Tensor]:
+    """For each group the score of each of its units; one weight is held at a time."""
+    coupling, weights, criterion = subject.coupling, subject.weights, asked.criterion
+    units = {group.axis: np.zeros(group.size) for group in groups}
+    places: dict[str, list[tuple[Group, int]]] = {}
+    for group in groups:
+        members = [(name, at) for name, at in group.members if name in weights]
+        matrices = [(name, at) for name, at in members if len(coupling.dims(name)) > 1]
+        for name, at in matrices or members:
+            places.setdefault(name, []).append((group, at))
+    for name in track([name for name in coupling.names() if name in places], "scoring"):
+        shape = [size_of(dim) for dim in coupling.dims(name)]
+        its = asked.evidence.get(name, {})
+        if not getattr(criterion, "elementwise", False) or its:
+            whole = criterion(weights[name].detach(), **its)
+            along = _sums([whole], shape, [at for _, at in places[name]], lambda scores: scores)
+        else:
+            along = _sums(subject.blocks(name), shape, [at for _, at in places[name]], criterion)
+        for group, at in places[name]:
+            for index in coupling.occurrences(group, name, at):
+                np.add.at(units[group.axis], index[index >= 0], along[at][index >= 0])
+    for group in groups:
+        if np.isnan(units[group.axis]).any():
+            raise ValueError(f"a score of {group.name} is NaN; correct the weights or the criterion first.")
+    return {axis: torch.from_numpy(each / (abs(each).mean() or 1.0)) for axis, each in units.items()}
+
+
+def rows_at_once(shape: Sequence[int]) -> int:
+    """How many rows of a weight are scored at a time."""
+    return max(1, _PIECE // max(1, math.prod(shape[1:])))
+
+
+def _sums(
+    blocks: Iterable[Tensor], shape: Sequence[int], dims: Sequence[int], criterion: Callable[[Tensor], Tensor]
+) -> dict[int, npt.NDArray[np.float64]]:
+    """The sums of a weight's scores over all dimensions but one, for each of ``dims``, in float64.
+
+    The weight comes as one or more blocks of its rows; all but the last have a multiple of `rows_at_once`.
+    """
+    found = {at: torch.zeros(shape[at], dtype=torch.float64) for at in dims}
+    rows, start = rows_at_once(shape), 0
+    for block in blocks:
+        for part in torch.split(block, rows):
+            piece = criterion(part).double()
+            for at, total in found.items():
+                others = [dim for dim in range(piece.dim()) if dim != at]
+                along = (piece.sum(others) if others else piece).cpu()
+                if at == 0:
+                    total[start : start + len(part)] = along
+                else:
+                    total += along
+            start += len(part)
+    return {at: total.numpy() for at, total in found.items()}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The units that stay, after all checks passed.
+
+    Attributes:
+        kept: which units stay of the groups that may leave, ``{axis: mask}``.
+        plan: the same as slices of tensors and numbers of modules.
+        fields: what becomes of fields of the configuration, if it is to say what is left.
+        left: how much of the target stays, as a share of what the subject has.
+        beside: the same of the two nearest to what was asked that exist; this is one of them, the larger comes first.
+        refused: why groups had to stay that were to leave, by what they do (`layer_signature`).
+        in_blocks: ``{parameter: note}`` of those whose Gram matrix was summed in blocks of inputs.
+    """
+
+    kept: dict[Axis, npt.NDArray[np.bool_]]
+    plan: Plan
+    fields: dict[Place, int]
+    left: float
+    beside: tuple[float, float]
+    refused: Mapping[Any, str]
+    in_blocks: Mapping[str, str] = field(default_factory=dict)
+
+
+def choose(
+    subject: PruningTarget,
+    asked: Request,
+    known: Collection[str] = (),
+    measured: Measured | None = None,
+    *,
+    chosen: bool = False,
+    given: Mapping[Axis, Tensor] | None = None,
+) -> Choice:
+    """Which units of each group stay. Groups that fail a check are frozen in the coupling, and the rest is tried again.
+
+    ``known`` are names that globs may match beside those of the coupling; ``measured`` is what data says of the units,
+    by default their magnitude counts, and `even` losses; with ``chosen`` it is about units that are chosen between, and
+    ``given`` are scores that some have already.
+
+    Raises:
+        ValueError: nothing can leave, or not as much as asked.
+    """
+    coupling = subject.coupling
+    check_globs(names_of(coupling) | set(known), asked.globs)
+    minimum: dict[Axis, int] = {}  # fewer would change the result of a comparison in the code
+    refused: dict[Any, str] = {}
+    groups = groups_in_scope(coupling, asked, chosen=chosen)
+    if chosen:
+        minimum = {group.axis: coupling.least(group) for group in groups}
+    scores = None
+    if asked.sparsity is not None:
+        known_scores = {**(measured.scores if measured else {}), **(given or {})}
+        scores = scores_of(subject, [each for each in groups if each.axis not in known_scores], asked) | known_scores
+    while True:
+        if scores is None:
+            kept = _dead(subject, groups)
+            beside = _counts(kept), _counts(kept)
+        else:
+            found = solve_counts(
+                subject, groups, asked, scores=scores, minimum=minimum, loss=None if measured is None else measured.loss
+            )
+            kept = {
+                axis: keep_largest(scores[axis].reshape(1, -1), count)[0].numpy()
+                for axis, count in found.counts.items()
+            }
+            beside = found.less, found.more
+        if turned := coupling.contradicted(_counts(kept)):
+            minimum |= {group.axis: int(kept[group.axis].sum()) + 1 for group in turned if group.axis in kept}
+            whole = [group for group in turned if minimum.get(group.axis, group.size) >= group.size]
+            coupling.freeze(turned if scores is None else whole, "a comparison in the code would change its result")
+        else:
+            wrong, why = subject.objections(groups, kept)
+            if not wrong:
+                break
+            refused |= {layer_signature(coupling, group): why for group in wrong}
+            coupling.freeze(wrong, why)
+        groups = groups_in_scope(coupling, asked, chosen=chosen)
+    fields = {} if subject.configured is None else subject.configured.fields(_counts(kept)) or {}
+    return Choice(
+        kept,
+        plan_of(subject.model, coupling, kept),
+        fields,
+        *_left(subject, _counts(kept), beside, asked.target),
+        refused,
+    )
+
+
+def _counts(kept: Kept) -> dict[Axis, int]:
+    return {axis: int(mask.sum()) for axis, mask in kept.items()}
+
+
+def _left(
+    subject: PruningTarget, counts: Mapping[Axis, int], beside: Sequence[Mapping[Axis, int]], target: str
+) -> tuple[float, tuple[float, float]]:
+    """The share of the target that stays of a subject, and with the counts beside."""
+
+    def units(counts: Mapping[Axis, int]) -> float:
+        return sum(counts.values())
+
+    cost = units if target == "units" else cost_of(subject.model, subject.coupling, subject.inputs[0], target)
+    whole = cost({axis: axis.size for axis in counts})
+    if not whole:
+        return 1.0, (1.0, 1.0)
+    left, less, more = (cost(each) / whole for each in (counts, *beside))
+    return left, (less, more)
+
+
+def _dead(subject: PruningTarget, groups: Sequence[Group]) -> dict[Axis, npt.NDArray[np.bool_]]:
+    """Units that are zero in every member leave; groups that keep the same share follow the one with the most left."""
+    weights, coupling = subject.weights, subject.coupling
+    alive = {group.axis: np.zeros(group.size, dtype=bool) for group in groups}
+    places: dict[str, list[tuple[Group, int]]] = {}
+    for group in groups:
+        for name, at in group.members:
+            if name in weights:
+                places.setdefault(name, []).append((group, at))
+    for name in track([name for name in coupling.names() if name in places], "looking for zeros"):
+        entries = weights[name].detach().ne(0)
+        for group, at in places[name]:
+            others = [dim for dim in range(entries.dim()) if dim != at]
+            along = (entries.sum(others) if others else entries).cpu().numpy() > 0
+            index = coupling.indices(group, name, at)
+            np.logical_or.at(alive[group.axis], index[index >= 0], along[index >= 0])
+    for lives in alive.values():
+        lives[0] |= not lives.any()
+    for equal in by_tie(groups):
+        tied = TiedGroups(equal, 1, {})
+        counts = {group.axis: int(alive[group.axis].sum()) for group in equal}
+        parts = max(-(-counts[each.axis] * tied.parts // each.size) for each in equal)
+        for axis, count in tied.counts(-(-parts // tied.step) * tied.step).items():
+            dead = np.flatnonzero(~alive[axis])
+            alive[axis][dead[: count - counts[axis]]] = True
+    return alive

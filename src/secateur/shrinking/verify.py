@@ -1,0 +1,108 @@
+"""What the ``secateur.json`` of a directory of fewer units, blocks or experts claims of which part each tensor is.
+
+Law: each tensor is what ``plan.json``, ``blocks.json`` or ``experts.json`` leaves of the source's, but for those that
+the record says have new values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from secateur.checkpoints import (
+    RECORD,
+    Beside,
+    Checkpoint,
+    CheckpointError,
+    Cuts,
+    Part,
+    Structure,
+    TensorEntry,
+    UnknownModelError,
+    meta_model_of,
+    open_checkpoint,
+)
+from secateur.shrinking.directory import origins_in, tensor_names, write_cut
+from secateur.shrinking.files import read_plans
+from secateur.shrinking.kinds.blocks_directory import BLOCKS
+from secateur.shrinking.kinds.blocks_directory import FORMAT as BLOCKS_FORMAT
+from secateur.shrinking.kinds.experts_directory import EXPERTS
+from secateur.shrinking.kinds.experts_directory import FORMAT as EXPERTS_FORMAT
+from secateur.shrinking.plan import Factors, Plan, factors_of
+from secateur.support import Fields, printable
+
+PLAN = "plan.json"
+
+
+def structure_of(directory: Path, read: Fields) -> Structure:
+    """What the record of `shrink_checkpoint`, `shrink_depth_checkpoint` or `shrink_experts_checkpoint` claims."""
+    checkpoint, problems, unchecked = open_checkpoint(directory), list[str](), list[str]()
+    if is_plan := "groups" in read.values:
+        file, moved, plan = PLAN, _repaired(read), _plan(directory / PLAN)
+    elif "blocks" in read.values:
+        file, moved = BLOCKS, {*read.inner("calibration").each_named("patched", float)}
+        origins = origins_in(directory / BLOCKS, BLOCKS_FORMAT, "which blocks stayed")
+    else:
+        file, moved = EXPERTS, {*read.each("repaired", str)}
+        origins = origins_in(directory / EXPERTS, EXPERTS_FORMAT, "which experts stayed")
+        problems += _about_experts(read)
+    try:
+        model = meta_model_of(checkpoint)
+        if is_plan:
+            tensor_names(model, checkpoint)
+    except UnknownModelError:
+        unchecked.append("no model can be built of config.json here: whether the files hold it")
+    except CheckpointError as error:
+        problems.append(str(error))
+
+    def beside(source: Path) -> Beside:
+        dense = open_checkpoint(source)
+        if is_plan:
+            return _planned(dense, plan)
+        made_of, gone = origins
+        return Beside(dense, {name: Part(old, cuts) for name, (old, cuts) in made_of.items()}, gone)
+
+    return Structure(checkpoint, beside, file, frozenset(moved), problems, unchecked)
+
+
+def _plan(path: Path) -> Plan:
+    try:
+        (plan,) = read_plans(path)
+    except (ValueError, OSError) as error:
+        raise CheckpointError(f"{path}: is not the one plan of a shrunken directory ({error}).") from error
+    return plan
+
+
+def _planned(dense: Checkpoint, plan: Plan) -> Beside:
+    try:
+        names = tensor_names(meta_model_of(dense), dense)
+    except UnknownModelError:  # a class of somebody's own: names in the files are those of the plan
+        names = {name: name for name in dense}
+    scales, parts, problems = factors_of(plan), {}, list[str]()
+    for name, mine in names.items():
+        shape, cuts = plan.tensors.get(mine, (dense.entries[name].shape, {}))
+        if tuple(shape) != dense.entries[name].shape:
+            problems.append(f"{printable(name)}: {PLAN} does not fit the source's shape {dense.entries[name].shape}.")
+        parts[name] = Part(name, cuts, _scaled(scales[mine])) if mine in scales else Part(name, cuts)
+    return Beside(dense, parts, problems=problems)
+
+
+def _scaled(factors: Factors) -> Callable[[BinaryIO, Checkpoint, TensorEntry, Cuts], None]:
+    return lambda written, checkpoint, entry, cuts: write_cut(written, checkpoint, entry, cuts, factors)
+
+
+def _repaired(read: Fields) -> set[str]:
+    calibration = read.inner("calibration") if "calibration" in read.values else read
+    if not calibration.optional("repair", bool):
+        return set()
+    moved = [calibration.each(key, str) for key in ("biases", "normalizations") if key in calibration.values]
+    return {*calibration.each_named("errors", float), *(name for names in moved for name in names)}
+
+
+def _about_experts(read: Fields) -> Iterator[str]:
+    kept = read.inner("kept")
+    for name, change in read.inners_named("experts"):
+        left, stays = change.take("to", int, least=1), {*kept.each(name, int, least=0)}
+        if len(stays) != left:
+            yield f"{RECORD}: {printable(name)} keeps {len(stays)} experts, and says {left}."

@@ -1,0 +1,150 @@
+"""Two processes that share the calibration batches come to what one process comes to."""
+
+import os
+import socket
+
+import pytest
+import torch
+from torch import distributed, nn
+
+from secateur.checkpoints import open_checkpoint, verify_checkpoint
+from secateur.criteria import wanda
+from secateur.models import oneshot
+from secateur.solvers import from_criterion, sparsegpt
+from support.families import make
+from support.forks import leave_group, on_ranks
+
+pytestmark = [
+    pytest.mark.distributed,
+    pytest.mark.skipif(not distributed.is_available(), reason="torch was built without torch.distributed"),
+]
+
+
+class Choosing(nn.Module):
+    """Sends each token to one of three experts; the second process's tokens never reach the third."""
+
+    def __init__(self):
+        super().__init__()
+        self.query, self.key = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.experts = nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
+
+    def forward(self, x):
+        choice = (x[:, 0] > 0).long() + (x[:, 0] > 1).long()
+        y = self.query(x) * self.key(x).sigmoid()
+        return x + torch.stack([self.experts[c](row) for c, row in zip(choice.tolist(), y, strict=True)])
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Choosing() for _ in range(2))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def batches():
+    generator = torch.Generator().manual_seed(3)
+    made = [torch.randn(10, 6, generator=generator) for _ in range(4)]
+    for batch in made[1::2]:
+        batch[:, 0] = batch[:, 0].clamp(max=0.5)
+    return made
+
+
+def pruned(solver):
+    torch.manual_seed(0)
+    model = Model()
+    return model, oneshot(model, batches(), 0.5, solver=solver)
+
+
+LONELY = (("one batch", "uniform"), ("one batch, by scores", "owl"))
+
+
+def lonely(allocate):
+    """One batch: of two processes, one has nothing to sum."""
+    torch.manual_seed(0)
+    model = Model()
+    return model, oneshot(model, batches()[:1], 0.5, solver=sparsegpt, allocate=allocate)
+
+
+class Twice(Model):
+    def forward(self, x):
+        return super().forward(super().forward(x))
+
+
+def failing(weight, sparsity, pattern, *, gram):
+    if weight.shape == (6, 6) and torch.distributed.get_rank() == 1:
+        raise ValueError("no solution here")
+    return sparsegpt(weight, sparsity, pattern, gram=gram)
+
+
+def directory(folder, name, count=4):
+    """A small Llama in a folder, pruned to another one; every process calls this alike."""
+    found = [torch.arange(1, 9)[None] + n for n in range(count)]
+    return oneshot(folder / "dense", found, 0.5, solver=sparsegpt, out=folder / name)
+
+
+def start(rank, port, alone, folder):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE="2")
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", rank=rank, world_size=2)
+    for name, solver in (("sparsegpt", sparsegpt), ("wanda", from_criterion(wanda))):
+        model, done = pruned(solver)
+        state, layers = alone[name]
+        for key, value in model.state_dict().items():
+            torch.testing.assert_close(value, state[key], rtol=1e-4, atol=1e-5, msg=lambda m, key=key: f"{key} {m}")
+            other = [torch.zeros_like(value) for _ in range(2)]
+            distributed.all_gather(other, value)
+            assert torch.equal(*other), "the same on both"
+        for layer, (layer_name, tokens, error) in zip(done.layers, layers, strict=True):
+            assert (layer.name, layer.tokens) == (layer_name, tokens)
+            assert layer.error == pytest.approx(error, rel=1e-3)
+    done = directory(folder, "two")
+    assert [layer.tokens for layer in done.layers] == [32] * 14
+    with pytest.raises(ValueError, match="no solution here"):
+        pruned(failing)
+    for name, allocate in LONELY:
+        with pytest.warns(UserWarning, match="1 of 2 processes sum what they see, and the others help to solve"):
+            model, done = lonely(allocate)
+        state, layers = alone[name]
+        for key, value in model.state_dict().items():
+            torch.testing.assert_close(value, state[key], rtol=1e-4, atol=1e-5, msg=lambda m, key=key: f"{key} {m}")
+            other = [torch.zeros_like(value) for _ in range(2)]
+            distributed.all_gather(other, value)
+            assert torch.equal(*other), "the same on both"
+        assert [(layer.name, layer.tokens) for layer in done.layers] == [layer[:2] for layer in layers]
+    with pytest.warns(UserWarning, match="1 of 2 processes"):
+        directory(folder, "two of one", count=1)
+    with pytest.raises(ValueError, match="runs more than once"), pytest.warns(UserWarning, match="1 of 2"):
+        oneshot(Twice(), batches()[:1], 0.5)  # told on both: neither waits for the other
+    leave_group()
+
+
+def test_two_processes_come_to_what_one_comes_to(tmp_path):
+    alone = {}
+    for name, solver in (("sparsegpt", sparsegpt), ("wanda", from_criterion(wanda))):
+        model, done = pruned(solver)
+        alone[name] = model.state_dict(), [(layer.name, layer.tokens, layer.error) for layer in done.layers]
+    assert {tokens for _, tokens, _ in alone["wanda"][1][:2]} == {40}
+    for name, allocate in LONELY:
+        model, done = lonely(allocate)
+        alone[name] = model.state_dict(), [(layer.name, layer.tokens, layer.error) for layer in done.layers]
+    make("llama").save_pretrained(tmp_path / "dense", max_shard_size="8KB")
+    directory(tmp_path, "one")
+    directory(tmp_path, "one of one", count=1)
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        port = server.getsockname()[1]
+    on_ranks(start, port, alone, tmp_path)
+    for mine, theirs in (("one", "two"), ("one of one", "two of one")):
+        one, two = open_checkpoint(tmp_path / mine), open_checkpoint(tmp_path / theirs)
+        assert [*one] == [*two]
+        for name in one:
+            torch.testing.assert_close(
+                two[name], one[name], rtol=1e-3, atol=1e-5, msg=lambda m, name=name: f"{name} {m}"
+            )
+        assert not verify_checkpoint(tmp_path / theirs, tmp_path / "dense").problems
+    names = ["dense", "one", "one of one", "two", "two of one"]
+    assert sorted(each.name for each in tmp_path.iterdir()) == names

@@ -1,0 +1,327 @@
+"""A directory: only the pruned bytes differ, and a run that was killed goes on to the same bytes."""
+
+import errno
+import functools
+import json
+import os
+import re
+import shutil
+import signal
+
+import pytest
+
+from secateur import Rows
+from secateur.checkpoints import CheckpointError
+from secateur.checkpoints import run as resumable
+from secateur.checkpoints.run import JOURNAL
+from secateur.models import files as block_files
+from secateur.models import in_directory as blockwise
+from secateur.models import oneshot
+from secateur.models.solving import digest
+from secateur.solvers import admm
+from support.families import batches, make
+from support.forks import forked, killing
+from support.stacks import contents
+
+
+def test_a_directory_keeps_everything_but_the_pruned_bytes(llama, tmp_path):
+    before = contents(llama)
+    done = oneshot(llama, batches("llama"), 0.5, out=tmp_path / "out", arguments={"command": "secateur oneshot"})
+    assert contents(llama) == before, "the source"
+    after = contents(tmp_path / "out")
+    assert after.keys() == before.keys() | {"secateur.json"}
+    assert len([name for name in before if name.endswith(".safetensors")]) > 1
+    for name, content in before.items():
+        if name.endswith(".safetensors"):
+            length = 8 + int.from_bytes(content[:8], "little")
+            assert after[name][:length] == content[:length], "the header"
+            assert len(after[name]) == len(content)
+        else:
+            assert after[name] == content, name
+    record = json.loads(after["secateur.json"])
+    assert record["method"] == "oneshot"
+    assert record["arguments"] == {"command": "secateur oneshot"}
+    assert record["solver"] == "admm"
+    assert record["data"] == {"sha256": digest(batches("llama"))}
+    assert record["sparsity"]["targets"] == done.sparsity == 0.5
+    assert set(record["pruned"].values()) == {0.5}
+    assert record["removed"]["model.layers.0.mlp.down_proj.weight"] == 16 * 24 // 2
+    everything = [*record["pruned"], *(name for names in record["left_alone"].values() for name in names)]
+    assert sorted(everything) == sorted(make("llama").state_dict())
+    assert record["layers"]["model.layers.0.mlp.down_proj.weight"]["tokens"] == 60
+
+
+STEPS = {
+    "write": (block_files, "write_tensor"),
+    "copy": (resumable, "copy_tree"),
+    "journal": (resumable.Unfinished, "_write"),
+    "publish": (resumable.Unfinished, "publish"),
+}
+
+
+def dying(moment, source, out):
+    """`oneshot` in a process that is killed at the n-th call of a function; writes down how many tensors it wrote."""
+    calls = killing(moment, **STEPS)
+    done = oneshot(source, batches("llama"), 0.5, out=out)
+    out.with_name("counts.json").write_text(json.dumps([calls["write"], len(done.layers)]))
+
+
+def test_a_run_that_was_killed_at_any_moment_goes_on_to_the_same_bytes(llama, tmp_path):
+    out, whole = tmp_path / "out", tmp_path / "whole"
+    assert forked(lambda: dying("never", llama, whole)) == 0
+    # while copying, before the journal says so; in the first block; written, but not yet in the journal; in the second
+    # block; before the record; at the end
+    for moment in ("copy:1", "journal:1", "write:3", "journal:2", "write:4", "publish:1"):
+        assert os.WTERMSIG(forked(lambda: dying(moment, llama, out))) == signal.SIGKILL, moment  # noqa: B023
+        assert not out.exists()
+        assert (tmp_path / "out.unfinished" / JOURNAL).is_file()
+    assert forked(lambda: dying("never", llama, out)) == 0
+    assert json.loads((tmp_path / "counts.json").read_text()) == [0, 14], "what is finished is not written again"
+    assert contents(out) == contents(whole)
+    assert not (tmp_path / "out.unfinished").exists()
+
+
+def test_a_run_goes_on_only_with_the_same_request(llama, tmp_path, monkeypatch):
+    class Interruption(Exception):
+        pass
+
+    def interrupt(layer):
+        if layer.block.endswith("1"):
+            raise Interruption
+
+    with pytest.raises(Interruption):
+        oneshot(llama, batches("llama"), 0.5, out=tmp_path / "out", on_layer=interrupt)
+    unfinished = tmp_path / "out.unfinished"
+    for keywords, difference in (
+        ({"sparsity": 0.6}, "sparsity 0.5, not 0.6"),
+        ({"solver": functools.partial(admm, damping=0.1)}, r'solver "admm", not "admm\(damping=0.1\)"'),
+        ({"pattern": Rows()}, r"pattern "),
+        ({"batches": batches("llama", count=2)}, "data "),
+        ({"aim": 0.25}, "aim 0.5, not 0.25"),
+        ({"stages": False, "aim": 0.5}, "stages true, not false"),
+        ({"exclude": "*q_proj*"}, r'exclude null, not \["\*q_proj\*"\]'),
+    ):
+        with pytest.raises(CheckpointError, match=difference) as caught:
+            oneshot(llama, **{"batches": batches("llama"), "sparsity": 0.5, "out": tmp_path / "out", **keywords})
+        assert "Run the same command again to finish it, or remove it" in str(caught.value)
+    seen = []
+    done = oneshot(llama, batches("llama"), 0.5, out=tmp_path / "out", on_layer=seen.append)
+    assert {layer.block for layer in seen} == {"model.layers.1"}, "the first block is not solved again"
+    assert len(done.layers) == 14
+    assert not unfinished.exists()
+    oneshot(llama, batches("llama"), 0.5, out=tmp_path / "whole")
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+def interrupted(source, out):
+    """`oneshot`, stopped when the first block is done."""
+
+    class Interruption(Exception):
+        pass
+
+    def interrupt(layer):
+        if layer.block.endswith("1"):
+            raise Interruption
+
+    with pytest.raises(Interruption):
+        oneshot(source, batches("llama"), 0.5, out=out, on_layer=interrupt)
+    return out.with_name(f"{out.name}.unfinished")
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """A directory, and what a run left of it that was stopped when the first block was done: to be read, and copied."""
+    folder = tmp_path_factory.mktemp("stopped")
+    make("llama").save_pretrained(folder / "dense", max_shard_size="12KB")
+    return folder / "dense", interrupted(folder / "dense", folder / "out")
+
+
+def test_a_run_does_not_go_on_with_other_weights_of_the_same_shapes(llama, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    interrupted(llama, tmp_path / "out")
+    shard = max(llama.glob("*.safetensors"))
+    before = shard.read_bytes()
+    length = 8 + int.from_bytes(before[:8], "little")
+    save_file({name: tensor + 1 for name, tensor in load_file(shard).items()}, shard, metadata={"format": "pt"})
+    assert shard.read_bytes()[:length] == before[:length], "the header"
+    assert len(shard.read_bytes()) == len(before)
+    with pytest.raises(CheckpointError, match=rf"{re.escape(shard.name)}: changed since .* was begun"):
+        oneshot(llama, batches("llama"), 0.5, out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_kill_while_the_record_is_written_leaves_nothing(llama, tmp_path):
+    out, whole = tmp_path / "out", tmp_path / "whole"
+    assert forked(lambda: oneshot(llama, batches("llama"), 0.5, out=whole)) == 0  # with as many threads
+    steps = 0
+
+    def body(step):
+        def dying(function):
+            def call(*arguments, **keywords):
+                nonlocal steps
+                steps += 1
+                if steps == step:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return function(*arguments, **keywords)
+
+            return call
+
+        original = blockwise.write_record
+
+        def write(*arguments):  # from here on each file that is closed, given a mode or renamed
+            for name in ("fsync", "replace", "rename", "chmod"):
+                setattr(os, name, dying(getattr(os, name)))
+            original(*arguments)
+
+        blockwise.write_record = write
+        oneshot(llama, batches("llama"), 0.5, out=out)
+
+    for step in range(1, 5):
+        assert os.WTERMSIG(forked(lambda: body(step))) == signal.SIGKILL, step  # noqa: B023
+        if not out.exists():
+            assert forked(lambda: oneshot(llama, batches("llama"), 0.5, out=out)) == 0
+        assert contents(out) == contents(whole), step
+        assert not (tmp_path / "out.unfinished").exists(), step
+        shutil.rmtree(out)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (
+            lambda j: j["blocks"][0].update(name="model.layers.7"),
+            r"blocks\[0\].name is model.layers.7, which is no block",
+        ),
+        (lambda j: j["blocks"].append(j["blocks"][0]), r"blocks\[1\].name is model.layers.0, .* or is there twice"),
+        (
+            lambda j: j["blocks"][0]["layers"][0].update(name="model.norm.weight"),
+            r"layers\[0\].name is model.norm",
+        ),
+        (lambda j: j["blocks"][0]["layers"][1].update(shape=[2, -2]), r"layers\[1\].shape\[1\] must be a whole number"),
+        (lambda j: j["blocks"][0]["layers"][0].update(error="none"), r"layers\[0\].error must be a number"),
+        (lambda j: j["blocks"][0]["layers"][0].pop("tokens"), r"layers\[0\].tokens is missing"),
+        (lambda j: j["blocks"][0].update(tensors=[]), r"blocks\[0\].tensors must be an object"),
+        (
+            lambda j: next(iter(j["blocks"][0]["tensors"].values())).update(removed=1.5),
+            "removed must be a whole number",
+        ),
+        (lambda j: j["facts"].pop("sparsities"), "facts.sparsities is missing"),
+        (lambda j: j["facts"]["sparsities"].popitem(), "facts.sparsities is of other weights"),
+        (lambda j: j["facts"]["sparsities"].update({"model.layers.0.mlp.up_proj.weight": 2}), "at most 1, not 2"),
+        (lambda j: j["facts"].update(left_alone={"excluded": "all"}), "facts.left_alone.excluded must be a list"),
+    ],
+)
+def test_a_journal_of_what_the_model_has_not_is_refused(stopped, tmp_path, damage, message):
+    llama, unfinished = stopped
+    journal = shutil.copytree(unfinished, tmp_path / "out.unfinished") / JOURNAL
+    found = json.loads(journal.read_text())
+    damage(found)
+    found["sha256"] = resumable._digest(found)
+    journal.write_text(json.dumps(found))
+    with pytest.raises(
+        CheckpointError, match=rf"journal\.json: damaged: .*{message}.* Remove .* to start over"
+    ) as caught:
+        oneshot(llama, batches("llama"), 0.5, out=tmp_path / "out")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_source_with_a_folder_of_our_own_name(llama, tmp_path):
+    (llama / ".secateur").mkdir()
+    (llama / ".secateur/journal.json").write_text("theirs")
+    oneshot(llama, batches("llama"), 0.5, out=tmp_path / "out")
+    assert (tmp_path / "out/.secateur/journal.json").read_text() == "theirs"
+
+
+def test_errors_of_directories(llama, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+
+    def refused(message, source=llama, **keywords):
+        with pytest.raises((CheckpointError, ValueError), match=message) as caught:
+            oneshot(source, **{"batches": batches("llama"), "sparsity": 0.5, "out": out, **keywords})
+        assert "\n" not in str(caught.value)
+        assert not out.exists()
+        assert not (tmp_path / "out.unfinished").exists()
+
+    refused("name the one to write with out=", out=None)
+    refused("no such directory", source=tmp_path / "nowhere")
+    refused("lies inside the input", out=llama / "below")
+    refused("no such directory; create it first", out=tmp_path / "a" / "b")
+    monkeypatch.chdir(tmp_path)
+    for name in (".", "..", "/", ""):
+        refused("already exists; nothing is overwritten", out=name)
+    (tmp_path / "taken").mkdir()
+    refused("already exists", out=tmp_path / "taken")
+    broken = tmp_path / "broken"
+    shutil.copytree(llama, broken)
+    config = json.loads((llama / "config.json").read_text())
+
+    def configured(**changes):
+        (broken / "config.json").write_text(json.dumps({**config, **changes}))
+
+    configured(architectures=["NoSuchModel"])
+    refused("names the architecture NoSuchModel", source=broken)
+    configured(quantization_config={"quant_method": "gptq"})
+    refused("is quantized; prune the original", source=broken)
+    configured(intermediate_size=32)
+    refused(r"mlp\.down_proj\.weight has shape \(16, 24\), and its config.json asks for \(16, 32\)", source=broken)
+    configured(num_hidden_layers=3)
+    refused(r"model\.layers\.2\.self_attn\.q_proj\.weight, of shape \(16, 16\), is in no shard", source=broken)
+    (broken / "config.json").unlink()
+    refused("has no config.json", source=broken)
+    (broken / "adapter_config.json").write_text("{}")
+    refused("holds an adapter and no model", source=broken)
+    shard = sorted(broken.glob("*.safetensors"))[1]
+    shard.unlink()
+    refused(re.escape(shard.name), source=broken)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1))
+    refused("1e-09 GB are free")
+
+
+def test_a_full_disk_keeps_the_finished_blocks(llama, tmp_path, monkeypatch):
+    original, writes = block_files.write_tensor, []
+
+    def full(path, entry, tensor):
+        writes.append(entry.name)
+        if len(writes) == 9:
+            raise OSError(28, "No space left on device")
+        original(path, entry, tensor)
+
+    monkeypatch.setattr(block_files, "write_tensor", full)
+    with pytest.raises(CheckpointError, match="the disk is full; free space and run the same command again, the 1"):
+        oneshot(llama, batches("llama"), 0.5, out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    monkeypatch.undo()
+    oneshot(llama, batches("llama"), 0.5, out=tmp_path / "out")
+    oneshot(llama, batches("llama"), 0.5, out=tmp_path / "whole")
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+def test_a_file_that_may_not_grow_is_named_and_the_work_kept(llama, tmp_path, monkeypatch):
+    def limited(path, entry, tensor):
+        raise OSError(errno.EFBIG, "File too large", str(path))
+
+    monkeypatch.setattr(block_files, "write_tensor", limited)
+    told = r"out\.unfinished.*safetensors: File too large, a limit or a quota; raise it and run the same command again"
+    with pytest.raises(CheckpointError, match=told):
+        oneshot(llama, batches("llama"), 0.5, out=tmp_path / "out")
+
+
+def test_a_name_that_is_taken_in_the_meantime_costs_no_work(llama, tmp_path):
+    out = tmp_path / "out"
+    with pytest.raises(CheckpointError, match="was created by somebody else in the meantime; move it"):
+        oneshot(llama, batches("llama"), 0.5, out=out, on_layer=lambda _: out.mkdir(exist_ok=True))
+    out.rmdir()
+    solved = []
+    oneshot(llama, batches("llama"), 0.5, out=out, on_layer=solved.append)
+    assert not solved
+    assert (out / "secateur.json").exists()
+
+
+def test_two_processes_do_not_work_on_one_directory(llama, tmp_path):
+    def second(layer):
+        with pytest.raises(CheckpointError, match="another process is at work here"):
+            oneshot(llama, batches("llama"), 0.5, out=tmp_path / "out")
+
+    oneshot(llama, batches("llama"), 0.5, out=tmp_path / "out", on_layer=second)

@@ -1,0 +1,109 @@
+"""A model in memory: refused before anything changes, or pruned in place and left as it was otherwise."""
+
+import pytest
+import torch
+from torch import nn
+
+from secateur import NM, criteria, prune
+from secateur.allocation import owl
+from secateur.models import oneshot
+from secateur.solvers import from_criterion, sparsegpt
+from support.families import batches, make
+from support.stacks import MAGNITUDE, data, stack
+
+
+def test_the_model_is_left_as_it_was_but_for_its_weights():
+    model = stack()
+    model.train()
+    model.layers[1].eval()
+    state = torch.get_rng_state()
+    oneshot(model, data(), 0.5)
+    assert model.training
+    assert not model.layers[1].training
+    assert "forward" not in model.layers[0].__dict__
+    assert not model.layers[0]._forward_pre_hooks
+    assert not model.enter._forward_pre_hooks
+    assert all(parameter.grad is None and parameter.requires_grad for parameter in model.parameters())
+    assert torch.equal(torch.get_rng_state(), state)
+    llama = make("llama")
+    llama.config.use_cache = True
+    oneshot(llama, batches("llama", count=1), 0.5, solver=MAGNITUDE)
+    assert llama.config.use_cache is True
+
+
+def test_what_is_outside_the_blocks_does_not_change():
+    model, dense = stack(), stack()
+    done = oneshot(model, data(), 0.75)
+    assert done.left_alone == {"outside the blocks": ("enter.weight", "head.weight")}
+    for name in ("enter.weight", "enter.bias", "head.weight", "layers.0.up.bias"):
+        assert torch.equal(model.state_dict()[name], dense.state_dict()[name])
+    assert done.sparsity == 0.75
+
+
+def test_errors_of_a_model_in_memory():
+    for keywords, kind, message in (
+        ({"sparsity": None}, ValueError, "needs a sparsity"),
+        ({"sparsity": 50}, ValueError, "For 50 percent write 0.5"),
+        ({"pattern": NM(2, 4), "sparsity": 0.6}, ValueError, "removes 0.5 of the weights, not 0.6"),
+        ({"batches": []}, ValueError, "no batches"),
+        ({"batches": torch.zeros(2, 5)}, TypeError, r"pass \[batch\]"),
+        ({"include": "layers.9*"}, ValueError, "no parameter matches"),
+        ({"include": "head.weight"}, ValueError, "head.weight is outside the blocks"),
+        ({"exclude": "layers*"}, ValueError, "no matrix is left to prune"),
+        ({"out": "there"}, ValueError, "out= is for directories"),
+        ({"solver": from_criterion(criteria.taylor)}, TypeError, "asks for grad_sq; a walk over blocks gathers"),
+        ({"allocate": owl, "pattern": NM(2, 4), "sparsity": None}, ValueError, "leave allocate out"),
+        ({"model": nn.BatchNorm1d(2)}, ValueError, "has no repeated blocks"),
+        ({"batches": [torch.full((2, 5), torch.nan)]}, ValueError, r"layers\.0 receives in batch 0 holds NaN"),
+    ):
+        model = keywords.get("model") or stack()
+        before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        arguments = {"sparsity": 0.5, "batches": data(), **{key: v for key, v in keywords.items() if key != "model"}}
+        with pytest.raises(kind, match=message):
+            oneshot(model, **arguments)
+        assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items()), message
+
+
+def test_models_that_are_not_ready():
+    with pytest.raises(ValueError, match=r"enter\.weight is on the meta device"):
+        oneshot(stack().to("meta"), data(), 0.5)
+    model = stack()
+    prune.l1_unstructured(model.layers[1].up, "weight", 0.5)
+    with pytest.raises(ValueError, match=r"layers\.1\.up\.weight_orig: a mask is attached"):
+        oneshot(model, data(), 0.5)
+    model = stack()
+    with torch.no_grad():
+        model.layers[1].up.weight[0, 0] = torch.nan
+    with pytest.raises(
+        ValueError, match=r"layers\.1\.up\.weight: the weight of shape \(12, 8\) has entries that are NaN"
+    ):
+        oneshot(model, data(), 0.5)
+
+
+def test_in_inference_mode():
+    one, other = stack(), stack()
+    oneshot(one, data(), 0.5)
+    with torch.inference_mode():
+        oneshot(other, data(), 0.5)
+        born_there = stack()
+        oneshot(born_there, data(), 0.5)
+    assert torch.equal(born_there.layers[2].up.weight, one.layers[2].up.weight)
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+
+
+def test_a_failure_in_a_later_block_says_which_are_pruned():
+    model, calls = stack(), []
+
+    def failing(weight, sparsity, pattern, *, gram):
+        calls.append(1)
+        if len(calls) == 4:
+            raise ValueError("no solution")
+        return sparsegpt(weight, sparsity, pattern, gram=gram)
+
+    dense = stack()
+    with pytest.raises(ValueError, match=r"layers\.1\.down\.weight: no solution") as caught:
+        oneshot(model, data(), 0.5, solver=failing)
+    assert caught.value.__notes__ == ["Pruned already, and left so: layers.0 to layers.0 (1 blocks)."]
+    assert model.layers[0].up.weight.eq(0).float().mean() == 0.5
+    assert torch.equal(model.layers[1].up.weight, dense.layers[1].up.weight), "a block changes as a whole"
+    assert "forward" not in model.layers[2].__dict__

@@ -1,0 +1,172 @@
+"""Networks without blocks: their layers, in the order in which they run, are the stages."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from benchmarks.support.digits import digits, trained
+from secateur import NM, Channels, Rows, sparsify
+from secateur.models import oneshot
+from secateur.models.blocks import parts_of
+from secateur.solvers import aimed, sparsegpt
+from support.stacks import stack
+
+
+class CNN(nn.Module):
+    def __init__(self, width=8):
+        super().__init__()
+        self.enter, self.depthwise = nn.Conv2d(1, width, 3, padding=1), nn.Conv2d(width, width, 3, groups=width)
+        self.mix, self.up = nn.Conv2d(width, 2 * width, 1), nn.ConvTranspose2d(2 * width, width, 2)
+        self.head = nn.Linear(width * 49, 10)
+
+    def forward(self, x):
+        x = self.enter(x.view(-1, 1, 8, 8)).relu()
+        x = self.mix(self.depthwise(x)).relu()
+        return self.head(self.up(x).relu().flatten(1))
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind=nn.LSTM, **settings):
+        super().__init__()
+        self.recurrent = kind(8, 40, batch_first=True, **settings)
+        self.head = nn.Linear(40 * (2 if self.recurrent.bidirectional else 1), 10)
+
+    def forward(self, x):
+        return self.head(self.recurrent(x.view(-1, 8, 8))[0][:, -1])
+
+
+class Plain(nn.Module):
+    def __init__(self, width=12):
+        super().__init__()
+        self.one, self.two = nn.Conv2d(1, width, 3, padding=1), nn.Conv2d(width, 2 * width, 3, padding=1, stride=2)
+        self.norm = nn.BatchNorm2d(2 * width)
+        self.inner, self.head = nn.Linear(32 * width, 48), nn.Linear(48, 10)
+
+    def forward(self, x):
+        x = self.norm(self.two(self.one(x.view(-1, 1, 8, 8)).relu())).relu()
+        return self.head(self.inner(x.flatten(1)).relu())
+
+
+def images(count=4, size=16):
+    generator = torch.Generator().manual_seed(3)
+    return [torch.randn(size, 64, generator=generator) for _ in range(count)]
+
+
+@pytest.fixture(scope="module")
+def images_and_labels():
+    x, y = digits()
+    return x[:1200], y[:1200], x[1200:], y[1200:]
+
+
+@pytest.mark.parametrize("make", [Plain, Recurrent], ids=["convolutions", "recurrent"])
+def test_a_trained_network_loses_at_most_a_quarter_of_what_the_best_criterion_loses(images_and_labels, make):
+    torch.manual_seed(0)
+    x, y, held_out, labels = images_and_labels
+    model = trained(make(), x, y, steps=350)
+    batches = [x[at : at + 64] for at in range(0, 512, 64)]
+
+    @torch.no_grad()
+    def right(network):
+        return float((network(held_out).argmax(1) == labels).float().mean())
+
+    rivals = []
+    for criterion in ("magnitude", "wanda", "ria"):
+        other = copy.deepcopy(model)
+        sparsify(other, 0.8, criterion=criterion, batches=batches)
+        rivals.append(right(other))
+    pruned = copy.deepcopy(model)
+    done = oneshot(pruned, batches, 0.8)
+    assert done.sparsity == pytest.approx(0.8, abs=1e-3)
+    assert not done.left_alone
+    dense = right(model)
+    assert dense - max(rivals) > 0.03, "there is something to lose"
+    assert dense - right(pruned) <= (dense - max(rivals)) / 4
+
+
+def test_what_is_a_network_of_layers():
+    assert [*parts_of(CNN())] == [*parts_of(Recurrent())] == [""]
+    assert [*parts_of(stack())] == ["layers.0", "layers.1", "layers.2"]
+    perceptron = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    assert [*parts_of(perceptron)] == ["0", "2"]
+    residual = nn.Sequential(*(nn.Sequential(nn.Conv2d(2, 2, 3), nn.BatchNorm2d(2)) for _ in range(3)))
+    assert [*parts_of(residual)] == [""]
+    class_head = nn.Module()
+    class_head.features, class_head.head = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Conv2d(2, 2, 3)), perceptron
+    assert [*parts_of(class_head)] == [""]
+    with pytest.raises(ValueError, match="has no repeated blocks"):
+        parts_of(nn.BatchNorm1d(3))
+
+
+def test_each_layer_is_solved_on_what_the_pruned_ones_before_it_give():
+    """By hand, with the dense model beside it, and its first convolution as a product with patches."""
+    torch.manual_seed(0)
+    model = Plain(4).eval()
+    dense, by_hand = copy.deepcopy(model), copy.deepcopy(model)
+    oneshot(model, images(), 0.5, solver=sparsegpt, pattern=Rows())
+    x = torch.cat(images())
+
+    def inputs(network, number):
+        steps = [
+            lambda x: x.view(-1, 1, 8, 8),
+            lambda x: network.one(x).relu(),
+            lambda x: network.norm(network.two(x)).relu().flatten(1),
+            lambda x: network.inner(x).relu(),
+        ]
+        found = x
+        for step in steps[: number + 1]:
+            found = step(found)
+        if number > 1:
+            return found
+        stride = 2 if number else 1
+        return nn.functional.unfold(found, 3, padding=1, stride=stride).mT.flatten(0, 1)
+
+    with torch.no_grad():
+        for number, layer in enumerate((by_hand.one, by_hand.two, by_hand.inner, by_hand.head)):
+            seen, wanted = inputs(by_hand, number), inputs(dense, number)
+            gram, weight = seen.T @ seen, layer.weight.flatten(1)
+            target = aimed(weight, weight @ ((wanted - seen).T @ seen), gram=gram, aim=0.5) if number else weight
+            layer.weight.copy_(sparsegpt(target, 0.5, Rows(), gram=gram)[0].view_as(layer.weight))
+    for (name, one), other in zip(model.state_dict().items(), by_hand.state_dict().values(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4, msg=name)
+
+
+def test_convolutions_in_groups_and_what_is_left_alone():
+    torch.manual_seed(0)
+    model = CNN()
+    done = oneshot(model, images(), 0.5)
+    assert [layer.name for layer in done.layers] == ["enter.weight", "depthwise.weight", "mix.weight", "head.weight"]
+    assert done.left_alone == {"not a matrix that inputs are multiplied with": ("up.weight",)}
+    per_kernel = model.depthwise.weight.detach().flatten(1).eq(0).sum(1)
+    assert set(per_kernel.tolist()) == {4}, "each group competes by itself"
+    assert done.layers[0].tokens == 4 * 16 * 64
+
+
+def test_patterns_see_convolutions_as_sparsify_does():
+    torch.manual_seed(0)
+    model = Plain(8)
+    done = oneshot(model, images(), pattern=NM(2, 4), exclude="one.weight")
+    kept = model.two.weight.detach().ne(0).movedim(1, -1).reshape(-1, 4).sum(1)
+    assert set(kept.tolist()) == {2}, "of each four channels at one place of the kernel"
+    assert len(done.layers) == 3
+    model = Plain(8)
+    oneshot(model, images(), 0.5, pattern=Channels(0), include="two.weight")
+    assert model.two.weight.detach().flatten(1).any(1).sum() == 8
+    assert "shape that does not fit" in next(iter(oneshot(Plain(8), images(), pattern=NM(2, 4)).left_alone))
+
+
+@pytest.mark.parametrize("settings", [{"num_layers": 2}, {"bidirectional": True}], ids=["two layers", "both ways"])
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_gates_are_pruned_layer_by_layer(kind, settings):
+    torch.manual_seed(0)
+    model = Recurrent(kind, **settings)
+    before = model(images()[0])
+    done = oneshot(model, images(), 0.5)
+    assert len(done.layers) == 5
+    assert all(layer.error is not None and layer.tokens == (4 * 16 * 8 if "recurrent" in layer.name else 64)
+               for layer in done.layers)  # fmt: skip
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 2:
+            assert float(parameter.eq(0).float().mean()) == pytest.approx(0.5, abs=0.01), name
+    assert not torch.equal(model(images()[0]), before), "what it computes with are the new weights"
