@@ -274,7 +274,10 @@ def _layer_norm(args: Any, kwargs: Any, count: int | None) -> Any:
     dims = tuple(range(-len(shape), 0))
     mean = x.sum(dims, keepdim=True) / count
     variance = (x * x).sum(dims, keepdim=True) / count - mean * mean
-    return _affine((x - mean) / (variance + eps).sqrt(), weight, bias)
+    out = (x - mean) / (variance + eps).sqrt()
+    if weight is None:  # which would be zero where entries left; what is not there is not centered
+        out = torch.where(x == 0, 0.0, out)
+    return _affine(out, weight, bias)
 
 
 def _rms_norm(args: Any, kwargs: Any, count: int | None) -> Any:
