@@ -14,12 +14,12 @@ import secateur
 ROOT = Path(__file__).parent.parent
 WITHOUT = {  # {reason: names that the reference has, and no example}
     "a word for types, which there is nothing to call of": """
-        criteria.Scope allocation.Allocation allocation.Counts schedules.Schedule blockwise.Solve coupling.Kept
+        criteria.Scope allocation.Allocation allocation.Counts schedules.Schedule models.Solve coupling.Kept
         coupling.Polynomial""",
     "what is raised or warned": """
-        solvers.SolverWarning blockwise.AllMetError blockwise.LostOutputError""",
+        solvers.SolverWarning models.AllMetError models.LostOutputError""",
     "what a verb returns, with the verb's example": """
-        inference.Packing inference.PackedFile blockwise.Layer coupling.Branch""",
+        inference.Packing inference.PackedFile models.Layer coupling.Branch""",
     "called by pickle, and by nobody else": "prune.revive",
     "made by a verb of a model of the user's": "inference.FusedBlock",
     "needs a training, which docs/guides/training.md runs": """
@@ -27,19 +27,18 @@ WITHOUT = {  # {reason: names that the reference has, and no example}
         integrations.lightning.Pruning integrations.lightning.Distillation""",
     "prints what docs/guides/report.md prints": "report.print_summary",
     "a sheet of a page, which the tests of pages run": """
-        blockwise.pruned_blocks_sheets inference.layers_sheet storage.compressed_sheets storage.encoding_rows""",
+        models.pruned_blocks_sheets inference.layers_sheet storage.compressed_sheets storage.encoding_rows""",
     "needs several processes, or their files": """
-        evidence.sum_over_ranks blockwise.barrier blockwise.handed_out blockwise.Unfinished blockwise.unfinished
-        blockwise.unfinished_copy""",
+        evidence.sum_over_ranks models.barrier models.broadcast""",
     "needs a directory of transformers, which docs/guides/command.md makes": """
-        blockwise.BlockFiles blockwise.DirectoryWalk blockwise.blaming_config blockwise.build_on_meta
-        blockwise.check_new blockwise.family_of blockwise.parameters_counted blockwise.parameters_on_meta""",
+        models.BlockFiles models.DirectoryWalk models.build_on_meta
+        models.parameters_on_meta""",
     "a part of the walk over blocks, which docs/architecture.md explains": """
-        blockwise.InMemory blockwise.Inputs blockwise.Job blockwise.MatrixJob blockwise.Meeting blockwise.Pairs
-        blockwise.Pruned blockwise.Replay blockwise.Rows blockwise.RunAgain blockwise.Solved blockwise.Weights
-        blockwise.find_next blockwise.held_batches blockwise.in_place blockwise.is_turned blockwise.naming_batch
-        blockwise.prepared blockwise.refuse_repeated blockwise.run_through blockwise.store blockwise.walk_model
-        blockwise.with_all_outputs evidence.Patches solvers.Solver""",
+        models.InMemory models.Inputs models.Job models.MatrixJob models.ProductCall models.PairedStats
+        models.Pruned models.Replay models.Rows models.RunAgain models.Solved models.Weights
+        models.find_next models.held_batches models.in_place models.is_turned models.naming_batch
+        models.prepared models.refuse_repeated models.run_through models.store models.walk_model
+        models.with_all_outputs evidence.Patches solvers.Solver""",
     "met while a model is watched, by a rule such as those of docs/guides/coupling.md": """
         coupling.Call coupling.Look coupling.Operation coupling.SameDraws coupling.Spot coupling.evaluated
         coupling.written_in_others""",

@@ -86,4 +86,4 @@ def test_the_example_tells_the_same_story(
     after = {words[0]: float(words[3]) for line in printed.splitlines() if (words := line.split())[1:2] == ["90.0"]}
     assert set(after) == {"magnitude", "ERK", "LAMP", "random"}
     assert after["LAMP"] > 90
-    assert (tmp_path / "report.html").read_text(encoding="utf-8").count("<svg") == 7
+    assert (tmp_path / "report.html").read_text(encoding="utf-8").count("<svg") == 6

@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -181,7 +182,7 @@ def test_a_source_that_looks_as_it_did_is_not_read_and_a_moved_one_is_compared(s
     original = hashlib.file_digest
     monkeypatch.setattr(hashlib, "file_digest", lambda file, kind: read.append(file.name) or original(file, kind))
     begun(source, tmp_path / "out")
-    assert not read
+    assert not [each for each in read if Path(each).is_relative_to(source)]
     moved = tmp_path / "moved"
     shutil.copytree(source, moved)
     begun(moved, tmp_path / "out")

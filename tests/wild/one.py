@@ -20,9 +20,10 @@ from torch import Tensor, nn
 
 from secateur import Pruner, oneshot, shrink, sparsify
 from secateur.coupling import find_coupling
-from secateur.shrinking import groups_in_scope, load_shrunken, pruning_target, save_shrunken
+from secateur.shrinking import load_shrunken, pruning_target, save_shrunken
 from secateur.shrinking.counting import solve_counts
 from secateur.shrinking.request import request
+from secateur.shrinking.select import groups_in_scope
 
 from .checker import disturbed, in_double, judge
 from .models import Wild

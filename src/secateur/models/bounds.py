@@ -1,6 +1,6 @@
 """In which form the Gram matrices of a walk are summed, so that they fit in memory and are solved in time.
 
-Law: what they take is told by shapes, before anything runs. What fits is summed whole. A coarser form, blocks of
+Law: what they take follows from shapes, before anything runs. What fits is summed whole. A coarser form, blocks of
 inputs that are solved each for itself, is named; where that is not enough, an error says so before anything runs.
 """
 
