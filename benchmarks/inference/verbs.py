@@ -31,8 +31,8 @@ from benchmarks.support.language_models import MiniLM
 from benchmarks.support.tables import head, row
 from benchmarks.support.timing import ratio
 from secateur import oneshot, shrink, sparsify
-from secateur.fit import fit
 from secateur.inference import pack
+from secateur.search import fit
 from secateur.shrinking import load_shrunken, save_shrunken
 
 TOKENS = 32

@@ -47,8 +47,8 @@ from benchmarks.support.rows import add_row, read_rows
 from benchmarks.support.tables import head, row
 from benchmarks.training.networks import ResNet8
 from secateur import demo, oneshot, shrink
-from secateur.fit import fit
 from secateur.models import divergence
+from secateur.search import fit
 
 FIXED = ("uniform", "erk", "owl", "progression", "everywhere")
 SETTINGS = ("60%", "70%", "-20%", "-30%")

@@ -14,8 +14,6 @@ from . import storage as storage
 from . import targets as targets
 from .checkpoints import sparsify_checkpoint as sparsify_checkpoint
 from .checkpoints import verify_checkpoint as verify_checkpoint
-from .fit import fit as fit
-from .fit import sensitivity as sensitivity
 from .inference import pack as pack
 from .models import oneshot as oneshot
 from .models import read_calibration as read_calibration
@@ -32,6 +30,8 @@ from .pipeline import make_masks as make_masks
 from .pipeline import sparsify as sparsify
 from .pipeline import sparsity_of as sparsity_of
 from .recovery import recover as recover
+from .search import fit as fit
+from .search import sensitivity as sensitivity
 from .shrinking import load_shrunken as load_shrunken
 from .shrinking import save_shrunken as save_shrunken
 from .shrinking import shrink as shrink

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from benchmarks.search import run as search
-from secateur.fit import fit
+from secateur.search import fit
 from support.families import make
 from support.fitting import blocks, inputs
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from secateur.fit import Sensitivity
+from secateur.search import Sensitivity
 from support.commands import fails, run
 from support.families import make
 from support.tokenizers_of_words import WORDS, write_tokenizer

@@ -180,7 +180,7 @@ def test_slopes_or_an_allocation_ask_for_no_trials(monkeypatch):
     def never(*_, **__):
         raise AssertionError("tried")
 
-    monkeypatch.setattr(trying.Trying, "tried", never)
+    monkeypatch.setattr(trying.GroupAblation, "tried", never)
     batches = texts()
     shrink(Pooled(Layer(), Layer()), batches[0], 0.2, batches=batches, allocate="uniform")
     several = nn.Sequential(nn.Linear(4, 8), Layer(), Layer(), nn.Linear(8, 3))  # an output for each position

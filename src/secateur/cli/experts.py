@@ -10,16 +10,17 @@ from typing import Annotated, Any
 
 import typer
 
-from secateur.cli.measuring import page_at, timing_of
 from secateur.cli.options import Activations, Device, Directory, DryRun, NoRepair, Report, Samples, Seed, SequenceLength
 from secateur.cli.terminal import (
     clear_errors,
     command_line,
     join_processes,
+    page_at,
     read_text,
     resumable,
     show,
     terminable,
+    timing_of,
     warnings_as_lines,
 )
 

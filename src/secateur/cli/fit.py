@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import typer
 
-from secateur.cli.measuring import page_at, timing_of
 from secateur.cli.options import (
     Directory,
     LeaveWhole,
@@ -32,10 +31,12 @@ from secateur.cli.terminal import (
     command_line,
     fail,
     one_process,
+    page_at,
     read_text,
     resumable,
     show,
     terminable,
+    timing_of,
     warnings_as_lines,
 )
 
@@ -115,7 +116,7 @@ def fit(
     with clear_errors(), terminable(), resumable():
         from secateur.checkpoints import check_new
         from secateur.cli.measuring import model_in
-        from secateur.fit import budget_in_words, fit_checkpoint, fitted_sheets
+        from secateur.search import budget_in_words, fit_checkpoint, fitted_sheets
 
         one_process("fit")
         page = page_at(report)

@@ -9,9 +9,8 @@ from typing import Annotated
 
 import typer
 
-from secateur.cli.measuring import page_at
 from secateur.cli.options import AsJson, Report
-from secateur.cli.terminal import clear_errors, printing
+from secateur.cli.terminal import clear_errors, page_at, printing
 
 
 def inspect(

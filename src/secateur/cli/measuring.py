@@ -21,9 +21,8 @@ import importlib
 import io
 import os
 import sys
-import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,7 +32,7 @@ from torch import Tensor, nn
 
 from secateur.allocation import uniform
 from secateur.checkpoints import CheckpointError, blaming_config, open_checkpoint
-from secateur.cli.terminal import command_line, waiting
+from secateur.cli.terminal import waiting
 from secateur.inference import Packing, pack
 from secateur.models import build_on_meta
 from secateur.patterns import Pattern
@@ -43,8 +42,7 @@ from secateur.shrinking import WithoutDataWarning, shrink
 from secateur.support import alternating, bytes_text, printable, run_example, track
 
 if TYPE_CHECKING:
-    from secateur.report import Sheet, Timed
-    from secateur.support import Part
+    from secateur.report import Timed
 
 
 def model_of(path: str) -> tuple[nn.Module, str]:
@@ -324,58 +322,3 @@ def bytes_of(model: nn.Module) -> int:
     buffer = io.BytesIO()
     torch.save(model.state_dict(), buffer)
     return buffer.tell()
-
-
-@dataclass(frozen=True)
-class Page:
-    """The page that was asked for, if one was, and when the command began."""
-
-    path: Path | None
-    started: float
-
-    def write(
-        self,
-        title: str,
-        verb: str,
-        arguments: Sequence[object],
-        asked: Mapping[str, Any],
-        got: Iterable[Part],
-        sheets: Callable[[], Sequence[Sheet]],
-        timed: Callable[[], Timed | str] | None = None,
-    ) -> None:
-        """Writes it, and says so on stderr: stdout may be JSON. Only for a page is it ``timed`` what a model takes."""
-        if self.path is None:
-            return
-        from secateur.report import Account, write_account
-        from secateur.support import printable
-
-        command = command_line(verb, *arguments, **asked, report=self.path)
-        seconds = time.monotonic() - self.started
-        said = {name.replace("_", "-"): value for name, value in asked.items()}
-        parts, drawn = [*got], [*sheets()]
-        if timed is not None:
-            found = timed()
-            parts += ["", found if isinstance(found, str) else found.line()]
-            drawn = drawn if isinstance(found, str) else [found.sheet(), *drawn]
-        write_account(Account(printable(title), command, said, parts, drawn, seconds), self.path)
-        print(f"The report is in {printable(str(self.path))}.", file=sys.stderr)
-
-
-def timing_of(before: Path, after: Path | None) -> Callable[[], Timed | str] | None:
-    """How a page learns what a directory's model took and what the one that was written takes; None if none was."""
-    if after is None:
-        return None
-
-    def timed() -> Timed | str:
-
-        return timed_directories(before, after)
-
-    return timed
-
-
-def page_at(path: Path | None) -> Page:
-    if path is not None:
-        from secateur.report import check_page
-
-        check_page(path)
-    return Page(path, time.monotonic())

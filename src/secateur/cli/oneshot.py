@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from secateur.cli.measuring import page_at, timing_of
 from secateur.cli.options import (
     ALLOCATE,
     Activations,
@@ -36,10 +35,12 @@ from secateur.cli.terminal import (
     clear_errors,
     join_processes,
     memory,
+    page_at,
     read_text,
     resumable,
     show,
     terminable,
+    timing_of,
     warnings_as_lines,
 )
 

@@ -8,9 +8,8 @@ from typing import Annotated
 
 import typer
 
-from secateur.cli.measuring import page_at
 from secateur.cli.options import Batch, Example, Model, Report, Threads, Tokens, Weights
-from secateur.cli.terminal import clear_errors, show, terminable
+from secateur.cli.terminal import clear_errors, page_at, show, terminable
 
 
 def pack(

@@ -31,11 +31,14 @@ What vocabulary says: what its result says of itself, and where it is.
 Law: tokens are printed as text that holds no control character.
 """
 
+from __future__ import annotations
+
 import json
 import math
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -51,10 +54,7 @@ from secateur.checkpoints import (
 )
 from secateur.cli.measuring import Bench, Form, bytes_of
 from secateur.cli.terminal import printing
-from secateur.fit import Sensitivity
 from secateur.inference import Packing, layers_sheet
-from secateur.models import OneShot
-from secateur.recovery import Recovered
 from secateur.report import Cells, Sheet
 from secateur.shrinking import (
     CheckpointShrinking,
@@ -69,6 +69,11 @@ from secateur.shrinking import (
 from secateur.storage import Compression, encoding_rows
 from secateur.support import Part, Rows, bytes_text, percent, printable, ratio, table_of
 from secateur.vocabulary import ShrunkVocabulary, vocabulary_parts
+
+if TYPE_CHECKING:
+    from secateur.models import OneShot
+    from secateur.recovery import Recovered
+    from secateur.search import Sensitivity
 
 
 def pruned_blocks_parts(done: OneShot) -> Iterator[Part]:

@@ -8,9 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from secateur.cli.measuring import page_at, timing_of
 from secateur.cli.options import Allocate, Exclude, Include, NewDirectory, Pattern, Report, Sparsity
-from secateur.cli.terminal import arguments_said, clear_errors, show, terminable
+from secateur.cli.terminal import arguments_said, clear_errors, page_at, show, terminable, timing_of
 
 
 def prune(

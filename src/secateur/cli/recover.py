@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from secateur.cli.measuring import page_at, timing_of
 from secateur.cli.options import (
     Activations,
     Batch,
@@ -29,10 +28,12 @@ from secateur.cli.terminal import (
     clear_errors,
     memory,
     one_process,
+    page_at,
     read_text,
     resumable,
     show,
     terminable,
+    timing_of,
     warnings_as_lines,
 )
 

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import typer
 
-from secateur.cli.measuring import page_at
 from secateur.cli.options import (
     AsJson,
     Directory,
@@ -27,7 +26,16 @@ from secateur.cli.options import (
     Store,
     Text,
 )
-from secateur.cli.terminal import clear_errors, one_process, read_text, resumable, show, terminable, warnings_as_lines
+from secateur.cli.terminal import (
+    clear_errors,
+    one_process,
+    page_at,
+    read_text,
+    resumable,
+    show,
+    terminable,
+    warnings_as_lines,
+)
 
 
 def sensitivity(
@@ -61,8 +69,8 @@ def sensitivity(
         from secateur import solvers
         from secateur.cli.measuring import model_in
         from secateur.cli.printing import json_of
-        from secateur.fit import SHARES, sensitivity_sheets
-        from secateur.fit import sensitivity as measure
+        from secateur.search import SHARES, sensitivity_sheets
+        from secateur.search import sensitivity as measure
 
         one_process("sensitivity")
         page = page_at(report)
@@ -117,7 +125,7 @@ def sensitivity(
 
 
 def _check_score(word: str) -> None:
-    from secateur.fit import SCORES
+    from secateur.search import SCORES
 
     if word not in SCORES:
         raise ValueError(f"--score must be one of {', '.join(SCORES)}, not {word}; functions are for Python.")

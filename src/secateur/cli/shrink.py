@@ -20,7 +20,6 @@ from typing import Annotated, Any
 
 import typer
 
-from secateur.cli.measuring import page_at, timing_of
 from secateur.cli.options import (
     Activations,
     Device,
@@ -40,10 +39,12 @@ from secateur.cli.terminal import (
     clear_errors,
     command_line,
     join_processes,
+    page_at,
     read_text,
     resumable,
     show,
     terminable,
+    timing_of,
     waiting,
     warnings_as_lines,
 )

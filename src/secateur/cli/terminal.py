@@ -16,8 +16,10 @@ import shlex
 import signal
 import sys
 import threading
+import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -27,6 +29,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from secateur.report import Sheet, Timed
     from secateur.support import Part
 
 
@@ -228,3 +231,59 @@ def join_processes(device: str | None) -> None:
         if on_device:
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         distributed.init_process_group("nccl" if on_device else "gloo")
+
+
+@dataclass(frozen=True)
+class Page:
+    """The page that was asked for, if one was, and when the command began."""
+
+    path: Path | None
+    started: float
+
+    def write(
+        self,
+        title: str,
+        verb: str,
+        arguments: Sequence[object],
+        asked: Mapping[str, Any],
+        got: Iterable[Part],
+        sheets: Callable[[], Sequence[Sheet]],
+        timed: Callable[[], Timed | str] | None = None,
+    ) -> None:
+        """Writes it, and says so on stderr: stdout may be JSON. Only for a page is it ``timed`` what a model takes."""
+        if self.path is None:
+            return
+        from secateur.report import Account, write_account
+        from secateur.support import printable
+
+        command = command_line(verb, *arguments, **asked, report=self.path)
+        seconds = time.monotonic() - self.started
+        said = {name.replace("_", "-"): value for name, value in asked.items()}
+        parts, drawn = [*got], [*sheets()]
+        if timed is not None:
+            found = timed()
+            parts += ["", found if isinstance(found, str) else found.line()]
+            drawn = drawn if isinstance(found, str) else [found.sheet(), *drawn]
+        write_account(Account(printable(title), command, said, parts, drawn, seconds), self.path)
+        print(f"The report is in {printable(str(self.path))}.", file=sys.stderr)
+
+
+def timing_of(before: Path, after: Path | None) -> Callable[[], Timed | str] | None:
+    """How a page learns what a directory's model took and what the one that was written takes; None if none was."""
+    if after is None:
+        return None
+
+    def timed() -> Timed | str:
+        from secateur.cli.measuring import timed_directories
+
+        return timed_directories(before, after)
+
+    return timed
+
+
+def page_at(path: Path | None) -> Page:
+    if path is not None:
+        from secateur.report import check_page
+
+        check_page(path)
+    return Page(path, time.monotonic())

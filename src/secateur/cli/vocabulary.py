@@ -8,9 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from secateur.cli.measuring import page_at, timing_of
 from secateur.cli.options import DryRun, Report
-from secateur.cli.terminal import clear_errors, command_line, show, terminable
+from secateur.cli.terminal import clear_errors, command_line, page_at, show, terminable, timing_of
 
 
 def vocabulary(

@@ -20,14 +20,16 @@ from secateur.checkpoints import (
     HEADER_KEY,
     Checkpoint,
     CheckpointError,
+    Unfinished,
     blaming_config,
     check_arguments,
     check_new,
     check_places,
     open_checkpoint,
     previous_record,
+    unfinished,
+    unfinished_copy,
 )
-from secateur.checkpoints.run import Unfinished, unfinished, unfinished_copy
 from secateur.models.batches import passes, which
 from secateur.models.blocks import choose_targets, find_blocks
 from secateur.models.files import BlockFiles, Written, build_on_meta

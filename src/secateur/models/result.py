@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from secateur import patterns
-from secateur.checkpoints import RECORD, inspect_checkpoint, library_versions, record_text
-from secateur.checkpoints.run import Unfinished
+from secateur.checkpoints import RECORD, Unfinished, inspect_checkpoint, library_versions, record_text
 from secateur.models.files import BlockFiles
 from secateur.models.jobs import Layer, Pruned
 from secateur.models.solving import Request, digest

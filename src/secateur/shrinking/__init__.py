@@ -29,15 +29,15 @@ from secateur.shrinking.result import (
 from secateur.shrinking.select import check_globs, may_leave, names_of, tie_roles
 
 __all__ = [
-    "CostPolynomial",
     "CheckpointShrinking",
     "Configured",
-    "RepairedLevel",
+    "CostPolynomial",
     "Grading",
     "KEPT",
     "Memory",
     "OVERFLOWING",
     "Plan",
+    "RepairedLevel",
     "Request",
     "Shrunk",
     "ShrunkDepth",
@@ -69,6 +69,7 @@ __all__ = [
     "plan_of",
     "plans_of",
     "proof_words",
+    "pruning_target",
     "remembering",
     "running",
     "save_shrunken",
@@ -79,7 +80,6 @@ __all__ = [
     "shrink_experts_checkpoint",
     "shrunk_parts",
     "slopes_of",
-    "pruning_target",
     "tie_roles",
     "ties_around",
     "verify_shrunken",

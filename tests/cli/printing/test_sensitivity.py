@@ -4,7 +4,7 @@ import json
 from types import SimpleNamespace
 
 from secateur.cli.printing import json_of
-from secateur.fit import Level, sensitivity_sheets
+from secateur.search import Level, sensitivity_sheets
 from support.reports import HOSTILE
 
 

@@ -1,0 +1,724 @@
+"""The search for a level of each group: dynamic programming, the fixed allocations, an evolutionary search from there,
+and in the end the measured loss of finished models.
+
+Law: nothing of the model changes; what is chosen fits the budget, and loses no more than any fixed allocation of the
+same levels and budget does, on the batches held back; finished, no more than any of these that was finished.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from torch import nn
+
+from secateur.coupling import Axis, Coupling, Group, find_coupling
+from secateur.search.costs import Budget, Judged, holds, nonzeros, taken_of
+from secateur.search.latency import Times, milliseconds_of, saved_by
+from secateur.search.levels import Levels
+from secateur.search.result import KINDS, Chosen, Point, cost_text, knee_of
+from secateur.search.score import HeldBack
+from secateur.search.search import Choice, Evolved, evolved, looked_at, measured_curve, weighed, weights_of
+from secateur.search.sensitivity import PrecomputedLevels, curves_of
+from secateur.search.space import Class, Predicted, Space, candidates, classes_of
+from secateur.shrinking import (
+    Configured,
+    carry_out,
+    check_globs,
+    coupling_on_meta,
+    example_for,
+    has_configuration,
+    may_leave,
+    names_of,
+    plan_of,
+    shorter,
+    tie_roles,
+)
+from secateur.support import Forward, track, unwrapped
+
+_POINTS = 6  # of the curve, below the dense model
+_LEAST = 0.01  # of what the model costs, that the curve goes down to
+_CLOSE = 0.02  # of a latency, that is not corrected any more
+_CORRECTIONS = 3
+_SMALLER = 0.96  # of a budget, from one try to keep the score to the next
+_TRIES = 4
+_NEAR_ENOUGH = 0.01  # of what a model costs: two shares are one
+ERRORS = "errors"  # what the sum of the levels' errors chooses
+SEARCHED, DEFAULT = "searched", "shrink, by itself"
+_ALONE = 1 / 3  # of the passes, that groups are measured alone in
+_WORSE = 2.0  # times the loss of the best fixed allocation: what loses more is not finished
+_SPREAD = 0.5  # of weights of groups around one for all, as a share of it
+_LEVELS_NOISE, _FINISHED_NOISE = 0.15, 0.05  # of what the sum of weighed errors says
+_NEAR = 6  # of so many levels one, from the best to what is finished next
+_DRAWS = 8  # of weights, until no other choice is looked for
+
+
+def kept_by(lost: float, most: float) -> bool:
+    """Whether no more is lost than may be, but for rounding.
+
+    >>> kept_by(0.01 + 1e-15, 0.01), kept_by(0.02, 0.01)
+    (True, False)
+    """
+    return lost <= most + 1e-9 * max(1.0, abs(most))
+
+
+@dataclass(frozen=True)
+class ByItself:
+    """The result of `secateur.shrink` at a budget, without a search.
+
+    Attributes:
+        judged: the loss of the finished model.
+        units: ``{group of the coupling: how many stay}``.
+        costs: of the finished model.
+    """
+
+    judged: Judged
+    units: Mapping[str, int]
+    costs: Mapping[str, float]
+
+
+class Finishing(Protocol):
+    """Choices carried out on a copy of the model, by what levels were made of."""
+
+    def judged(self, choice: Mapping[str, int]) -> Judged:
+        """The loss of the finished model."""
+
+    def held(self, choice: Mapping[str, int]) -> float:
+        """Its loss on the held-back batches, which it was not fitted on."""
+
+    def by_itself(self, limits: Mapping[str, float], *, by_all: bool = False) -> ByItself | None:
+        """What a verb makes of the budget, by what levels were made of or by all batches; None where none takes such a
+        budget."""
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """A coupling that shrink would find: what it would object to, before anything is chosen.
+
+    Attributes:
+        coupling: with what a configuration cannot say frozen, and the rest tied, where that is asked for.
+        configured: what says whether there is such a model; None where nothing does.
+    """
+
+    coupling: Coupling
+    configured: Configured | None = None
+
+    @functools.cached_property
+    def groups(self) -> dict[str, Group]:
+        return {group.name: group for group in self.coupling.groups}
+
+    def tied_to(self, names: Iterable[str]) -> set[str]:
+        """All groups of the ties that these are in."""
+        numbers = {self.groups[name].tied for name in names if name in self.groups}
+        return {name for name, group in self.groups.items() if group.tied in numbers}
+
+    def objection(self, kept: Mapping[str, Any], example: Any = None) -> str | None:
+        """Why these groups cannot keep these units; None where they can. With an example what a configuration builds is
+        compared with the smaller model, too."""
+        groups = self.groups
+        masks = {groups[name].axis: np.asarray(mask) for name, mask in kept.items() if name in groups}
+        counts = {axis: int(mask.sum()) for axis, mask in masks.items()}
+        if self.coupling.contradicted(counts):
+            return "a comparison in the code would change its result"
+        if self.configured is None or not counts:
+            return None
+        if not self.configured.is_possible(counts):
+            return "the configuration cannot express this size of it"
+        if example is not None:
+            its = [groups[name] for name in kept if name in groups]
+            try:
+                wrong = self.configured.unsaid(None, self.coupling, its, masks, [example])
+            except ValueError:  # of all of them
+                wrong = its
+            if wrong:
+                return "a model built from the configuration is not the smaller one"
+        return None
+
+
+@dataclass(eq=False)
+class LevelSearch:
+    """What is asked, and what is known of the model so far; the parameters are those of `secateur.fit`.
+
+    Attributes:
+        scope: ``{"include": globs or None, "exclude": globs or None}``: what may leave of all that has levels.
+        in_directory: that `shrink_checkpoint` carries it out, which watches the model on the meta device.
+        stays: ``{group: why}`` of what has levels and stays whole all the same.
+    """
+
+    model: nn.Module
+    asked: Budget
+    levels: Levels
+    rest: Sequence[Any]  # that levels were made of
+    measured: HeldBack
+    example: Any
+    timed_on: Any  # what a latency is of
+    forward: Forward | None = None
+    uniform: bool = False
+    over: tuple[str, ...] = ("shrink", "oneshot")
+    seed: int = 0
+    passes: float = 30.0
+    folder: Path | None = None
+    whole: nn.Module | None = None  # a copy of the dense model, to time others beside
+    trials: dict[Choice, float] = field(default_factory=dict)  # milliseconds that were measured
+    spent: float = 0.0
+    starts: dict[str, Choice] = field(default_factory=dict)  # that the last search began with
+    default: ByItself | None = None
+    known: PrecomputedLevels | None = None  # that was measured before
+    scope: Mapping[str, Any] = field(default_factory=dict)
+    in_directory: bool = False
+    stays: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.inner = unwrapped(self.model)
+        self.coupling = find_coupling(self.inner, self.example)
+        self.axes: dict[str, Axis] = {group.name: group.axis for group in self.coupling.groups}
+        self.kinds = {kind for word in self.over for kind in KINDS[word]}
+        free = self._in_scope([name for name in self.levels if self.levels.kind[name] in self.kinds])
+        self._seen_alone = _Seen(self.coupling)
+        self._seen = [(self._seen_alone, None)]
+        tied: Iterable[Iterable[str]] = [[name] for name in free]
+        if self.uniform:
+            tied = self._uniform(free)
+        classes = [self._allowed(each) for each in classes_of(self.levels, tied)]
+        self.space = Space(self.levels, [each for each in classes if len(each.levels) > 1], possible=self._is_possible)
+        if not self.space.classes:
+            raise ValueError(f"nothing that has levels can leave.{self._why()}")
+        if "latency" in self.asked.words:
+            self.space.predicted = self._predicted()
+
+    # ---- what can be chosen ---------------------------------------------------------------------------------------
+
+    def _in_scope(self, names: Sequence[str]) -> list[str]:
+        """Those that the globs say may leave."""
+        include, exclude = self.scope.get("include"), self.scope.get("exclude") or ()
+        modules = {name for name, _ in self.inner.named_modules()}
+        known = names_of(self.coupling) | modules | {name for name, _ in self.inner.named_parameters()}
+        check_globs(known, (*(include or ()), *exclude))
+        members = {group.name: {name for name, _ in group.members} for group in self.coupling.groups}
+
+        def may(name: str) -> bool:
+            groups = self.levels.groups[name]
+            if self.levels.kind[name] == "layer":
+                return may_leave({*groups}, include, exclude)
+            return all(may_leave({group} | members.get(group, set()), include, exclude) for group in groups)
+
+        free = [name for name in names if may(name)]
+        self.stays |= {name: "include and exclude leave it whole" for name in names if name not in free}
+        return free
+
+    def _uniform(self, free: Sequence[str]) -> list[list[str]]:
+        """Which groups go to a level together, so that a configuration can say it."""
+        layers = [name for name in free if self.levels.kind[name] == "layer"]
+        units = [name for name in free if name not in layers]
+        if not units:
+            return [[name] for name in layers]
+        self._seen = [self._said_of(self.inner, self.example, find_coupling)]
+        if self.in_directory:
+            meta = self._seen[0][0].configured
+            if meta is not None:
+                built = meta.build({})
+                self._seen.append(self._said_of(built, example_for(built), coupling_on_meta))
+        tied: dict[Any, list[str]] = {}
+        for name in units:
+            roles = tuple(self._tie_of(name, seen) for seen, _ in self._seen)
+            if None in roles:
+                self.stays[name] = self._frozen(name)
+            else:
+                tied.setdefault(roles, []).append(name)
+        found = []
+        for names in tied.values():
+            there = {group for name in names for group in self.levels.groups[name]}
+            others = sorted(set[str]().union(*(seen.tied_to(there) for seen, _ in self._seen)) - there)
+            if not others:
+                found.append(names)
+            else:
+                why = (
+                    f"one number says how much stays of it and of {others[0]}, which has no levels or is to stay whole"
+                )
+                self.stays |= dict.fromkeys(names, why)
+        return [*([name] for name in layers), *found]
+
+    def _said_of(self, model: nn.Module, example: Any, find: Callable[[nn.Module, Any], Coupling]) -> tuple[_Seen, Any]:
+        """A private copy of the coupling, with its groups tied, and the example that it was traced with."""
+        coupling = find(model, example)
+        if has_configuration(model):
+            return _Seen(coupling, Configured(model, coupling)), shorter(example)
+        tie_roles(coupling)
+        return _Seen(coupling), None
+
+    def _tie_of(self, name: str, seen: _Seen) -> int | None:
+        """Which tie the groups of an entry are in; None where one of them is in none, or in another. Groups of the same
+        tensors have numbers in their names, which depend on what was watched."""
+        mine, groups = self._seen_alone.groups, seen.groups
+        numbers = {
+            groups[each].tied
+            if each in groups and each in mine and {*groups[each].members} == {*mine[each].members}
+            else None
+            for each in self.levels.groups[name]
+        }
+        return numbers.pop() if len(numbers) == 1 else None
+
+    def _frozen(self, name: str) -> str:
+        """Why shrink leaves it whole."""
+        for group in self.levels.groups[name]:
+            for place in self._seen_alone.groups[group].members if group in self._seen_alone.groups else ():
+                for seen, _ in self._seen:
+                    if place in seen.coupling.frozen:
+                        return seen.coupling.frozen[place]
+        return "no configuration describes it with fewer units"
+
+    def _allowed(self, each: Class) -> Class:
+        """With the levels that nothing objects to."""
+        levels, why = [each.levels[0]], ""
+        for its in each.levels[1:]:
+            kept = self.levels.kept(dict(zip(each.names, its, strict=True)))
+            said = next((said for seen, example in self._seen if (said := seen.objection(kept, example))), None)
+            if said is None:
+                levels.append(its)
+            why = said or why
+        if len(levels) == 1:
+            self.stays |= dict.fromkeys(each.names, why or "its groups have no level in common")
+        return replace(each, levels=tuple(levels))
+
+    def _is_possible(self, choice: Mapping[str, int]) -> bool:
+        """Whether shrink would take such a choice."""
+        kept = self.levels.kept(choice)
+        return all(seen.objection(kept) is None for seen, _ in self._seen)
+
+    def _why(self) -> str:
+        """What stays whole, and why: of each reason one."""
+        if not self.stays:
+            return f" There are no levels over {', '.join(map(repr, self.over))}."
+        by_reason: dict[str, list[str]] = {}
+        for name, why in self.stays.items():
+            by_reason.setdefault(why, []).append(name)
+        said = [
+            f"{names[0]}{f' and {len(names) - 1} others' if len(names) > 1 else ''}: {why}"
+            for why, names in [*by_reason.items()][:10]
+        ]
+        return f" {'; '.join(said)}."
+
+    # ---- latency --------------------------------------------------------------------------------------------------
+
+    def _predicted(self) -> Predicted:
+        """What each level of each group saves; groups of which all is alike are measured once."""
+        self.whole = copy.deepcopy(self.inner)
+        alike: dict[Any, str] = {}
+        of: dict[str, str] = {}
+        for name, levels in self.levels.items():
+            if self.levels.kind[name] != "layer":
+                costs = tuple((each.kept, each.of, each.costs["macs"], each.costs["params"]) for each in levels)
+                of[name] = alike.setdefault((self.levels.kind[name], costs), name)
+        plans = {
+            (name, at): plan_of(self.whole, self.coupling, self._masks({name: at}))
+            for name in alike.values()
+            for at in range(1, len(self.levels[name]))
+        }
+        saved = saved_by(self.whole, self.timed_on, plans, Times(self.folder))
+        table = {
+            name: [0.0, *(saved[first, at] for at in range(1, len(self.levels[name])))] for name, first in of.items()
+        }
+        return Predicted(milliseconds_of(self.whole, self.whole, self.timed_on)[0], table)
+
+    def _masks(self, named: Mapping[str, int]) -> dict[Axis, Any]:
+        return {self.axes[name]: np.asarray(mask) for name, mask in self.levels.kept(named).items()}
+
+    def _tried(self, choice: Choice) -> float:
+        """The milliseconds of a model of this structure, measured in turns with the dense one."""
+        if choice not in self.trials:
+            assert self.whole is not None
+            assert self.space.predicted is not None
+            smaller = copy.deepcopy(self.whole)
+            carry_out(smaller, plan_of(smaller, self.coupling, self._masks(self.space.named(choice))), None)
+            before, after = milliseconds_of(self.whole, smaller, self.timed_on)
+            self.trials[choice] = after / before * self.space.predicted.dense
+        return self.trials[choice]
+
+    def _corrected(self, choice: Choice, limits: Mapping[str, float]) -> bool:
+        """Whether the prediction was off, and is now what was measured."""
+        predicted = self.space.predicted
+        if predicted is None or "latency" not in limits or not any(choice):
+            return False
+        measured, table = self._tried(choice), predicted.by_table(self.space.named(choice))
+        off = measured / limits["latency"] - 1
+        below = predicted.of(self.space.named(choice)) / limits["latency"] - 1  # what levels are too coarse for
+        if abs(off) <= _CLOSE or abs(off - below) <= _CLOSE / 2 or table <= 0:
+            return False
+        predicted.factor = max(0.0, (predicted.dense - measured) / table)
+        return True
+
+    # ---- choosing -------------------------------------------------------------------------------------------------
+
+    def _least(self, limits: Mapping[str, float]) -> Choice:
+        """By dynamic programming; ValueError where so little cannot be spent."""
+        for _ in range(_CORRECTIONS):
+            found = self.space.least(limits)
+            if found is None and "latency" in limits and self._corrected(self.space.last, limits):
+                found = self.space.least(limits)
+            if found is None:
+                raise self._unattainable(limits)
+            if not self._corrected(found, limits):
+                break
+        found = self.space.least(limits)
+        if found is None:
+            raise self._unattainable(limits)
+        return found
+
+    def _unattainable(self, limits: Mapping[str, float]) -> ValueError:
+        costs = self.space.costs(self.space.last, limits)
+        word = max(limits, key=lambda word: costs[word] / limits[word])
+        whole = self.space.cost(self.space.dense, word)
+        asked = f"the {word} cannot come to {cost_text(word, limits[word])} of {cost_text(word, whole)}: "
+        if holds(limits, costs):
+            kept = self.levels.kept(self.space.named(self.space.last))
+            why = next((said for seen, _ in self._seen if (said := seen.objection(kept))), "no other choice fits")
+            return ValueError(
+                f"{asked}what would is refused, as the last level of each group: {why}. Ask for more, pass other "
+                "shares=, or exclude= some of it."
+            )
+        amount = self.asked.limits.get(word, 0.0)
+        hint = f" {amount:g} is above 1, and so an amount: 60 % is 0.6." if amount > 1 else ""
+        stays = next((f" {len(self.stays)} stay whole, such as {one}: {why}." for one, why in self.stays.items()), "")
+        return ValueError(
+            f"{asked}at the last level of each group it is {cost_text(word, costs[word])}. Ask for more, pass shares= "
+            f"with larger ones, or more of over=.{hint}{stays}"
+        )
+
+    def _loss(self, choice: Choice, some: Sequence[int]) -> float:
+        with self.levels.assembled(self.model, self.space.named(choice)):
+            return self.measured(some)
+
+    def _all(self, choice: Choice) -> float:
+        """The loss on all that is held back; a pass that counts."""
+        if choice == self.space.dense:
+            return 0.0
+        self.spent += 1
+        return self._loss(choice, range(len(self.measured.batches)))
+
+    def _searched(self, limits: Mapping[str, float], passes: float) -> Evolved:
+        """From all candidates there are; the latencies are corrected, and the search is repeated once, if need be."""
+        starts = self._starts(limits)
+        for again in (False, True):
+            fitting = {name: each for name, each in starts.items() if self.space.fits(each, limits)}
+            found = evolved(
+                self.space.sizes,
+                fitting,
+                self._loss,
+                lambda choice: self.space.fits(choice, limits),
+                batches=len(self.measured.batches),
+                passes=max(passes, 1.0),
+                seed=self.seed,
+            )
+            self.spent += found.passes
+            if again or not self._corrected(found.choice, limits):
+                break
+            starts = self._starts(limits)
+            passes /= 2
+        return found
+
+    def _starts(self, limits: Mapping[str, float]) -> dict[str, Choice]:
+        found = {ERRORS: self._least(limits)}
+        self.starts = found | candidates(self.inner, self.space, limits, self.rest, forward=self.forward)
+        if self.default is not None and (near := self.space.nearest(self.default.units, limits)) is not None:
+            self.starts["shrink"] = near
+        return self.starts
+
+    def _weigh_alone(self) -> None:
+        """Measures the loss of each class alone in the whole model, at a level or two. The levels' own estimates are of
+        second order, and far off for a model whose outputs depend on all positions together."""
+        if self.known is not None and self.known.word == self.measured.word and self.measured.score is None:
+            self.space.curves = curves_of(self.known.scores, self.space.classes)
+            if self.space.curves is not None:
+                return
+        batches, granted = len(self.measured.batches), _ALONE * self.passes
+        levels = [looked_at(size) for size in self.space.sizes]
+        if sum(map(len, levels)) > granted * batches:
+            levels = [each[-1:] for each in levels]
+        runs = sum(map(len, levels))
+        if not runs or runs > granted * batches:
+            return
+        count = min(batches, max(1, int(granted * batches / runs)))
+        some = [(2 * at + 1) * batches // (2 * count) for at in range(count)]
+        told, curves = self.space.errors(), []
+        lost: list[dict[int, float]] = []
+        for at, its in enumerate(track(levels, "measuring groups alone")):
+            lost.append({level: self._alone(at, level, some) for level in its})
+        self.spent += runs * count / batches
+        ratios = [
+            loss / told[at][level]
+            for at, its in enumerate(lost)
+            for level, loss in its.items()
+            if told[at][level] > 0 and 0 < loss < math.inf
+        ]
+        usual = statistics.median(ratios) if ratios else 1.0
+        curves = [measured_curve(each, its, usual) for each, its in zip(told, lost, strict=True)]
+        self.space.curves = curves
+
+    def _alone(self, at: int, level: int, some: Sequence[int]) -> float:
+        choice = tuple(level if here == at else 0 for here in range(len(self.space.classes)))
+        with self.levels.assembled(self.model, self.space.named(choice)):
+            return self.measured.by_outputs(some)
+
+    def _curve(self, word: str) -> list[Point]:
+        """From the dense model down to the least that there is, each by dynamic programming."""
+        points = [Point(1.0, 0.0, self.measured.dense_score)]
+        whole = self.space.cost(self.space.dense, word)
+        least = max(_LEAST, self.space.cost(self.space.last, word) / whole)
+        seen = {self.space.dense}
+        for share in track(np.linspace(1.0, least, _POINTS + 1)[1:], "walking the curve"):
+            choice = self.space.least({word: float(share) * whole})
+            if choice is not None and choice not in seen:
+                seen.add(choice)
+                points.append(self._point(self.space.cost(choice, word) / whole, self._all(choice)))
+        return points
+
+    def _point(self, share: float, loss: float) -> Point:
+        dense = self.measured.dense_score
+        return Point(share, loss, None if dense is None else dense - loss)
+
+    @property
+    def dense(self) -> dict[str, float]:
+        """What the model costs now."""
+        return self.space.costs(self.space.dense, dict.fromkeys(("params", "macs", "bytes", *self.asked.words)))
+
+    def within(self, finals: int = 1, finishing: Finishing | None = None) -> Chosen:
+        """The choice of least loss within the limits.
+
+        Args:
+            finals: how many models are finished and compared: what was found, the fixed allocations, the best first,
+                and then what these say of the groups.
+            finishing: what finishes them.
+
+        Raises:
+            ValueError: no choice costs so little.
+        """
+        dense, word = self.dense, self.asked.words[0]
+        limits = self.asked.of(dense)
+        counted = {**dense, "params": float(nonzeros(self.inner))}
+        if self.space.fits(self.space.dense, limits) or holds(limits, counted):
+            as_it_is = self._chosen(limits, Evolved(self.space.dense, 0.0, {}, 0.0, 0), [])
+            return replace(as_it_is, predicted={**as_it_is.predicted, "params": counted["params"]})
+        self._least(limits)  # what cannot be met is said before the long part begins
+        self._weigh_alone()
+        curve = self._curve(word)
+        if finishing is not None and finals > 2:
+            self.default = finishing.by_itself(limits)
+        found = self._searched(limits, max(1.0, self.passes - self.spent))
+        finished: dict[str, float] = {}
+        taken = None
+        if finishing is not None and finals > 1:
+            found, finished, taken = self._finished(limits, found, finals, finishing)
+        at = self._point(self.space.cost(found.choice, word) / dense[word], found.loss)
+        chosen = replace(self._chosen(limits, found, [at, *curve]), finals=finished, taken=taken)
+        if finishing is not None and taken == DEFAULT:
+            default = finishing.by_itself(limits, by_all=True) or self.default  # as it is without a search
+            assert default is not None
+            chosen = replace(chosen, units=dict(default.units), predicted={**chosen.predicted, **default.costs})
+        return chosen
+
+    def _finished(
+        self, limits: Mapping[str, float], found: Evolved, finals: int, finishing: Finishing
+    ) -> tuple[Evolved, dict[str, float], str | None]:
+        """The best of so many that were finished, what each of them loses, and which was taken (see `taken_of`).
+
+        What was found and the best fixed allocations come first. What these lose when they are finished says what the
+        errors of each class are worth then, and dynamic programming over errors weighed so says what comes next; every
+        second time over a draw of the weights, so that not only what is known is looked at.
+        """
+        named = {} if self.default is None else {DEFAULT: self.default.judged}
+        fixed = sorted((name for name in found.losses if name != ERRORS), key=lambda name: found.losses[name])
+        most = _WORSE * found.losses[fixed[0]] if fixed else 0.0
+        first = {found.choice: SEARCHED}
+        for name in fixed:
+            choice = self.starts[name]
+            if len(first) > max(1, finals // 2 - len(named)) or found.losses[name] > most:
+                break
+            if self.space.fits(choice, limits) and self._in_time(choice, limits):
+                first.setdefault(choice, name)
+        judged: dict[Choice, float] = {}
+        if len(first) + len(named) == 1 == finals - 1:
+            return found, {}, None  # there is nothing to compare with
+        its: dict[str, Choice] = {}
+        for choice, name in track([*first.items()], "finishing the best"):
+            named[name], its[name] = self._judged(choice, finishing), choice
+            judged[choice] = named[name].loss
+        curves = self.space.errors()
+        curves = weighed(curves, weights_of(curves, found.known, spread=_SPREAD, noise=_LEVELS_NOISE))
+        draw = np.random.default_rng(self.seed)
+        for number in track(range(1, finals - len(named) + 1), "finishing others"):
+            step = self._proposed(curves, judged, limits, draw if number % 2 == 0 else None)
+            if step is None:
+                break
+            named[f"step {number}"], its[f"step {number}"] = self._judged(step, finishing), step
+            judged[step] = named[f"step {number}"].loss
+        its[DEFAULT] = self.starts.get("shrink", self.space.dense)
+        if not self.space.fits(its[DEFAULT], limits):
+            its[DEFAULT] = min(judged, key=lambda choice: judged[choice])
+        allocations = {self.starts[name] for name in fixed}
+        taken = taken_of(named, {DEFAULT, *(name for name, choice in its.items() if choice in allocations)})
+        best = its[taken]
+        loss = found.known[best] if best in found.known else found.loss if best == found.choice else self._all(best)
+        return replace(found, choice=best, loss=loss), {name: each.loss for name, each in named.items()}, taken
+
+    def _judged(self, choice: Choice, finishing: Finishing) -> Judged:
+        named = self.space.named(choice)
+        counts = {name: int(mask.sum()) for name, mask in self.levels.kept(named).items()}
+        if self.default is not None and counts == self.default.units and len(counts) == len(named):
+            return self.default.judged  # it is that model
+        return finishing.judged(named)
+
+    def _proposed(
+        self,
+        curves: Sequence[Sequence[float]],
+        judged: Mapping[Choice, float],
+        limits: Mapping[str, float],
+        draw: np.random.Generator | None,
+    ) -> Choice | None:
+        """What the weighed errors say is best of what was not finished yet; None where nothing else is."""
+        again = draw or np.random.default_rng(self.seed + len(judged))
+        best = min(judged, key=lambda choice: judged[choice])
+        for attempt in range(_DRAWS):
+            by = draw if attempt == 0 else again
+            weights = weights_of(curves, judged, spread=_SPREAD, noise=_FINISHED_NOISE, draw=by)
+            near = [
+                [
+                    error if abs(at - here) <= max(1, round(len(its) / _NEAR)) else math.inf
+                    for at, error in enumerate(its)
+                ]
+                for its, here in zip(weighed(curves, weights), best, strict=True)
+            ]
+            found = self.space.least(limits, near)
+            if found is not None and found not in judged and self._in_time(found, limits):
+                return found
+        told = weighed(curves, weights_of(curves, judged, spread=_SPREAD, noise=_FINISHED_NOISE))
+        beside = [each for each in self._beside(best, limits, told) if each not in judged]
+        for choice in sorted(beside, key=lambda each: sum(its[at] for its, at in zip(told, each, strict=True))):
+            if self._in_time(choice, limits):
+                return choice
+        return None
+
+    def _beside(self, best: Choice, limits: Mapping[str, float], told: Sequence[Sequence[float]]) -> set[Choice]:
+        """What fits one step from a choice: a class goes up by a level, and what that leaves goes elsewhere."""
+        found = set()
+        for at, size in enumerate(self.space.sizes):
+            if best[at] + 1 == size:
+                continue
+            up = (*best[:at], best[at] + 1, *best[at + 1 :])
+            stay = [
+                [math.inf if here == at and level <= best[at] else each for level, each in enumerate(its)]
+                for here, its in enumerate(told)
+            ]
+            found.add(self.space.filled(up, limits, stay))
+        return {each for each in found if self.space.fits(each, limits)}
+
+    def _in_time(self, choice: Choice, limits: Mapping[str, float]) -> bool:
+        """Whether its latency, where one is asked for, is what was predicted."""
+        return "latency" not in limits or self._tried(choice) <= limits["latency"] * (1 + _CLOSE)
+
+    def kept(self, finals: int = 1, finishing: Finishing | None = None) -> Sequence[Chosen]:
+        """As little as it gets while the score is kept, and after it what is a little larger, the smallest first: down
+        by dynamic programming, then by searching; and from there by what is finished, which keeps more than levels do.
+
+        Args:
+            finals: of these a third is finished, at most, on the way down.
+            finishing: what finishes them.
+
+        Raises:
+            ValueError: the dense model's score is not above 0, or nothing that is smaller keeps so much of it.
+        """
+        assert self.asked.keep is not None
+        dense, word, most = self.dense[self.asked.target], self.asked.target, self.measured.most(self.asked.keep)
+        self._weigh_alone()
+        curve = self._curve(word)
+        least = curve[-1].share
+        low = max((each.share for each in curve if each.loss > most), default=least)
+        high = min(each.share for each in curve if each.loss <= most and each.share >= low)
+        while self.spent < self.passes / 2 and high - low > 0.01:
+            middle = (low + high) / 2
+            choice = self.space.least({word: middle * dense})
+            loss = math.inf if choice is None else self._all(choice)
+            if choice is not None:
+                curve.append(self._point(self.space.cost(choice, word) / dense, loss))
+            low, high = (low, middle) if loss <= most else (middle, high)
+        found: list[Chosen] = []
+        share = high
+        while len(found) < _TRIES:
+            limits = {word: share * dense}
+            if self.space.fits(self.space.dense, limits):
+                break
+            each = self._searched(limits, max(1.0, (self.passes - self.spent) / 2))
+            if each.loss > most:
+                break
+            found.insert(0, self._chosen(limits, each, curve))
+            share *= _SMALLER
+            if share * dense < self.space.cost(self.space.last, word):
+                break
+        if finishing is not None:
+            found = [*self._finished_below(most, found, curve, finals // 3, finishing), *found]
+        if not found:
+            raise self.nothing_kept(high)
+        return found
+
+    def _finished_below(
+        self, most: float, found: Sequence[Chosen], curve: Sequence[Point], tries: int, finishing: Finishing
+    ) -> list[Chosen]:
+        """What is smaller than what was found and keeps the score when it is finished, the smallest first: halfway, and
+        halfway again."""
+        dense, word = self.dense[self.asked.target], self.asked.target
+        high = found[0].limits[word] / dense if found else 1.0
+        low = self.space.cost(self.space.last, word) / dense
+        smaller: list[Chosen] = []
+        finished: dict[str, float] = {}
+        for _ in track(range(tries), "finishing smaller ones"):
+            middle = (low + high) / 2
+            choice = self.space.least({word: middle * dense})
+            if high - low <= _NEAR_ENOUGH or choice is None or not any(choice):
+                break
+            share = self.space.cost(choice, word) / dense
+            lost = finished[f"{share:.1%}"] = finishing.held(self.space.named(choice))
+            if kept_by(lost, most):
+                chosen = self._chosen({word: middle * dense}, Evolved(choice, self._all(choice), {}, 0.0, 0), curve)
+                smaller.insert(0, replace(chosen, finals=dict(finished)))
+                high = share
+            else:
+                low = middle
+        return smaller
+
+    def nothing_kept(self, share: float) -> ValueError:
+        assert self.asked.keep is not None
+        score = self.measured.dense_score
+        whole = "of the dense model's outputs" if score is None else f"of the score of {score:.5g}"
+        hint = " keep is a share: 0.99 is 99 %." if self.asked.keep == 1 else ""
+        return ValueError(
+            f"no model was found that is smaller and keeps {self.asked.keep:.1%} {whole}: at {share:.1%} of the "
+            f"{self.asked.target} it is less. Ask for less of the score, or pass shares= with smaller ones.{hint}"
+        )
+
+    def _chosen(self, limits: Mapping[str, float], found: Evolved, curve: Sequence[Point]) -> Chosen:
+        score, dense = self.measured.dense_score, self.dense
+        told = sorted(set(curve), key=lambda each: (-each.share, each.loss))
+        return Chosen(
+            limits=limits,
+            dense=dense,
+            predicted=self.space.costs(found.choice, dense),
+            measured=self._tried(found.choice) if "latency" in dense and any(found.choice) else None,
+            choice=self.space.named(found.choice),
+            candidates=dict(found.losses),
+            loss=found.loss,
+            dense_score=score,
+            curve=tuple(told),
+            knee=knee_of(told),
+            held_back=len(self.measured.batches),
+            passes=self.spent,
+            generations=found.generations,
+            compared=self.measured.word,
+            over=self.over,
+            stays=dict(self.stays),
+        )

@@ -1,0 +1,634 @@
+"""`fit`: levels are made, chosen for the least loss within a budget, and carried out by `shrink` and `oneshot`.
+
+Law: the finished model costs no more than the budget, latency up to the error of a measurement; its loss is no more
+than that of any fixed allocation of the same budget, compared as finished models, or else as levels on held-back data;
+a call that fails changes nothing.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+import warnings
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from secateur import patterns, solvers
+from secateur.coupling import Axis, find_coupling
+from secateur.models import OneShot, Solve, oneshot
+from secateur.patterns import Pattern
+from secateur.search.choosing import ByItself, LevelSearch, kept_by
+from secateur.search.costs import TARGETS, Budget, Judged, nonzeros, parse_budget
+from secateur.search.latency import milliseconds_of
+from secateur.search.levels import Levels
+from secateur.search.making import UNSTRUCTURED, make_levels, refuse_several
+from secateur.search.result import KINDS, Chosen, Fitted, cost_text
+from secateur.search.score import HeldBack, Score, check_word, split
+from secateur.search.sensitivity import Sensitivity, given
+from secateur.search.space import LAYER
+from secateur.shrinking import Memory, Shrunk, example_of, remembering, shrink
+from secateur.solvers import admm
+from secateur.support import Forward, Undo, check_batches, described, printable, unwrapped
+
+FINALS = 12
+SHARES = tuple(round(0.1 * at, 2) for at in range(1, 10))
+FINE = tuple(round(0.05 * at, 2) for at in range(1, 19))  # of units, where one elimination makes all of them
+ROUNDED_FROM = 64  # units of a group
+_TRIES = 3
+_SMALL = 0.01  # of the parameters: where 16 units are more, counts are not rounded
+
+
+class _MissedError(Exception):
+    """The finished model does not keep its score."""
+
+
+def fit(
+    model: nn.Module,
+    batches: Iterable[Any],
+    *,
+    budget: Mapping[str, float] | None = None,
+    keep: float | None = None,
+    score: Score | None = None,
+    over: str | Sequence[str] = ("shrink",),
+    target: str = "params",
+    uniform: bool = False,
+    shares: Sequence[float] | None = None,
+    include: str | Iterable[str] | None = None,
+    exclude: str | Iterable[str] | None = None,
+    solver: str | Solve = admm,
+    pattern: str | Pattern | None = None,
+    round_to: int | None = None,
+    example_inputs: Any = None,
+    forward: Forward | None = None,
+    held_back: int | None = None,
+    evaluations: float = 30.0,
+    finals: int = FINALS,
+    seed: int = 0,
+    store: Path | str | None = None,
+    levels: Levels | Sensitivity | Path | str | None = None,
+    verify: bool = True,
+) -> Fitted:
+    """Prune a model to a budget with the least loss, or to the least cost that keeps a share of its score; in place.
+
+    Each group of units, or each matrix, has a few levels: so much leaves, the rest is repaired, with error and cost
+    (`make_levels`). Dynamic programming over the loss of each group alone gives a choice of them (SPDY,
+    arXiv:2201.13096; ZipLM, arXiv:2302.04089), and so do the fixed allocations. From the best of these levels are
+    switched and the whole model is looked at, since errors of layers do not add up (EvoPress, arXiv:2410.14649), in
+    coarse steps first (arXiv:2503.09657). Some models are finished, and their loss decides what is tried next. The
+    best is carried out by `secateur.shrink` and `secateur.oneshot` with these counts, so that the model gets smaller,
+    or sparser, and is repaired block by block, each on what the ones before it give.
+
+    Args:
+        model: any module with its weights.
+        batches: what a DataLoader yields. A quarter of them is held back from the levels, for the search.
+        budget: ``{"params": 0.5, "macs": .., "bytes": .., "latency": ..}``, all of which hold: up to 1 a share of what
+            the dense model costs, above that the cost itself; of latency milliseconds, measured on this machine.
+            Parameters are those that are not zero, bytes those of the tensors in memory (of matrices with zeros what
+            is kept and a bit an entry).
+        keep: the share of the dense model's score that has to be kept, while ``target`` gets as small as it can. Where
+            ``score`` is no function it is a share of the outputs on the batches held back: of "cosine" the mean cosine,
+            of "kl" exp(-divergence), of "change" the share of their variance.
+        score: ``model -> float``, higher is better; or how the model's outputs are compared with the dense model's, on
+            the batches held back: ``"kl"``, ``"cosine"`` or ``"change"``, by default the first of them that its outputs
+            are made for (see `secateur.search.scorer`).
+        over: ``"shrink"``, units that leave; ``"oneshot"``, entries that become zero; or both. Zeros are no faster by
+            themselves, so a latency asks for ``"shrink"``.
+        target: which cost is to get small, with ``keep``.
+        uniform: keep what the model's configuration can say, so that ``from_pretrained`` loads what is saved.
+        shares: the levels: how much leaves, each in (0, 1); by default 5 % to 90 % in steps of five, of
+            entries 10 % to 90 % in steps of ten.
+        include, exclude: globs over the names of groups and of all their tensors.
+        solver: of entries; see `secateur.oneshot`.
+        pattern: of entries; see `secateur.oneshot`. Where it fixes how much leaves, as ``"2:4"`` does, what is chosen
+            is which matrices get it; else how much of each leaves in it.
+        round_to: counts of units are multiples of this; by default of 16 in groups of 64 units or more, but for small
+            models.
+        example_inputs: what the model is called with when its multiply-adds are counted and its latency is measured.
+            By default the first batch; needed with ``forward``.
+        forward: ``(model, batch) -> outputs``, how a batch is run.
+        held_back: how many batches are held back, instead of a quarter; of a single batch none is.
+        evaluations: passes over the batches held back that the search may make, with the curve and the candidates.
+        finals: how many models are finished on a copy, by what levels were made of, before the one that loses least
+            (half on these batches, half on those held back) is taken: what was found, the fixed allocations, the best
+            first, what `shrink` makes of the budget by itself, and then what these say. The best fixed allocation is
+            taken where no other is better by more than noise (`secateur.search.costs.taken_of`). 1: none is, which
+            takes a tenth of the time; 2: what was found and the best fixed allocation. With ``keep`` a third of them is
+            finished, on the way down from what levels keep.
+        seed: of the switches. One seed, one result, but for latencies.
+        store: a folder for levels and latencies: they are made once, and a run that was killed goes on.
+        levels: that are made already: what `sensitivity` gave, or the folder that it wrote. None are made then, and
+            what was measured by the same score is not measured again. They may be of all batches, so that nothing is
+            held back from them. Of these ``include`` and ``exclude`` say what may leave; ``over``, ``solver`` and
+            ``pattern`` have to be those that they were made with.
+        verify: prove that nothing else changes, on random weights in float64.
+
+    Returns:
+        A `Fitted`: the choice, what it costs and loses, what the candidates lose, the curve with its knee; it prints
+        as tables. ``.model`` is the module, the same object.
+
+    Raises:
+        ValueError: the budget cannot be met, or the score not be kept; there are several processes of
+            `torch.distributed`; or what `make_levels`, `shrink` and `oneshot` refuse.
+        TypeError: a limit or a score is no number.
+
+    Warns:
+        UserWarning: the model costs no more than the budget as it is.
+
+    >>> model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 4)) for _ in range(2)))
+    >>> done = fit(model, [torch.randn(32, 4) for _ in range(4)], budget={"params": 0.6}, finals=1)
+    >>> sum(each.numel() for each in model.parameters()) <= 0.6 * done.dense["params"]
+    True
+    >>> done.loss <= min(done.candidates.values())
+    True
+    """
+    started = time.monotonic()
+    refuse_several("fit")
+    asked = parse_budget(budget, keep, target=target)
+    kinds = check_asked(asked, over, evaluations, finals, score)
+    solver = solvers.parse(solver)
+    check_batches(batches)
+    every = list(batches)
+    rest, back = split(every, held_back)
+    if forward is not None and example_inputs is None:
+        raise ValueError("with forward= the batches do not say what the model is called with; pass example_inputs=.")
+    example = example_of(model, every[0]) if example_inputs is None else example_inputs
+    scope = {"include": _globs(include), "exclude": _globs(exclude)}
+    known = None if levels is None else given(levels, model)
+    if known is not None:
+        made = known.levels
+        check_unmade(shares, round_to, made, kinds, solver)
+    else:
+        made = make_levels(
+            model,
+            rest,
+            over=kinds,
+            shares=shares_for(shares, kinds),
+            solver=solver,
+            pattern=pattern,
+            round_to=rounding_for(model, example, round_to),
+            verify=verify,
+            example_inputs=example,
+            forward=forward,
+            store=store,
+            **scope,
+        )
+    choosing = LevelSearch(
+        model=model,
+        asked=asked,
+        levels=made,
+        rest=rest,
+        measured=HeldBack(model, back, forward, score),
+        example=example,
+        timed_on=example_of(model, every[0], None) if example_inputs is None else example_inputs,
+        forward=forward,
+        uniform=uniform,
+        over=kinds,
+        seed=seed,
+        passes=float(evaluations),
+        folder=None if store is None else Path(store),
+        known=known,
+        scope=scope,
+    )
+    carrying = Executor(
+        choosing, every, solver, scope, uniform=uniform, verify=verify, pattern=pattern_of(made, pattern)
+    )
+    if asked.keep is None:
+        chosen = choosing.within(finals, carrying)
+        within_as_it_is(chosen)
+        shrunk, pruned, finished, got = carrying(chosen, None)
+    else:
+        for chosen in choosing.kept(finals, carrying):
+            try:
+                shrunk, pruned, finished, got = carrying(chosen, choosing.measured.most(asked.keep))
+            except _MissedError:
+                continue
+            break
+        else:
+            raise choosing.nothing_kept(chosen.limits[asked.target] / chosen.dense[asked.target])
+    return Fitted(
+        asked=asked,
+        chosen=chosen,
+        got=carrying.timed(chosen, got),
+        levels=made,
+        batches=len(every),
+        finished=finished[0],
+        finished_score=finished[1],
+        seconds=time.monotonic() - started,
+        model=model,
+        shrunk=shrunk,
+        pruned=pruned,
+        apart=known is None,
+    )
+
+
+def check_asked(
+    asked: Budget, over: str | Sequence[str], evaluations: float, finals: int, score: object
+) -> tuple[str, ...]:
+    """Which kinds of levels; ValueError or TypeError for what cannot be asked for together."""
+    kinds = (over,) if isinstance(over, str) else tuple(over)
+    if not kinds or not set(kinds) <= set(KINDS):
+        raise ValueError(f"over says which kinds of levels, of {', '.join(map(repr, KINDS))}; got {kinds!r}.")
+    if "latency" in asked.words and set(kinds) == {"oneshot"}:
+        raise ValueError(
+            'zeros make nothing faster by themselves, so a latency asks for over=("shrink",), or both; to make zeros '
+            "fast, secateur.pack the result."
+        )
+    if not evaluations > 0 or math.isinf(evaluations):
+        raise ValueError(f"evaluations must be more than 0, the passes that a search may make; not {evaluations}.")
+    if finals < 1:
+        raise ValueError(f"finals must be at least 1, the number of models that are finished; not {finals}.")
+    if score is not None and not isinstance(score, str) and not callable(score):
+        raise TypeError(f"score is a function (model) -> float, higher is better, not {score!r}.")
+    if isinstance(score, str):
+        check_word(score)
+    return kinds
+
+
+def check_unmade(
+    shares: Sequence[float] | None,
+    round_to: int | None,
+    levels: Levels | None = None,
+    kinds: Sequence[str] = (),
+    solver: Solve | None = None,
+) -> None:
+    """ValueError where levels are given, and are to be others."""
+    if shares is not None or round_to is not None:
+        raise ValueError("levels= have their own shares and round_to; leave out shares= and round_to=.")
+    if levels is None:
+        return
+    asked = levels.made.asked
+    if missing := [word for word in kinds if word not in asked["over"]]:
+        raise ValueError(
+            f"over= says {', '.join(map(repr, kinds))}, and levels= were made over "
+            f"{', '.join(map(repr, asked['over']))}: make them over {missing[0]!r}, too, or leave it out."
+        )
+    if solver is not None and "oneshot" in kinds and described(solver) != asked.get("solver"):
+        raise ValueError(
+            f"levels= are of the solver {asked.get('solver')}, and solver= says {described(solver)}: pass the one that "
+            "they were made with, or make them again."
+        )
+
+
+def shares_for(shares: Sequence[float] | None, kinds: Sequence[str]) -> Sequence[float]:
+    """Those that were asked for, or the default."""
+    return shares if shares is not None else SHARES if "oneshot" in kinds else FINE
+
+
+def rounding_for(model: nn.Module, example_inputs: Any, round_to: int | None) -> int | None:
+    """What was asked for; by default what levels take, but of a small model no multiple, as `shrink` has none there.
+
+    >>> rounding_for(nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 4)), torch.zeros(1, 4), None)
+    1
+    """
+    if round_to is not None:
+        return round_to
+    coupling = find_coupling(unwrapped(model), example_inputs)
+    names = [name for name, _ in unwrapped(model).named_parameters()]
+
+    def size(counts: Mapping[Axis, int]) -> int:
+        return sum(coupling.size(name, counts) for name in names)
+
+    whole = size({})
+    units = [whole - size({group.axis: group.size - 1}) for group in coupling.groups if group.size >= ROUNDED_FROM]
+    return 1 if units and 16 * min(units) > _SMALL * whole else None
+
+
+def pattern_of(levels: Levels, asked: str | Pattern | None) -> Pattern:
+    """Which the levels of entries are of; ValueError where that is not what was asked for."""
+    word = str(levels.made.asked.get("pattern", UNSTRUCTURED))
+    if asked is None:
+        return patterns.parse(word)
+    found = patterns.parse(asked)
+    if patterns.word_of(found) != word and "oneshot" in levels.made.asked["over"]:
+        raise ValueError(
+            f"levels= are of the pattern {word}, and pattern= says {patterns.word_of(found)}; leave it out."
+        )
+    return found
+
+
+def told_entries(entries: Mapping[str, float], pattern: Pattern, scope: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of `oneshot` that remove these shares of matrices; a pattern that fixes the share is for them
+    alone.
+
+    >>> told_entries({"0.weight": 0.5}, patterns.NM(2, 4), {"include": None})["include"]
+    ['0.weight']
+    """
+    if pattern.density is not None:
+        return {**scope, "sparsity": None, "pattern": pattern, "include": [*entries]}
+    mean = sum(entries.values()) / len(entries)
+    return {**scope, "sparsity": mean, "pattern": pattern, "allocate": Entries(entries)}
+
+
+def check_all_pruned(done: OneShot, entries: Collection[str], pattern: Pattern) -> None:
+    """ValueError where a matrix lost units, so that the pattern fits it no more, and the budget would not hold."""
+    if left := set(entries) - {layer.name for layer in done.layers}:
+        raise ValueError(
+            f"{min(left)} does not fit the pattern {patterns.word_of(pattern)} any more once units left it: pass "
+            'round_to= with a multiple that fits, or one of over="shrink" and "oneshot".'
+        )
+
+
+def within_as_it_is(chosen: Chosen) -> None:
+    """Warns the caller's caller where nothing has to leave."""
+    if not chosen.choice and not chosen.candidates:
+        warnings.warn("the model costs no more than the budget as it is: nothing leaves.", UserWarning, stacklevel=3)
+
+
+def _globs(given: str | Iterable[str] | None) -> tuple[str, ...] | None:
+    return None if given is None else (given,) if isinstance(given, str) else tuple(given)
+
+
+@dataclass(frozen=True)
+class Told:
+    """The arguments of the verbs: how many units of each group stay, and the sparsity of matrices."""
+
+    units: Mapping[str, int] = field(default_factory=dict)
+    entries: Mapping[str, float] = field(default_factory=dict)
+
+
+def told_of(levels: Levels, choice: Mapping[str, int]) -> Told:
+    """The arguments of the verbs that carry out a choice."""
+    chosen = {name: at for name, at in choice.items() if at}
+    units = {name: int(mask.sum()) for name, mask in levels.kept(chosen).items()}
+    layers = {name: levels[name][at] for name, at in chosen.items() if levels.kind[name] == "layer"}
+    return Told(units, {name.removesuffix(LAYER): 1 - level.kept / level.of for name, level in layers.items()})
+
+
+@dataclass(eq=False)
+class Executor:
+    """Carries out a choice on the module by the verbs; if the result is wrong, the module is restored."""
+
+    choosing: LevelSearch
+    every: Sequence[Any]
+    solver: Solve
+    scope: Mapping[str, Any]
+    uniform: bool
+    verify: bool
+    pattern: Pattern = field(default_factory=patterns.Unstructured)
+    seen: HeldBack | None = None  # the batches that levels were made of
+    memory: Memory = field(default_factory=Memory)  # of copies that are finished: they begin alike
+
+    def __call__(
+        self, chosen: Chosen, most: float | None
+    ) -> tuple[Shrunk | None, OneShot | None, tuple[float, float | None], dict[str, float]]:
+        """The results of the verbs, the loss and score of the resulting model, and its costs without latency.
+
+        Raises:
+            ValueError: it costs more than it may.
+            _MissedError: it loses more than ``most``.
+        """
+        task = self.choosing
+        told = told_of(task.levels, chosen.choice)
+        if chosen.units is not None:
+            told = Told(chosen.units)
+        result: list[tuple[OneShot | None, tuple[float, float | None], dict[str, float]]] = []
+
+        def then(shrunk: Shrunk | None) -> None:
+            if shrunk is not None:
+                _check_counts(told, shrunk)
+            with Undo() as undo:
+                pruned = None
+                if told.entries:
+                    undo.values(*{id(each): each for each in task.inner.parameters()}.values())
+                    pruned = self._pruned(task.model, told.entries, self.every)
+                got = self._costs(chosen, shrunk, pruned)
+                _check_costs(chosen, got)
+                finished = task.measured.finished()
+                if most is not None and not kept_by(task.measured.lost(finished), most):
+                    raise _MissedError
+            result.append((pruned, finished, got))
+
+        shrunk = None
+        if told.units:
+            shrunk = self._shrunk(task.model, told, self.every, verify=self.verify, report=then)
+        else:
+            then(None)
+        return shrunk, *result[0]
+
+    def judged(self, choice: Mapping[str, int]) -> Judged:
+        """What is lost when a choice is carried out on a copy, by what levels were made of: on these batches, and as
+        much again on those held back. Of these alone a few would say which is the best, mostly by chance."""
+        return self._lost(self._copied(choice, self.choosing.rest))
+
+    def held(self, choice: Mapping[str, int]) -> float:
+        """What is lost on the batches held back when a choice is carried out on a copy, by the others."""
+        return self.choosing.measured.of(self._copied(choice, self.choosing.rest))
+
+    def lost_of(self, choice: Mapping[str, int]) -> float:
+        """What is lost on the batches held back when a choice is carried out on a copy, by all there are."""
+        return self.choosing.measured.of(self._copied(choice, self.every))
+
+    def _copied(self, choice: Mapping[str, int], batches: Sequence[Any]) -> nn.Module:
+        copied, told = copy.deepcopy(self.choosing.model), told_of(self.choosing.levels, choice)
+        if told.units:
+            with remembering(self.memory):
+                self._shrunk(copied, told, batches, verify=False)
+        if told.entries:
+            self._pruned(copied, told.entries, batches)
+        return copied
+
+    def _lost(self, model: nn.Module) -> Judged:
+        task = self.choosing
+        if task.measured.score is not None:
+            return Judged(task.measured.of(model))
+        if self.seen is None:
+            self.seen = HeldBack(task.model, task.rest, task.forward, task.measured.word)  # type: ignore[arg-type]
+        return Judged.by(task.measured.by_row(model), self.seen.by_row(model))
+
+    def by_itself(self, limits: Mapping[str, float], *, by_all: bool = False) -> ByItself | None:
+        """What `shrink` makes of a budget of parameters or multiply-adds on a copy, by what levels were made of, or by
+        all batches."""
+        task = self.choosing
+        if (
+            len(limits) != 1
+            or not {*limits} <= {"params", "macs"}
+            or "shrink" not in task.over
+            or "oneshot" in task.over
+        ):
+            return None
+        ((word, limit),) = limits.items()
+        whole = task.dense[word]
+        share = 1 - limit / whole
+        for _ in range(_TRIES):
+            copied = copy.deepcopy(task.model)
+            try:
+                with remembering(self.memory):
+                    done = shrink(
+                        copied,
+                        task.example,
+                        share,
+                        target=word,
+                        batches=self.every if by_all else task.rest,
+                        forward=task.forward,
+                        uniform=self.uniform,
+                        verify=False,
+                        **self.scope,
+                    )
+            except ValueError:
+                return None  # not so much can leave by its rules
+            costs = _costs_of(done)
+            if costs[word] <= limit:
+                break
+            more = share + 1.5 * (costs[word] - limit) / whole  # it takes what is nearest, and that was more
+            share = max(more, done.beside[1])  # the next smaller one that there is
+        else:
+            return None
+        kept = {group.name: done.kept.get(group.axis) for group in done.coupling.groups}
+        units = {name: int(mask.sum()) for name, mask in kept.items() if mask is not None and not mask.all()}
+        return ByItself(self._lost(copied), units, {each: costs[each] for each in ("params", "macs", "bytes")})
+
+    def _shrunk(
+        self,
+        model: nn.Module,
+        told: Told,
+        batches: Sequence[Any],
+        *,
+        verify: bool,
+        report: Callable[[Shrunk], None] | None = None,
+    ) -> Shrunk:
+        return shrink(
+            model,
+            self.choosing.example,
+            0.5,  # the allocation says how many
+            target="units",
+            allocate=Units(told.units),
+            round_to=1,
+            batches=batches,
+            forward=self.choosing.forward,
+            uniform=self.uniform,
+            verify=verify,
+            report=report,
+            **self.scope,
+        )
+
+    def _pruned(self, model: nn.Module, entries: Mapping[str, float], batches: Sequence[Any]) -> OneShot:
+        done = oneshot(
+            model,
+            batches,
+            solver=self.solver,
+            forward=self.choosing.forward,
+            **told_entries(entries, self.pattern, self.scope),
+        )
+        check_all_pruned(done, entries, self.pattern)
+        return done
+
+    def _costs(self, chosen: Chosen, shrunk: Shrunk | None, pruned: OneShot | None) -> dict[str, float]:
+        """What the finished model costs, counted."""
+        got = dict(chosen.predicted)
+        if shrunk is not None:
+            got |= _costs_of(shrunk)
+        if pruned is not None:
+            got |= counted(self.choosing.levels, chosen.choice, pruned)
+        return got | {"params": float(nonzeros(self.choosing.inner))}
+
+    def timed(self, chosen: Chosen, got: Mapping[str, float]) -> dict[str, float]:
+        """With the latency, where one is asked for."""
+        task = self.choosing
+        if "latency" not in got or task.whole is None:
+            return dict(got)
+        before, after = milliseconds_of(task.whole, task.inner, task.timed_on)
+        return {**got, "latency": after / before * chosen.dense["latency"]}
+
+
+def counted(levels: Levels, choice: Mapping[str, int], pruned: OneShot) -> dict[str, float]:
+    """What a choice costs by the entries that are left of its matrices."""
+    densities = {each.name: 1 - each.sparsity for each in pruned.layers if f"{each.name}{LAYER}" in levels}
+    return {word: levels.cost(choice, word, densities) for word in TARGETS}
+
+
+def _costs_of(shrunk: Shrunk) -> dict[str, float]:
+    return {
+        "params": float(shrunk.parameters[1]),
+        "macs": float(shrunk.multiply_adds[1]),
+        "bytes": float(shrunk.nbytes[1]),
+    }
+
+
+def _check_counts(told: Told, shrunk: Shrunk) -> None:
+    """Raises ValueError where other units left than were chosen."""
+    kept = {
+        group.name: int(shrunk.kept[group.axis].sum()) for group in shrunk.coupling.groups if group.axis in shrunk.kept
+    }
+    sizes = {group.name: group.size for group in shrunk.coupling.groups if not group.chosen}
+    asked, left = ({name: each.get(name, size) for name, size in sizes.items()} for each in (told.units, kept))
+    check_counts(asked, left, "Nothing was changed; exclude= this group, or ask for another budget.", sizes)
+
+
+def check_counts(
+    asked: Mapping[str, int], left: Mapping[str, int], advice: str, sizes: Mapping[str, int] | None = None
+) -> None:
+    """ValueError where a group keeps another count than was chosen: their sum alone may come out equal.
+
+    Args:
+        asked, left: the counts of the groups that lose something; of others nothing, or the whole.
+        advice: what to do about it.
+        sizes: of the groups, where they are known.
+    """
+    for name in sorted({*asked, *left}):
+        if asked.get(name) != left.get(name):
+            chosen, found = (each.get(name, "all") for each in (asked, left))
+            size = f"{sizes[name]} " if sizes else ""
+            raise ValueError(
+                f"{printable(name)}: the search chose {chosen} of its {size}units to stay, but shrink can keep only "
+                f"{found} together with the other choices. {advice}"
+            )
+
+
+def _check_costs(chosen: Chosen, got: Mapping[str, float]) -> None:
+    """Raises ValueError where less left than was chosen, and the budget does not hold."""
+    for word, limit in chosen.limits.items():
+        if word != "latency" and got.get(word, 0.0) > limit * (1 + 1e-9):
+            raise ValueError(
+                f"{cost_text(word, got[word])} of the {word} are left, where {cost_text(word, limit)} were asked for "
+                f"and {cost_text(word, chosen.predicted[word])} chosen: some of it had to stay. Nothing was changed."
+            )
+
+
+@dataclass(frozen=True)
+class Units:
+    """The allocation that keeps these counts, and all of other groups."""
+
+    counts: Mapping[str, int]
+
+    def __call__(self, scores: Mapping[str, torch.Tensor], _sparsity: float, _pattern: Pattern) -> dict[str, Any]:
+        return {name: self.counts.get(name, each.numel()) for name, each in scores.items()}
+
+
+@dataclass(frozen=True)
+class Entries:
+    """The allocation that removes these shares of matrices, and nothing of others: as many units stay as have no more
+    entries than that, whichever they are."""
+
+    shares: Mapping[str, float]
+
+    def __call__(self, scores: Mapping[str, torch.Tensor], _sparsity: float, pattern: Pattern) -> dict[str, Any]:
+        found = {}
+        for name, each in scores.items():
+            shape = torch.Size(each.shape)
+            groups, units = pattern.pool(torch.empty(shape, device="meta")).shape
+            found[name] = units
+            if share := self.shares.get(name, 0.0):
+                room = (1 - share) * shape.numel() * (1 + 1e-12) + 1e-6  # a share is no exact number
+                found[name] = _units_within(room, pattern, shape, groups, units)
+        return found
+
+
+def _units_within(room: float, pattern: Pattern, shape: torch.Size, groups: int, units: int) -> int:
+    """How many units of each group have no more entries than there is room for, if they are the largest.
+
+    >>> tiles = patterns.Block(2, 1)  # of three rows: two tiles a column, of two entries and of one
+    >>> _units_within(4.0, tiles, torch.Size([3, 2]), 1, 4), _units_within(5.0, tiles, torch.Size([3, 2]), 1, 4)
+    (2, 3)
+    """
+    if groups * units == shape.numel():
+        return int(room // groups)
+    which = pattern.spread(torch.arange(groups * units).reshape(groups, units), shape)
+    sizes = which.flatten().bincount(minlength=groups * units).reshape(groups, units)
+    most = sizes.sort(dim=1, descending=True).values.cumsum(1).sum(0)  # of so many units of each group
+    return int((most <= room).sum())

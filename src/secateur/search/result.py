@@ -1,0 +1,380 @@
+"""The result of `fit`: the chosen levels, their cost, the loss of the model, and the loss at other budgets.
+
+Law: measured and predicted values have different names; a value that was not measured is absent.
+
+The tables of `sensitivity` and `fit` on a page: groups with their costs, the choice, and the curve.
+
+Law: what is named and measured is what the library says.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from secateur.models import OneShot
+from secateur.report import Cells, Chart, Reported, Sheet
+from secateur.search.costs import Budget, words_of_budget
+from secateur.search.levels import Levels, shown_name, told, told_share
+from secateur.search.score import share_left
+from secateur.shrinking import CheckpointShrinking, Shrunk
+from secateur.support import Part, Rows, bytes_text, percent, printable
+
+if TYPE_CHECKING:
+    from secateur.search.sensitivity import Sensitivity
+
+KINDS = {  # of levels, that each word of over= may choose of
+    "shrink": ("width", "heads"),
+    "oneshot": ("layer",),
+}
+_LOSSES = {
+    "kl": "the divergence of the model's outputs from the dense one's, a mean over tokens",
+    "cosine": "1 less the mean cosine of the model's embeddings with the dense one's",
+    "change": "half of the squared change of the model's outputs over their variance",
+}
+
+
+_LEFT = {
+    "kl": "the factor by which the model's probabilities fall: exp(-loss)",
+    "cosine": "the mean cosine: 1 - loss",
+    "change": "the share of the outputs' variance: 1 - 2 · loss",
+}
+
+
+@dataclass(frozen=True)
+class Point:
+    """A point of the curve: a budget as a share of the dense model's cost, and the loss of the choice of least errors
+    there. The user's score is beside, where there is one."""
+
+    share: float
+    loss: float
+    score: float | None = None
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The choice of a search before it is carried out, as plain values.
+
+    Attributes:
+        limits: ``{word: the most that it may cost}``.
+        dense: ``{word: what the model costs}``.
+        predicted: ``{word: what the choice costs}``: of latency what the table of operations says, corrected.
+        measured: the milliseconds of a model of this structure; None where no latency is asked for.
+        choice: ``{group: number of its level}``; groups that are not named are whole.
+        candidates: ``{name: loss}`` of what the search began with, each at this budget.
+        loss: of the choice, on the batches held back.
+        dense_score: the user's score of the dense model; None where there is none, and losses are divergences.
+        curve: of several budgets, the largest first.
+        knee: the share of the curve below which it bends most; None where it has no bend.
+        held_back: how many batches were held back.
+        passes: over them that were made, and ``generations`` how often levels were switched.
+        compared: by which word of `secateur.search.scorer` outputs were.
+        finals: ``{name: loss}`` of those that were carried out on a copy, and compared when they were finished.
+        taken: the one of them that was taken: that of the least, or the best fixed allocation, where the difference is
+            no more than noise. None where none was finished, or where a share of the score was to be kept.
+        units: ``{group of the coupling: units that stay}``, where what `secateur.shrink` does by itself lost least and
+            was taken; ``choice`` is then what is nearest to it. Else None.
+        over: the words of what could leave.
+        stays: ``{group: why}`` of what has levels and could not leave all the same.
+    """
+
+    limits: Mapping[str, float]
+    dense: Mapping[str, float]
+    predicted: Mapping[str, float]
+    measured: float | None
+    choice: Mapping[str, int]
+    candidates: Mapping[str, float]
+    loss: float
+    dense_score: float | None
+    curve: Sequence[Point]
+    knee: float | None
+    held_back: int
+    passes: float
+    generations: int
+    compared: str = "change"
+    finals: Mapping[str, float] = field(default_factory=dict)
+    taken: str | None = None
+    units: Mapping[str, int] | None = None
+    over: tuple[str, ...] = ("shrink", "oneshot")
+    stays: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Fitted(Reported):
+    """The result of `fit` or `fit_checkpoint`; prints as a table.
+
+    Attributes:
+        asked: the budget.
+        chosen: the choice: what it costs and loses, what others do, and the curve; its fields are this one's, too, such
+            as ``.loss`` or ``.choice``.
+        got: ``{word: cost}`` of the finished model, counted: of latency what was measured.
+        levels: all that could be chosen.
+        batches: how many there were.
+        finished: the loss of the finished model, which was repaired in order, on all batches; None of a directory.
+        finished_score: the user's score of the finished model.
+        seconds: that it took.
+        model: the module that was fitted, the same object as before; None of a directory.
+        out: the directory that was written.
+        shrunk, pruned: what the verbs did that carried it out.
+        apart: whether levels were made of other batches than those that the search looked at.
+    """
+
+    asked: Budget
+    chosen: Chosen
+    got: Mapping[str, float]
+    levels: Levels = field(repr=False)
+    batches: int
+    finished: float | None
+    finished_score: float | None
+    seconds: float
+    model: nn.Module | None = field(default=None, repr=False)
+    out: Path | None = None
+    shrunk: Shrunk | CheckpointShrinking | None = field(default=None, repr=False)
+    pruned: OneShot | None = field(default=None, repr=False)
+    apart: bool = True
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name not in Chosen.__dataclass_fields__:
+            raise AttributeError(f"{type(self).__name__} has no {name!r}.")
+        return getattr(self.chosen, name)
+
+    def parts(self) -> Iterator[Part]:
+        """What is printed, as lines and tables."""
+        return self._parts()
+
+    def _sheets(self) -> list[Sheet]:
+
+        return fitted_sheets(self)
+
+    def _parts(self) -> Iterator[Part]:
+        yield f"Asked: {words_of_budget(self.asked)}."
+        yield ""
+        yield self._costs()
+        yield ""
+        rows = [(name, self._shown(loss)) for name, loss in sorted(self.candidates.items(), key=lambda each: each[1])]
+        what = "Score" if self.dense_score is not None else "Loss"
+        yield Rows(("Choice", f">{what}"), [("chosen", self._shown(self.loss)), *rows])
+        yield ""
+        if self.finals:
+            yield Rows(
+                ("Finished", f">{what}", ""),
+                [
+                    (name, self._shown(loss), "taken" if name == self.taken else None)
+                    for name, loss in self.finals.items()
+                ],
+            )
+            yield ""
+        if self.curve:
+            yield Rows(
+                (f"{self._word.capitalize()} left", f">{what}", ""),
+                [
+                    (percent(each.share), self._shown(each.loss), "the knee" if each.share == self.knee else None)
+                    for each in self.curve
+                ],
+            )
+            yield ""
+        yield self._chosen()
+        yield ""
+        yield from self._said()
+
+    @property
+    def whole_or_not(self) -> list[str]:
+        """The groups that could be chosen of."""
+        kinds = {kind for word in self.over for kind in KINDS[word]}
+        return [name for name in self.levels if self.levels.kind[name] in kinds]
+
+    @property
+    def _word(self) -> str:
+        return self.asked.words[0]
+
+    def _shown(self, loss: float) -> str:
+        return f"{loss:.5g}" if self.dense_score is None else f"{self.dense_score - loss:.5g}"
+
+    def _costs(self) -> Rows:
+        rows = [
+            (
+                word,
+                cost_text(word, self.dense[word]),
+                cost_text(word, self.limits[word]) if word in self.limits else None,
+                cost_text(word, self.predicted[word]),
+                cost_text(word, got),
+                percent(got / self.dense[word]) if self.dense[word] else None,
+            )
+            for word, got in self.got.items()
+        ]
+        return Rows(("Cost", ">dense", ">asked", ">predicted", ">got", ">left"), rows)
+
+    def _chosen(self) -> Rows:
+        rows = []
+        for name in self.whole_or_not:
+            levels = self.levels[name]
+            level = levels[self.choice.get(name, 0)]
+            rows.append(
+                (
+                    printable(name.removesuffix(":layer")),
+                    self.levels.kind[name],
+                    f"{level.of:,}",
+                    f"{level.kept:,}",
+                    percent(level.kept / level.of),
+                    f"{level.error:.4f}",
+                )
+            )
+        return Rows(("~Group", "Kind", ">of", ">stay", ">left", ">error"), rows)
+
+    def _said(self) -> Iterator[str]:
+        back, every = self.held_back, self.batches
+        if self.dense_score is not None:
+            yield f"The score of the dense model is {self.dense_score:.5g}."
+            if self.finished_score is not None:
+                yield f"The score of the finished one, repaired in order, is {self.finished_score:.5g}."
+        else:
+            yield f"The loss is {_LOSSES[self.compared]}."
+            if self.finished is not None:
+                yield f"The loss of the finished model, repaired in order, is {self.finished:.5g}."
+                if self.asked.keep is not None:
+                    left = share_left(self.finished, self.compared)
+                    yield f"So {left:.2%} of the dense model is kept, as {_LEFT[self.compared]}."
+        apart = "held back from the levels" if self.apart else "which the levels that were given may know"
+        where = f"{back} of {every} batches, {apart}" if back < every else "the only batch"
+        yield (
+            f"Searched on {where}, in {self.passes:.1f} passes over them and {self.generations} generations; "
+            f"{self.seconds:.0f} s in all."
+        )
+        if self.stays:
+            name, why = next(iter(self.stays.items()))
+            yield printable(f"{len(self.stays)} stay whole, such as {shown_name(name)}: {why}.", 1000)
+        if self.out is not None:
+            yield printable(f"In {self.out}.", 1000)
+        if self.knee is not None:
+            yield f"The knee of the curve is at {percent(self.knee)} of the {self._word}."
+
+
+def cost_text(word: str, cost: float) -> str:
+    """A cost as text: milliseconds, bytes with a unit, or a number with separators.
+
+    >>> cost_text("params", 1234567.0), cost_text("latency", 1.23456), cost_text("bytes", 2e6)
+    ('1,234,567', '1.23 ms', '2 MB')
+    """
+    if word == "bytes":
+        return bytes_text(int(cost))
+    return f"{cost:.3g} ms" if word == "latency" else f"{cost:,.0f}"
+
+
+def knee_of(curve: Sequence[Point]) -> float | None:
+    """The share of the point that lies furthest below the line from the first to the last, both scaled to 1 (Satopää
+    et al. 2011, "Finding a kneedle in a haystack"): with less, each percent costs more than it did on the way there.
+
+    >>> knee_of([Point(1.0, 0.0), Point(0.8, 0.1), Point(0.6, 0.3), Point(0.4, 4.0)])
+    0.6
+    >>> knee_of([Point(1.0, 0.0), Point(0.5, 1.0)]) is None
+    True
+    """
+    points = [each for each in curve if each.loss < float("inf")]
+    if len(points) < 3:
+        return None
+    first, last = points[0], points[-1]
+    width, height = first.share - last.share, last.loss - first.loss
+    if width <= 0 or height <= 0:
+        return None
+    below = [(first.share - each.share) / width - (each.loss - first.loss) / height for each in points]
+    furthest = max(range(len(points)), key=lambda at: below[at])
+    return points[furthest].share if below[furthest] > 1e-9 else None
+
+
+_LABELS = {"kl": "divergence (kl)", "cosine": "1 - cosine"}  # a chart says that more of it is worse
+
+
+def sensitivity_sheets(found: Sensitivity) -> list[Sheet]:
+    """The sheets of a `Sensitivity`, a row for each group: its errors and the model's scores at each share, with a
+    chart of the scores at the middle one.
+    """
+    levels, shares = found.levels, found.shares
+    names = [printable(shown_name(name), 1000) for name in levels]
+    kinds = [levels.kind[name] for name in levels]
+    sizes = [each[0].of for each in levels.values()]
+    cells = [
+        Cells("group", names),
+        Cells("kind", kinds),
+        Cells("units", sizes, [f"{size:,}" for size in sizes]),
+    ]
+    for share in shares:
+        errors = [_at(found, name, share)[0] for name in levels]
+        cells.append(
+            Cells(f"error at {told_share(share)}", errors, ["" if each is None else f"{each:.4f}" for each in errors])
+        )
+    by_share = {share: [_at(found, name, share)[1] for name in levels] for share in shares}
+    for share, values in by_share.items():
+        largest = max((each for each in values if each is not None), default=0.0)
+        bars = [None if each is None or not largest > 0 else max(each, 0.0) / largest for each in values]
+        texts = ["" if each is None else told(each) for each in values]
+        cells.append(Cells(f"{found.score} at {told_share(share)}", values, texts, bars))
+    middle = min(shares, key=lambda share: abs(share - 0.5))
+    caption = (
+        f"What the model loses ({found.score}) where {told_share(middle)} of each group alone leaves; a line joins "
+        "groups that differ in numbers alone."
+    )
+    labels = [f"{name} ({kind})" for name, kind in zip(names, kinds, strict=True)]
+    label = _LABELS.get(found.score, found.score)
+    charts = [Chart("What each group costs", caption, labels, by_share[middle], label)]
+    return [Sheet("Group by group", cells, charts)]
+
+
+def _at(found: Sensitivity, name: str, share: float) -> tuple[float | None, float | None]:
+    """Error and score of a group at a share; None where it has no such level."""
+    for level, value in zip(found.levels[name], found.scores[name], strict=True):
+        if level.share == share:
+            return level.error, value if math.isfinite(value) else None
+    return None, None
+
+
+def fitted_sheets(done: Fitted) -> list[Sheet]:
+    """The sheets of a `Fitted`: a table of groups, and one of the curve's budgets."""
+    return [_groups(done), *([_curve(done)] if done.chosen.curve else [])]
+
+
+def _groups(done: Fitted) -> Sheet:
+    levels = {
+        name: each[done.chosen.choice.get(name, 0)] for name, each in done.levels.items() if name in done.whole_or_not
+    }
+    names = [printable(shown_name(name), 1000) for name in levels]
+    left = [each.kept / each.of for each in levels.values()]
+    cells = [
+        Cells("group", names),
+        Cells("kind", [done.levels.kind[name] for name in levels]),
+        Cells("units", [each.of for each in levels.values()], [f"{each.of:,}" for each in levels.values()]),
+        Cells("left", [each.kept for each in levels.values()], [f"{each.kept:,}" for each in levels.values()]),
+        Cells("share left", left, [percent(each) for each in left], left),
+        Cells("error", [each.error for each in levels.values()], [f"{each.error:.4f}" for each in levels.values()]),
+    ]
+    caption = "The share that each group keeps; a line joins groups that differ in numbers alone."
+    chart = Chart("What is left of each group", caption, names, left, "left", share=True)
+    return Sheet("What was chosen", cells, [chart])
+
+
+def _curve(done: Fitted) -> Sheet:
+    curve, scored = done.chosen.curve, done.chosen.dense_score is not None
+    word = done.asked.words[0]
+    shares = [percent(each.share) for each in curve]
+    values = [each.score if scored else each.loss for each in curve]
+    what = "score" if scored else "loss"
+    cells = [
+        Cells(f"{word} left", [each.share for each in curve], shares, [each.share for each in curve]),
+        Cells(what, values, ["" if each is None else f"{each:.5g}" for each in values]),
+        Cells("note", ["the knee" if each.share == done.chosen.knee else "" for each in curve]),
+    ]
+    chart = Chart(
+        f"The {what} by the {word}",
+        f"What the model's {what} is at less and less of its {word}.",
+        shares,
+        values,
+        what,
+        series=["the best choice found"] * len(curve),
+        places=[100 * (1 - each.share) for each in curve],
+        along=f"{word} gone (%)",
+    )
+    return Sheet(f"The {what} against the budget", cells, [chart])

@@ -1,0 +1,365 @@
+"""The sensitivity of a model to pruning each group alone by 10, 30, 50, 70 %: the layer's error and the model's loss.
+
+Law: every cell is measured, none is estimated; the model is restored, bit for bit; measurements are kept beside the
+levels, and a run that was killed continues with the groups that are missing.
+
+Precomputed levels, as `sensitivity` returns or writes them: a search starts from them and their measured losses.
+
+Law: they are of this model, bit for bit; losses that were measured by another score are ignored.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from secateur.models import Solve
+from secateur.patterns import Pattern
+from secateur.report import Reported, Sheet
+from secateur.search.levels import Levels, digest_of, shown_name, told, told_share
+from secateur.search.making import SHARES, make_levels, refuse_several
+from secateur.search.score import ROWS, SCORES, Replayed, Score, Scorer, scorer
+from secateur.search.space import Class
+from secateur.solvers import admm
+from secateur.support import Fields, Forward, Part, Rows, percent, track, unwrapped, write_whole
+
+FILE = "scores.json"
+_FORMAT, _VERSION = "secateur scores", 1
+_HINT = " Delete it: the scores are then measured again."
+_MEANS = {
+    "kl": "the Kullback-Leibler divergence of its outputs from the dense model's, for each token or example",
+    "cosine": "1 less the mean cosine of its embeddings with the dense model's",
+    "change": "half of the squared change of its outputs over their variance",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Sensitivity(Reported):
+    """The result of `sensitivity`; prints as a table.
+
+    Attributes:
+        levels: of every group.
+        scores: ``{group: what the model lost at each level}``, 0 for the dense one; of a function the dense model's
+            score less the model's.
+        score: "kl", "cosine", "change" or the name of a function.
+        dense: the dense model's own score, where it is a function's.
+        rows: tokens or examples that scores are measured on; 0 where a function says.
+        share: of the batches' entries.
+        passes: forward passes of these rows that the scores took.
+    """
+
+    levels: Levels
+    scores: Mapping[str, tuple[float, ...]]
+    score: str
+    dense: float = 0.0
+    rows: int = 0
+    share: float = 0.0
+    passes: float = 0.0
+    _made: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    def save(self, folder: str | Path) -> None:
+        """Writes the levels into a folder, as `Levels.save` does, and the scores beside them."""
+        self.levels.save(folder)
+        _write(Path(folder), self._made, self.scores, self.passes)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Sensitivity:
+        """What is in a folder.
+
+        Raises:
+            FileNotFoundError: there is none.
+            ValueError: a file is damaged, or not all groups are measured.
+        """
+        folder = Path(folder)
+        levels = Levels.load(folder)
+        made, scores, passes = _read(folder / FILE, levels)
+        if missing := [name for name in levels if name not in scores]:
+            raise ValueError(f"{folder / FILE}: {missing[0]} is not measured yet; run the same call again to go on.")
+        return cls(
+            levels,
+            {name: scores[name] for name in levels},
+            made["score"],
+            made["dense"],
+            made["rows"],
+            made["share"],
+            passes,
+            made,
+        )
+
+    def _sheets(self) -> list[Sheet]:
+        from secateur.search.result import sensitivity_sheets
+
+        return sensitivity_sheets(self)
+
+    def _parts(self) -> Iterator[Part]:
+        return self.parts()
+
+    def parts(self) -> Iterator[Part]:
+        """Lines and a table, as they are printed."""
+        shares = self.shares
+        columns = ["Group", "Kind", ">Of", *(f">error {told_share(share)}" for share in shares)]
+        columns += [f">{self.score} {told_share(share)}" for share in shares]
+        rows: list[list[object]] = []
+        for name, each in self.levels.items():
+            errors = {level.share: f"{level.error:.4f}" for level in each[1:]}
+            lost = {level.share: told(value) for level, value in zip(each[1:], self.scores[name][1:], strict=True)}
+            rows.append(
+                [
+                    shown_name(name),
+                    self.levels.kind[name],
+                    f"{each[0].of:,}",
+                    *(errors.get(share) for share in shares),
+                    *(lost.get(share) for share in shares),
+                ]
+            )
+        yield Rows(columns, rows)
+        yield ""
+        meant = _MEANS.get(self.score, f"of {self.score}, which is {self.dense:g} for the dense one")
+        yield (
+            "Where so much of a group alone leaves: the squared relative error of what consumes it, after repair; and "
+            f"what the model loses, {meant}."
+        )
+        yield self.told_cost()
+        if self.levels.left_alone:
+            name, why = next(iter(self.levels.left_alone.items()))
+            yield f"{len(self.levels.left_alone)} without levels, such as {name}: {why}."
+
+    @property
+    def shares(self) -> list[float]:
+        """Those of all levels."""
+        return sorted({level.share for each in self.levels.values() for level in each[1:]})
+
+    def told_cost(self) -> str:
+        """What the scores took."""
+        cells = sum(len(each) - 1 for each in self.levels.values())
+        what = f"of the {self.rows:,} rows that they are measured on" if self.rows else "of the function"
+        line = f"{cells} scores took {self.passes:.1f} runs {what}"
+        if self.share:
+            line += (
+                f", {percent(self.share)} of the calibration: as much as {self.passes * self.share:.2f} runs of that"
+            )
+        return f"{line}."
+
+
+def sensitivity(
+    model: nn.Module,
+    batches: Iterable[Any],
+    *,
+    score: Score | None = None,
+    over: str | Sequence[str] = ("shrink",),
+    shares: Sequence[float] = SHARES,
+    include: str | Iterable[str] | None = None,
+    exclude: str | Iterable[str] | None = None,
+    solver: str | Solve = admm,
+    pattern: str | Pattern | None = None,
+    round_to: int | None = None,
+    verify: bool = True,
+    example_inputs: Any = None,
+    forward: Forward | None = None,
+    rows: int = ROWS,
+    store: str | Path | None = None,
+) -> Sensitivity:
+    """Measures what each group costs when it alone loses a share of its units, or each layer a share of its entries.
+    The model is not changed.
+
+    Errors come with the levels (`make_levels`): two passes over the batches for all cells. Each score is measured, on
+    the first thousand rows of the batches; of the model only the changed block and what is behind it is run, on average
+    half of it, since the dense stream before it is cached. So of a calibration of a hundred thousand tokens
+    the eight cells of a block take a twenty-fifth of a pass. What was run is in ``passes``.
+
+    Args:
+        score: what the model loses by it: "kl", "cosine" or "change", or ``model -> float``, higher = better; see
+            `secateur.search.scorer`. A function is run for every cell, on whatever it likes: where that is the same
+            inputs each time, what is before the changed block is not computed again. The model is in evaluation mode
+            then, without gradients.
+        rows: tokens or examples that scores are measured on.
+        store: a folder, which `secateur.search.Levels.load` and `Sensitivity.load` read, and in which a run that was
+            killed goes on. Scores of a lambda, a partial, a method, or a function within another are measured again:
+            nothing shows that they are the same.
+        model, batches, over, shares, include, exclude, solver, pattern, round_to, verify, example_inputs, forward: as
+            for `make_levels`.
+
+    Raises:
+        ValueError: as `make_levels`; a score is not known, or not finite of the dense model; or there are several
+            processes of `torch.distributed`.
+
+    >>> import torch
+    >>> model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4)) for _ in range(2)))
+    >>> found = sensitivity(model, [torch.randn(64, 4)], shares=(0.25, 0.75))
+    >>> found.score, {name: each[0] for name, each in found.scores.items()}
+    ('change', {'0.0.weight': 0.0, '1.0.weight': 0.0})
+    >>> all(less < more for _, less, more in found.scores.values())
+    True
+    """
+    refuse_several("sensitivity")
+    held = batches if isinstance(batches, list) else list(batches)
+    levels = make_levels(
+        model,
+        held,
+        over=over,
+        shares=shares,
+        include=include,
+        exclude=exclude,
+        solver=solver,
+        pattern=pattern,
+        round_to=round_to,
+        verify=verify,
+        example_inputs=example_inputs,
+        forward=forward,
+        store=store,
+    )
+    lost = scorer(model, held, score, forward=forward, rows=rows)
+    made = {
+        "of_levels": levels.made.digest,
+        "score": lost.name,
+        "dense": lost.dense,
+        "rows": lost.rows,
+        "share": lost.share,
+        "function": lost.function,
+    }
+    folder = None if store is None else Path(store)
+    scores, before = _already(folder, levels, made)
+    passes = before
+    if any(name not in scores for name in levels):
+        for name, values, more in _measured(model, levels, lost, scores):
+            scores[name], passes = values, before + more
+            if folder is not None:
+                _write(folder, made, scores, passes)
+    ordered = {name: scores[name] for name in levels}
+    return Sensitivity(levels, ordered, str(made["score"]), lost.dense, lost.rows, lost.share, passes, made)
+
+
+def _measured(
+    model: nn.Module, levels: Levels, lost: Scorer, already: Mapping[str, Any]
+) -> Iterator[tuple[str, tuple[float, ...], float]]:
+    """Of each group that is not measured yet its scores, and how many passes were run so far."""
+    replayed = Replayed(unwrapped(model), lambda: lost(model))
+    for name in track([name for name in levels if name not in already], "measuring scores"):
+        values = [0.0]
+        for at in range(1, len(levels[name])):
+            with levels.assembled(model, {name: at}):
+                values.append(replayed(levels.touched({name: at})))
+        yield name, tuple(values), replayed.passes
+
+
+# ---- on disk --------------------------------------------------------------------------------------------------------
+
+
+def _already(
+    folder: Path | None, levels: Levels, made: Mapping[str, Any]
+) -> tuple[dict[str, tuple[float, ...]], float]:
+    """What an earlier run measured, by the same score; of a function that nothing tells from others it is not known."""
+    if folder is None or not (folder / FILE).exists() or made["function"] is None:
+        return {}, 0.0
+    found, scores, passes = _read(folder / FILE, levels)
+    return (scores, passes) if found == dict(made) else ({}, 0.0)
+
+
+def _write(folder: Path, made: Mapping[str, Any], scores: Mapping[str, Sequence[float]], passes: float) -> None:
+    said = {
+        "format": _FORMAT,
+        "version": _VERSION,
+        **made,
+        "passes": passes,
+        "scores": {name: [value if value < float("inf") else None for value in each] for name, each in scores.items()},
+    }
+    write_whole(folder / FILE, json.dumps(said, indent=1, allow_nan=False))
+
+
+def _read(path: Path, levels: Levels) -> tuple[dict[str, Any], dict[str, tuple[float, ...]], float]:
+    read = Fields.read(path, hint=_HINT)
+    read.only("format", "version", "of_levels", "score", "dense", "rows", "share", "function", "passes", "scores")
+    if read.take("format", str) != _FORMAT or read.take("version", int) != _VERSION:
+        raise read.wrong("format", f"is not {_FORMAT!r} of version {_VERSION}")
+    if read.take("of_levels", str) != levels.made.digest:
+        raise read.wrong("of_levels", "is of other levels than those beside it")
+    word = read.take("score", str)
+    made = {
+        "of_levels": read.take("of_levels", str),
+        "score": word,
+        "dense": float(read.take("dense", float)),
+        "rows": read.take("rows", int, least=0),
+        "share": float(read.take("share", float, least=0)),
+        "function": read.optional("function", str) or ("" if word in SCORES else None),
+    }
+    named = read.inner("scores")
+    scores: dict[str, tuple[float, ...]] = {}
+    for name in named.values:
+        if name not in levels:
+            raise named.wrong(name, "is no group that has levels")
+        values = named.take(name, list)
+        if len(values) != len(levels[name]):
+            raise named.wrong(name, f"is of {len(values)} levels, and there are {len(levels[name])}")
+        its = Fields({str(at): each for at, each in enumerate(values)}, path, hint=_HINT, place=f"scores.{name}")
+        least = 0 if word in SCORES else None  # of a function it may get better
+        found = [its.maybe(at, float, least=least) for at in its.values]
+        scores[name] = tuple(float("inf") if each is None else float(each) for each in found)
+    return made, scores, float(read.take("passes", float, least=0))
+
+
+@dataclass(frozen=True, eq=False)
+class PrecomputedLevels:
+    """Precomputed levels, and the model's loss at each of them alone, where that was measured.
+
+    Attributes:
+        levels: of the groups.
+        scores: ``{group: what the model loses at each level}``; empty where nothing was measured.
+        word: by which score.
+    """
+
+    levels: Levels
+    scores: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    word: str = ""
+
+
+def given(said: Levels | Sensitivity | str | os.PathLike[str], model: nn.Module) -> PrecomputedLevels:
+    """Reads the argument ``levels=`` of `fit`.
+
+    Args:
+        said: levels, what `sensitivity` returned, or the folder that either was written to.
+        model: that they have to be of.
+
+    Raises:
+        FileNotFoundError: there are none in the folder.
+        ValueError: a file is damaged, or they are of another model.
+        TypeError: it is none of these.
+    """
+    if isinstance(said, str | os.PathLike):
+        folder = Path(said)
+        said = Sensitivity.load(folder) if (folder / FILE).exists() else Levels.load(folder)
+    if isinstance(said, Sensitivity):
+        found = PrecomputedLevels(said.levels, said.scores, said.score)
+    elif isinstance(said, Levels):
+        found = PrecomputedLevels(said)
+    else:
+        raise TypeError(
+            f"levels= is what sensitivity or make_levels gave, or the folder they wrote, not a {type(said).__name__}."
+        )
+    if found.levels.made.model != digest_of(unwrapped(model)):
+        raise ValueError("levels= are of another model, or of other weights of it; make them of this one.")
+    return found
+
+
+def curves_of(scores: Mapping[str, Sequence[float]], classes: Sequence[Class]) -> list[list[float]] | None:
+    """What each class loses at each of its levels: the sum of its groups, which never falls; None where a group was not
+    measured.
+
+    >>> curves_of({"a": (0.0, 2.0, 1.5), "b": (0.0, 1.0, 1.0)}, [Class(("a", "b"), ((0, 0), (1, 1), (2, 2)))])
+    [[0.0, 3.0, 3.0]]
+    >>> curves_of({}, [Class(("a",), ((0,), (1,)))]) is None
+    True
+    """
+    if any(name not in scores for each in classes for name in each.names):
+        return None
+    found = []
+    for each in classes:
+        sums = [sum(scores[name][at] for name, at in zip(each.names, its, strict=True)) for its in each.levels]
+        found.append([float(value) for value in np.maximum.accumulate(np.maximum(sums, 0.0))])
+    return found

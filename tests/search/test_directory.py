@@ -1,0 +1,399 @@
+"""A directory fitted: whole or not there, a run that was killed goes on to the same bytes, hostile files are named."""
+
+import errno
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from secateur.search import Levels, directory, fit_checkpoint, sensitivity
+from secateur.search.directory import FILE
+from secateur.search.fitting import Units
+from secateur.search.score import HeldBack, split
+from support.families import batches, make
+from support.stacks import contents
+
+
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory):
+    """A directory that no test changes."""
+    folder = tmp_path_factory.mktemp("fitted") / "dense"
+    make("llama").save_pretrained(folder)
+    return folder
+
+
+def model_of(folder):
+    return AutoModelForCausalLM.from_pretrained(folder).eval()
+
+
+@pytest.fixture(scope="module")
+def before(dense):
+    """What a run came to, and the store it left: to be read, and copied."""
+    store = dense.with_name("levels")
+    return fitted(dense, dense.with_name("one"), store=store), store
+
+
+def text(count=4):
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(0, 30, (1, 12), generator=generator) for _ in range(count)]
+
+
+def fitted(dense, out, batches=None, **given):
+    given = {"budget": {"params": 0.8}, "shares": (0.25, 0.5), "evaluations": 5, "finals": 1} | given
+    return fit_checkpoint(dense, out, batches or text(), model=model_of(dense), **given)
+
+
+BOTH = {"over": ("shrink", "oneshot"), "budget": {"params": 0.6}}
+
+
+KEEP = {"budget": None, "keep": 0.9, "evaluations": 10}
+
+
+@pytest.mark.parametrize("given", [{}, BOTH, KEEP], ids=["one", "both", "keep"])
+def test_a_run_that_was_stopped_goes_on_to_the_same_bytes(dense, tmp_path, monkeypatch, given):
+    """Twice: by a full disk, and where it went on, by hand."""
+    fitted(dense, tmp_path / "once", **given)
+    verb = "oneshot" if "over" in given else "shrink_checkpoint"
+
+    def not_again(*_args, **_named):
+        raise AssertionError("it was chosen already")
+
+    for failure in (OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()):
+
+        def stops(*_args, failure=failure, **_named):
+            raise failure
+
+        with monkeypatch.context() as patch:
+            patch.setattr(directory, verb, stops)
+            with pytest.raises(type(failure)):
+                fitted(dense, tmp_path / "again", **given)
+        assert not (tmp_path / "again").exists()
+        assert (tmp_path / "again.unfinished" / "levels" / FILE).exists()
+        monkeypatch.setattr(directory.LevelSearch, "within", not_again)
+        monkeypatch.setattr(directory.LevelSearch, "kept", not_again)
+    fitted(dense, tmp_path / "again", **given)
+    first, second = contents(tmp_path / "once"), contents(tmp_path / "again")
+    assert first.keys() == second.keys()
+    assert all(first[name] == second[name] for name in first if name.endswith((".safetensors", "config.json")))
+    assert {path.name for path in tmp_path.iterdir()} == {"once", "again"}
+
+
+def test_another_budget_is_chosen_anew(dense, before, tmp_path):
+    one, store = before
+    two = fitted(dense, tmp_path / "two", store=shutil.copytree(store, tmp_path / "levels"), budget={"params": 0.9})
+    assert one.got["params"] < two.got["params"]
+    assert one.got["params"] == model_of(one.out).num_parameters()
+
+
+def test_what_was_chosen_is_read_as_it_was_written(dense, before, tmp_path):
+    one, store = before
+    two = fitted(dense, tmp_path / "two", store=shutil.copytree(store, tmp_path / "levels"))
+    assert one.chosen == two.chosen
+
+
+def test_a_share_of_the_outputs_is_kept_by_what_is_written(dense, tmp_path):
+    done = fitted(dense, tmp_path / "out", **KEEP, over=("shrink", "oneshot"))
+    held = HeldBack(model_of(dense), split(text(), None)[1])
+    written = held.of(model_of(tmp_path / "out"))
+    assert written == done.finished
+    assert written <= held.most(0.9)
+    assert done.got["params"] < done.dense["params"]
+
+
+def test_what_keeps_too_little_is_not_there(dense, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(directory.Executor, "lost_of", lambda *_: 1.0)
+        with pytest.raises(ValueError, match=r"keeps 90\.0% of the dense model's outputs: at .* it is less"):
+            fitted(dense, tmp_path / "out", **KEEP)
+        patch.setattr(directory.Executor, "lost_of", lambda *_: 0.0)
+        patch.setattr(directory.HeldBack, "finished_by", lambda *_: (1.0, None))
+        with pytest.raises(ValueError, match=r"the written model keeps less than 90\.0%.* and was deleted"):
+            fitted(dense, tmp_path / "out", **KEEP)
+    assert not (tmp_path / "out").exists()
+
+
+def test_something_in_the_way_is_said_before_the_work(dense, tmp_path, monkeypatch):
+    monkeypatch.setattr(directory, "make_levels", None)
+    (tmp_path / "out").mkdir()
+    with pytest.raises(ValueError, match="already exists; nothing is overwritten"):
+        fitted(dense, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda said: said.update(format="other"), "format is not 'secateur choice' of version 1"),
+        (lambda said: said.update(more=1), "more is not known"),
+        (lambda said: said["chosen"].pop("loss"), "chosen.loss is missing"),
+        (lambda said: said["chosen"].update(choice={"nothing": 1}), "chosen.choice.nothing is no level that there is"),
+        (lambda said: said["chosen"]["choice"].update(dict.fromkeys(said["chosen"]["choice"], 99)), "is no level that"),
+        (lambda said: said["chosen"].update(limits={}), "chosen.limits is not of params"),
+        (lambda said: said["chosen"].update(compared="taste"), "chosen.compared is none of kl, cosine, change"),
+        (lambda said: said["chosen"].update(curve=[{"share": "all"}]), r"chosen.curve\[0\].share must be a number"),
+        (lambda said: said["chosen"].update(other=1), "chosen.other is not known"),
+        (lambda said: said["chosen"].update(taken="luck"), "chosen.taken is none of the finals"),
+        (lambda said: said["chosen"].update(loss=10**400), "chosen.loss must be a number, not 1000"),
+    ],
+)
+def test_a_damaged_choice_is_named(dense, before, tmp_path, change, message):
+    store = shutil.copytree(before[1], tmp_path / "levels")
+    said = json.loads((store / FILE).read_text())
+    change(said)
+    (store / FILE).write_text(json.dumps(said))
+    with pytest.raises(
+        ValueError, match=rf"chosen\.json: damaged: .*{message}.*Delete it: the choice is then made again"
+    ):
+        fitted(dense, tmp_path / "two", store=store)
+    assert not (tmp_path / "two").exists()
+
+
+# ---- what lies beside it --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def measured(dense):
+    """What `sensitivity` wrote, for both verbs; to be copied."""
+    store = dense.with_name("measured")
+    sensitivity(model_of(dense), split(text(), None)[0], shares=(0.25, 0.5), over=("shrink", "oneshot"), store=store)
+    return store
+
+
+def stopped(monkeypatch, verb, dense, out, **given):
+    """A run that is killed when it comes to a verb."""
+
+    def stops(*_args, **_named):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(directory, verb, stops)
+        with pytest.raises(KeyboardInterrupt):
+            fitted(dense, out, **given)
+
+
+@pytest.mark.parametrize("name", ["out.levels", "out.unfinished", "out"])
+def test_what_sensitivity_wrote_stays_whatever_its_name(dense, measured, tmp_path, monkeypatch, name):
+    """Named by the way there, or as a link to it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    kept = shutil.copytree(measured, tmp_path / "elsewhere" / "kept")
+    shutil.copytree(measured, tmp_path / name)
+    (tmp_path / "link").symlink_to(name)
+    before = contents(kept)
+    for levels in ("link", f"elsewhere/../{name}"):
+        if name == "out.levels":
+            shutil.rmtree(fitted(dense, "out", shares=None, levels=levels).out)
+        else:
+            with pytest.raises(ValueError, match=r"[Cc]hoose another"):
+                fitted(dense, "out", shares=None, levels=levels)
+    assert contents(tmp_path / name) == contents(kept) == before
+    assert {path.name for path in tmp_path.iterdir()} == {"elsewhere", "link", name}
+
+
+@pytest.mark.parametrize("given", ["levels", "store", "as they are"])
+def test_levels_in_the_folder_of_a_run_are_not_what_it_begins_with(dense, tmp_path, monkeypatch, given):
+    """Which is removed in the end."""
+    stopped(monkeypatch, "shrink_checkpoint", dense, tmp_path / "out")
+    lie = tmp_path / "out.unfinished" / "levels"
+    named = {"store": lie} if given == "store" else {"levels": Levels.load(lie) if given == "as they are" else lie}
+    before = contents(lie)
+    message = "a fit of another levels" if given == "as they are" else "lies in .*out.unfinished, which this run"
+    with pytest.raises(ValueError, match=message):
+        fitted(dense, tmp_path / "out", **({"shares": None} if given == "as they are" else {}), **named)
+    assert contents(lie) == before
+
+
+def test_a_folder_in_the_way_is_not_touched(dense, tmp_path):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.txt").write_text("years of work")
+    (tmp_path / "out.unfinished").symlink_to("other")
+    with pytest.raises(ValueError, match="no folder of an unfinished fit, and in the way of one; move it, or choose"):
+        fitted(dense, tmp_path / "out")
+    (tmp_path / "out.unfinished").unlink()
+    (tmp_path / "other").rename(tmp_path / "out.unfinished")
+    with pytest.raises(
+        ValueError, match=r"holds thesis\.txt, which no unfinished fit has put there; move it, or choose"
+    ):
+        fitted(dense, tmp_path / "out")
+    assert [path.name for path in tmp_path.rglob("*")] == ["out.unfinished", "thesis.txt"]
+
+
+def test_a_choice_is_of_what_was_asked_and_of_these_batches(dense, measured, tmp_path, monkeypatch):
+    """Of levels that are given the digest says nothing of it."""
+    given = {"shares": None, "levels": measured, "store": tmp_path / "store", "evaluations": 2}
+    fitted(dense, tmp_path / "units", over="shrink", **given)
+    fitted(dense, tmp_path / "zeros", over="oneshot", **given)
+    zeros = load_file(tmp_path / "zeros" / "model.safetensors")
+    whole = load_file(dense / "model.safetensors")
+    assert {name: each.shape for name, each in zeros.items()} == {name: each.shape for name, each in whole.items()}
+    left = sum(int(each.count_nonzero()) for each in zeros.values())
+    assert left <= 0.81 * sum(each.numel() for each in whole.values())
+
+    class AnewError(Exception):
+        pass
+
+    def anew(*_args):
+        raise AnewError
+
+    monkeypatch.setattr(directory.LevelSearch, "within", anew)
+    given |= {"over": "oneshot"}
+    fitted(dense, tmp_path / "again", **given)
+    others = [
+        {"batches": text(5)[1:]},
+        {"include": "model.layers.0.*"},
+        {"exclude": "model.layers.1.*"},
+        {"held_back": 2},
+        {"seed": 1},
+        {"score": "change"},
+    ]
+    for number, other in enumerate(others):
+        with pytest.raises(AnewError):
+            fitted(dense, tmp_path / str(number), **{**given, **other})
+
+
+def test_a_choice_by_a_function_is_not_that_of_no_score(dense, tmp_path, monkeypatch):
+    given = {**MLPS, "store": tmp_path / "store", "evaluations": 2}
+    fitted(dense, tmp_path / "one", score=lambda model: 1.0, **given)
+    seen = []
+    within = directory.LevelSearch.within
+    monkeypatch.setattr(directory.LevelSearch, "within", lambda *given: seen.append(1) or within(*given))
+    fitted(dense, tmp_path / "two", **given)
+    assert seen
+
+
+def test_what_one_verb_made_of_other_weights_is_not_gone_on_with(dense, tmp_path, monkeypatch):
+    source = shutil.copytree(dense, tmp_path / "dense")
+    stopped(monkeypatch, "oneshot", source, tmp_path / "out", **BOTH)
+    assert [*(tmp_path / "out.unfinished").glob("shrunk-*")]
+    model = model_of(source)
+    with torch.no_grad():
+        model.model.layers[0].input_layernorm.weight.mul_(2)
+    model.save_pretrained(source)
+    with pytest.raises(ValueError, match="a fit of another source was stopped here") as raised:
+        fitted(source, tmp_path / "out", **BOTH)
+    assert "Give its command again to finish it, or remove the folder to start over" in str(raised.value)
+    shutil.rmtree(tmp_path / "out.unfinished")
+    fitted(source, tmp_path / "out", **BOTH)
+    name = "model.layers.0.input_layernorm.weight"
+    assert torch.equal(model.get_parameter(name), model_of(tmp_path / "out").get_parameter(name))
+
+
+def test_of_another_choice_what_one_verb_made_is_removed(dense, tmp_path, monkeypatch):
+    stopped(monkeypatch, "oneshot", dense, tmp_path / "out", **BOTH)
+    (before,) = (tmp_path / "out.unfinished").glob("shrunk-*")
+    stopped(monkeypatch, "oneshot", dense, tmp_path / "out", **BOTH | {"budget": {"params": 0.7}})
+    (after,) = (tmp_path / "out.unfinished").glob("shrunk-*")
+    assert before != after
+
+
+MLPS = {"include": "model.layers.*.mlp.*", "budget": {"params": 0.9}}
+
+
+def unlike_the_choice(monkeypatch):
+    """Of the verb that takes units out: fewer stay than were chosen, so that the budget holds all the same."""
+    original = directory.shrink_checkpoint
+
+    def other(*args, allocate, **named):
+        counts = {name: count - 2 for name, count in allocate.counts.items()}
+        return original(*args, allocate=Units(counts), **named)
+
+    monkeypatch.setattr(directory, "shrink_checkpoint", other)
+
+
+def test_what_keeps_other_units_than_were_chosen_is_not_there(dense, tmp_path, monkeypatch):
+    """And nothing else: the same choice would fail again."""
+    given = {**MLPS, "over": ("shrink", "oneshot"), "budget": {"params": 0.75}}
+    with monkeypatch.context() as patch:
+        unlike_the_choice(patch)
+        with pytest.raises(
+            ValueError, match=r"gate_proj.* the search chose .* but shrink can keep only .*.*Nothing was"
+        ):
+            fitted(dense, tmp_path / "out", **given)
+        assert [path.name for path in (tmp_path / "out.unfinished").iterdir() if path.is_dir()] == ["levels"]
+        assert not (tmp_path / "out.unfinished" / "levels" / FILE).exists()
+        shutil.rmtree(tmp_path / "out.unfinished")
+        with pytest.raises(ValueError, match="the search chose"):
+            fitted(dense, tmp_path / "out", **given, store=tmp_path / "store")
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]
+    assert (tmp_path / "store" / "levels.json").exists()
+    assert not (tmp_path / "store" / FILE).exists()
+    fitted(dense, tmp_path / "out", **given, store=tmp_path / "store")
+    assert (tmp_path / "out").exists()
+
+
+def test_a_choice_that_failed_is_not_kept_where_a_run_goes_on(dense, tmp_path, monkeypatch):
+    given = MLPS
+    stopped(monkeypatch, "shrink_checkpoint", dense, tmp_path / "out", **given)
+    levels = tmp_path / "out.unfinished" / "levels"
+    with monkeypatch.context() as patch:
+        unlike_the_choice(patch)
+        with pytest.raises(ValueError, match="the search chose"):
+            fitted(dense, tmp_path / "out", **given)
+    assert (levels / "levels.json").exists()
+    assert not (levels / FILE).exists()
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_impossible_budget_leaves_levels_and_its_advice_can_be_followed(dense, tmp_path, monkeypatch):
+    with pytest.raises(
+        ValueError, match=r"cannot come to 60 .* pass shares= with larger ones(.|\n)* is kept in .*remove it"
+    ):
+        fitted(dense, tmp_path / "out", budget={"params": 0.01})
+    shutil.rmtree(tmp_path / "out.unfinished")
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="file"):
+        fitted(dense, tmp_path / "out", store=tmp_path / "file")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    (tmp_path / "file").unlink()
+    stopped(monkeypatch, "shrink_checkpoint", dense, tmp_path / "out")
+    before = contents(tmp_path / "out.unfinished" / "levels")
+    with pytest.raises(ValueError, match="cannot come to 60"):
+        fitted(dense, tmp_path / "out", budget={"params": 0.01})
+    with pytest.raises(
+        ValueError, match=r"another shares was stopped here\. Give its command again to finish it, or re"
+    ):
+        fitted(dense, tmp_path / "out", shares=(0.3, 0.6))
+    assert contents(tmp_path / "out.unfinished" / "levels") == before
+    fitted(dense, tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_full_disk_leaves_what_the_next_run_goes_on_with(dense, tmp_path, monkeypatch):
+    def full(*_args, **_named):
+        raise directory.CheckpointError("the disk is full; free space and run the same command again.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(directory, "shrink_checkpoint", full)
+        with pytest.raises(ValueError, match="the disk is full"):
+            fitted(dense, tmp_path / "out")
+    assert (tmp_path / "out.unfinished" / "levels" / FILE).exists()
+
+
+def test_a_result_that_nobody_looked_at_yet_is_made_anew(dense, tmp_path, monkeypatch):
+    """Killed between the last verb and the look at what it wrote."""
+
+    def stops(*_args):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(directory, "_check_counts", stops)
+        with pytest.raises(KeyboardInterrupt):
+            fitted(dense, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    (result,) = (tmp_path / "out.unfinished").glob("result-*")
+    (result / "config.json").write_text("damaged")
+    fitted(dense, tmp_path / "out")
+    assert model_of(tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_model_that_cannot_be_watched_without_weights_is_an_error_of_its_own(tmp_path):
+    model = make("mamba")
+    model.save_pretrained(tmp_path / "mamba")
+    with pytest.raises(ValueError, match="MambaForCausalLM cannot be watched on the meta device"):
+        fit_checkpoint(
+            tmp_path / "mamba", tmp_path / "out", batches("mamba"), model=model, budget={"params": 0.9}, shares=(0.5,),
+            evaluations=2, finals=1,
+        )  # fmt: skip

@@ -1,0 +1,527 @@
+"""`fit`: no budget is exceeded, a call that fails changes nothing, and what comes of it is what the verbs make."""
+
+import copy
+import math
+import re
+import warnings
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from secateur import oneshot, shrink
+from secateur.patterns import Block
+from secateur.search import fit, fit_checkpoint, fitting, making, sensitivity
+from secateur.search.costs import Judged
+from secateur.search.fitting import Entries, Units
+from secateur.search.result import KINDS
+from support.families import batches as family_batches
+from support.families import make
+from support.fitting import blocks, inputs, parameters, widths
+from support.unchanged import is_unchanged, state_of
+
+SHARES = (0.2, 0.4, 0.6, 0.8)
+
+
+def zeros(model):
+    return sum(int(each.numel() - each.count_nonzero()) for each in model.parameters())
+
+
+def fours(each):
+    """How many of each four entries along a row are there."""
+    return {*(each.detach() != 0).reshape(-1, 4).sum(1).tolist()}
+
+
+def test_of_a_pattern_that_fixes_the_share_it_is_chosen_which_matrices_get_it():
+    model = blocks(3, width=8)
+    done = fit(model, inputs(width=8), budget={"params": 0.7}, over="oneshot", pattern="2:4", evaluations=8, finals=3)
+    halves = {name.removesuffix(":layer") for name in done.choice}
+    assert 0 < len(halves) < 6
+    assert {name: fours(each) for name, each in model.named_parameters() if each.dim() > 1} == {
+        name: {2} if name in halves else {4} for name, each in model.named_parameters() if each.dim() > 1
+    }
+    assert {layer.name for layer in done.pruned.layers} == halves
+    assert parameters(model) - zeros(model) <= 0.7 * done.dense["params"]
+
+
+def test_entries_leave_together_where_a_pattern_says_so():
+    model = blocks(3)
+    how = {"over": "oneshot", "shares": SHARES, "evaluations": 8, "finals": 2}
+    done = fit(model, inputs(), budget={"params": 0.6}, pattern="2x1", **how)
+    for name in done.choice:
+        gone = model.get_parameter(name.removesuffix(":layer")).detach() == 0
+        assert torch.equal(gone[::2], gone[1::2])
+    assert parameters(model) - zeros(model) <= 0.6 * done.dense["params"]
+
+
+@pytest.mark.parametrize("finals", [1, 3])
+def test_a_matrix_that_the_pattern_fits_no_more_is_an_error_that_changes_nothing(finals):
+    model = blocks(3, width=8)
+    before = state_of(model)
+    asked = {"budget": {"params": 0.3}, "over": ("shrink", "oneshot"), "pattern": "2:4", "shares": (0.25, 0.5, 0.7)}
+    with pytest.raises(ValueError, match=r"down.weight does not fit the pattern 2:4 any more once units left it: pass"):
+        fit(model, inputs(width=8), evaluations=6, finals=finals, **asked)
+    assert is_unchanged(model, before)
+
+
+def test_uniform_keeps_equal_widths():
+    model = blocks(3)
+    fit(model, inputs(), budget={"params": 0.6}, uniform=True, shares=SHARES, evaluations=8, finals=1)
+    assert len(set(widths(model))) == 1
+
+
+def test_a_uniform_fit_loads_by_from_pretrained(tmp_path):
+    model, batches = make("llama").eval(), family_batches("llama")
+    dense = parameters(model)
+    fit(model, batches, budget={"params": 0.8}, uniform=True, shares=(0.25, 0.5), evaluations=4, finals=1)
+    model.save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path).eval()
+    assert parameters(loaded) == parameters(model) <= 0.8 * dense
+    with torch.no_grad():
+        assert torch.equal(loaded(**batches[0]).logits, model(**batches[0]).logits)
+
+
+def test_one_seed_is_one_result():
+    one, two = blocks(3), blocks(3)
+    for model in (one, two):
+        fit(model, inputs(), budget={"params": 0.5}, shares=SHARES, evaluations=8, finals=1, seed=3)
+    assert all(map(torch.equal, one.parameters(), two.parameters()))
+
+
+def test_of_the_finals_the_best_is_taken(monkeypatch):
+    """Whatever the search says of them."""
+    asked = []
+
+    def judged(self, choice):
+        asked.append(choice)
+        return Judged(float(-len(asked)))
+
+    monkeypatch.setattr(fitting.Executor, "judged", judged)
+    done = fit(blocks(4), inputs(), budget={"params": 0.6}, shares=SHARES, evaluations=12, finals=5)
+    assert len(asked) == 4  # and what shrink does by itself
+    assert len({tuple(sorted(each.items())) for each in asked}) == 4  # none is finished twice
+    assert [*done.finals][:2] == ["shrink, by itself", "searched"]
+    assert [*done.finals][-1].startswith("step")
+    assert done.choice == asked[-1]
+    assert done.got["params"] <= 0.6 * done.dense["params"]
+    assert "Finished" in str(done)
+
+
+def test_what_shrink_does_by_itself_is_taken_where_it_loses_least(monkeypatch):
+    monkeypatch.setattr(fitting.Executor, "judged", lambda *_: Judged(1e9))
+    model = blocks(4)
+    done = fit(model, inputs(), budget={"params": 0.6}, shares=SHARES, evaluations=8, finals=3)
+    assert min(done.finals, key=done.finals.get) == done.taken == "shrink, by itself"
+    assert dict(zip((f"{at}.up.weight" for at in range(4)), widths(model), strict=True)) == {
+        f"{at}.up.weight": done.units.get(f"{at}.up.weight", 20) for at in range(4)
+    }
+    assert done.got["params"] == done.predicted["params"] == parameters(model) <= 0.6 * done.dense["params"]
+
+
+def test_what_shrink_does_by_itself_is_what_it_does_of_all_batches(monkeypatch):
+    """And is taken where the others are no better but for noise."""
+    lucky, even = torch.zeros(32).index_fill(0, torch.tensor([0]), 24.0), torch.ones(32)
+
+    def judged(self, choice):
+        fixed = [self.choosing.space.named(each) for each in self.choosing.starts.values()]
+        return Judged.by([2 * even if choice in fixed else lucky])
+
+    monkeypatch.setattr(fitting.Executor, "judged", judged)
+    monkeypatch.setattr(fitting.Executor, "_lost", lambda *_: Judged.by([even]))
+    model, alone = blocks(4), blocks(4)
+    done = fit(model, inputs(), budget={"params": 0.6}, shares=SHARES, evaluations=8, finals=6)
+    assert min(done.finals.values()) < done.finals["shrink, by itself"]
+    assert done.taken == "shrink, by itself"
+    assert re.search(r"^shrink, by itself +\S+ +taken$", str(done), re.MULTILINE)
+    shrink(alone, inputs()[0], 0.4, target="params", batches=inputs())
+    assert widths(alone) == widths(model)
+    for one, other in zip(model.parameters(), alone.parameters(), strict=True):
+        assert torch.allclose(one, other, atol=1e-6)
+
+
+def test_levels_are_made_once(tmp_path, monkeypatch):
+    first = blocks(3)
+    done = fit(first, inputs(), budget={"params": 0.5}, shares=SHARES, evaluations=8, finals=1, store=tmp_path)
+    made = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    again = fit(blocks(3), inputs(), budget={"params": 0.7}, shares=SHARES, evaluations=8, finals=1, store=tmp_path)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == made
+    assert again.got["params"] > done.got["params"]
+
+
+def test_a_latency_is_measured_in_the_end():
+    model = blocks(2, width=16, hidden=256)
+    done = fit(
+        model,
+        inputs(width=16, rows=256),
+        budget={"latency": 0.9, "params": 0.5},
+        shares=SHARES,
+        evaluations=4,
+        finals=1,
+    )
+    assert done.got["latency"] > 0
+    assert done.measured is not None
+    assert parameters(model) <= 0.5 * done.dense["params"]
+
+
+def close(dense):
+    def score(model):
+        with torch.no_grad():
+            return 1 - ((model(inputs()[3]) - dense).square().mean() / dense.square().mean()).item()
+
+    return score
+
+
+def test_the_finished_model_keeps_its_score():
+    model = blocks(3)
+    with torch.no_grad():
+        score = close(model(inputs()[3]))
+    done = fit(model, inputs(), keep=0.97, score=score, shares=SHARES, evaluations=12)
+    assert score(model) >= 0.97
+    assert done.finished_score == pytest.approx(score(model))
+    assert parameters(model) < done.dense["params"]
+
+
+@pytest.mark.parametrize(("score", "loss_at"), [("change", 0.015), ("cosine", 0.03), ("kl", -math.log(0.97))])
+def test_a_share_of_the_outputs_is_kept_where_there_is_no_score(score, loss_at):
+    model = blocks(3)
+    done = fit(model, inputs(), keep=0.97, score=score, shares=SHARES, evaluations=12)
+    assert 0 < done.finished <= loss_at
+    assert parameters(model) < done.dense["params"]
+    assert "% of the dense model is kept, as " in str(done)
+
+
+@pytest.mark.parametrize("verb", [fit, sensitivity])
+def test_several_processes_are_refused(monkeypatch, verb):
+    monkeypatch.setattr(making, "rank_and_world", lambda: (1, 2))
+    with pytest.raises(ValueError, match=rf"{verb.__name__} runs in one process, and there are 2"):
+        verb(blocks(3), inputs(), **({"budget": {"params": 0.5}} if verb is fit else {}))
+
+
+def test_a_score_that_the_finished_model_does_not_keep_is_an_error_that_changes_nothing(monkeypatch):
+    model = blocks(3)
+    with torch.no_grad():
+        score = close(model(inputs()[3]))
+    before = state_of(model)
+    monkeypatch.setattr(fitting.HeldBack, "finished", lambda _: (1.0, 0.5))
+    with pytest.raises(ValueError, match=r"no model was found that is smaller and keeps 97\.0% of the score"):
+        fit(model, inputs(), keep=0.97, score=score, shares=SHARES, evaluations=12)
+    assert is_unchanged(model, before)
+
+
+@pytest.mark.parametrize("over", ["shrink", "oneshot", ("shrink", "oneshot")])
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_a_call_that_fails_at_the_very_end_changes_nothing(monkeypatch, over, error):
+    def fails(_):
+        raise error
+
+    model = blocks(3)
+    before = state_of(model)
+    monkeypatch.setattr(fitting.HeldBack, "finished", fails)
+    with pytest.raises(error):
+        fit(model, inputs(), budget={"params": 0.5}, over=over, shares=SHARES, evaluations=4, finals=1)
+    assert is_unchanged(model, before)
+    assert widths(model) == [20, 20, 20]
+
+
+def test_less_that_left_than_was_chosen_is_an_error_that_changes_nothing(monkeypatch):
+    model = blocks(3)
+    before = state_of(model)
+    monkeypatch.setattr(fitting, "told_of", lambda levels, *_: fitting.Told({next(iter(levels)): 19}))
+    with pytest.raises(ValueError, match=r"of the params are left, where .* were asked for and .* chosen"):
+        fit(model, inputs(), budget={"params": 0.5}, shares=SHARES, evaluations=4, finals=1)
+    assert is_unchanged(model, before)
+
+
+def test_what_costs_no_more_as_it_is_stays_with_a_warning():
+    model = blocks(3)
+    before = state_of(model)
+    with pytest.warns(UserWarning, match="the model costs no more than the budget as it is: nothing leaves"):
+        done = fit(model, inputs(), budget={"params": 1.0}, shares=SHARES)
+    assert is_unchanged(model, before)
+    assert done.got["params"] == done.dense["params"]
+    assert "100%" in str(done)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_every_dtype_is_fitted(dtype):
+    model = blocks(3).to(dtype)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        done = fit(
+            model, [each.to(dtype) for each in inputs()], budget={"bytes": 0.6}, shares=SHARES, evaluations=4, finals=1
+        )
+    assert done.got["bytes"] == sum(each.nbytes for each in model.parameters()) <= 0.6 * done.dense["bytes"]
+    assert next(model.parameters()).dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("asked", "error", "message"),
+    [
+        ({}, ValueError, "got neither"),
+        ({"budget": {"params": 0.5}, "over": ()}, ValueError, "over says which kinds of levels"),
+        ({"budget": {"params": 0.5}, "over": "sparsify"}, ValueError, "over says which kinds of levels"),
+        ({"budget": {"latency": 0.5}, "over": "oneshot"}, ValueError, "zeros make nothing faster by themselves"),
+        ({"budget": {"params": 0.5}, "evaluations": 0}, ValueError, "evaluations must be more than 0"),
+        ({"budget": {"params": 0.5}, "finals": 0}, ValueError, "finals must be at least 1"),
+        ({"budget": {"params": 0.5}, "score": 3}, TypeError, r"score is a function \(model\) -> float"),
+        ({"keep": 1.1}, ValueError, "keep is the share of the dense model's score"),
+        ({"budget": {"params": 0.5}, "held_back": 4}, ValueError, "held_back is how many of the 4 batches"),
+        ({"budget": {"params": 0.5}, "forward": lambda m, b: m(b)}, ValueError, "pass example_inputs="),
+        ({"budget": {"params": 0.01}, "shares": SHARES}, ValueError, "the params cannot come to"),
+        ({"budget": {"params": 0.5}, "include": "nothing.*"}, ValueError, "nothing"),
+        ({"budget": {"params": 0.5}, "shares": (1.5,)}, ValueError, "shares must be fractions"),
+    ],
+)
+def test_what_cannot_be_asked_for_is_refused_and_changes_nothing(asked, error, message):
+    model = blocks(3)
+    before = state_of(model)
+    with pytest.raises(error, match=message):
+        fit(model, inputs(), **asked)
+    assert is_unchanged(model, before)
+
+
+def test_a_batch_is_no_iterable_of_batches():
+    with pytest.raises(TypeError, match="batches is an iterable of batches, not a Tensor"):
+        fit(blocks(3), inputs()[0], budget={"params": 0.5})
+
+
+def test_tied_weights_stay_tied():
+    model = blocks(3)
+    model[2].up.weight, model[2].down.weight = model[1].up.weight, model[1].down.weight
+    before = copy.deepcopy(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fit(model, inputs(), budget={"params": 0.8}, over="shrink", shares=SHARES, evaluations=4, finals=1)
+    assert model[2].up.weight is model[1].up.weight
+    assert parameters(model) <= 0.8 * parameters(before)
+
+
+def test_padded_convolutions_whose_inputs_share_memory_one_after_the_other():
+    """What is summed is told apart by where its input lies, and memory is used again within a pass."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        *(nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1)) for _ in range(4))
+    )
+    batches = [torch.randn(rows, 4, 8, 8) for rows in (8, 5, 7, 3, 8, 6)]
+    done = fit(model, batches, budget={"params": 0.6}, over="oneshot", shares=SHARES, evaluations=4, finals=1)
+    assert done.got["params"] <= 0.6 * done.dense["params"]
+
+
+# ---- no budget is exceeded by what is counted -----------------------------------------------------------------------
+
+BLOCKS, ROWS = inputs(width=8), {"unstructured": 1, "rows": 1, "2:4": 4}
+
+
+@pytest.fixture(scope="module")
+def levels_of():
+    found = {}
+    for pattern, round_to in ROWS.items():
+        found[pattern] = making.make_levels(
+            blocks(2, 8, 20),
+            BLOCKS,
+            over=("shrink", "oneshot"),
+            shares=(0.2, 0.45, 0.7),
+            pattern=pattern,
+            round_to=round_to,
+            verify=False,
+        )
+    return found
+
+
+def least_of(levels, over, word):
+    """The share that is left at the last level of each group."""
+    kinds = {kind for each in ([over] if isinstance(over, str) else over) for kind in KINDS[each]}
+    last = {name: len(levels[name]) - 1 for name in levels if levels.kind[name] in kinds}
+    return levels.cost(last, word) / levels.cost({}, word)
+
+
+@settings(max_examples=24, deadline=None)
+@given(
+    pattern=st.sampled_from([*ROWS]),
+    over=st.sampled_from(["shrink", "oneshot", ("shrink", "oneshot")]),
+    word=st.sampled_from(["params", "bytes", "macs"]),
+    share=st.floats(0.3, 0.95),
+)
+def test_a_budget_is_never_exceeded_counted_on_the_result(levels_of, pattern, over, word, share):
+    model, levels = blocks(2, 8, 20), levels_of[pattern]
+    before = state_of(model)
+    asked = {"levels": levels, "over": over, "evaluations": 2, "finals": 1, "verify": False}
+    if share < least_of(levels, over, word):
+        with pytest.raises(ValueError, match="cannot come to"):
+            fit(model, BLOCKS, budget={word: share}, **asked)
+        assert is_unchanged(model, before)
+        return
+    done = fit(model, BLOCKS, budget={word: share}, **asked)
+    left = {
+        "params": sum(int(each.count_nonzero()) for each in model.parameters()),
+        "macs": sum(2 * int(each.count_nonzero()) for each in model.parameters() if each.dim() > 1),  # two rows
+        "bytes": sum(
+            min(4 * each.numel(), 4 * int(each.count_nonzero()) + each.numel() / 8) for each in model.parameters()
+        ),
+    }
+    assert done.got == pytest.approx(left)
+    assert left[word] <= share * done.dense[word] * (1 + 1e-9)
+    assert done.got[word] <= done.predicted[word] * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("word", ["params", "bytes"])
+def test_entries_of_narrowed_rows_are_no_more_than_was_predicted(word):
+    """Shares of matrices are rounded on the rows that are left."""
+    model = blocks(2, 7, 19)
+    how = {"over": ("shrink", "oneshot"), "pattern": "rows", "shares": (0.2, 0.4, 0.7), "round_to": 1}
+    limit = {"params": 204, "bytes": 840}[word]
+    done = fit(model, inputs(width=7), budget={word: limit}, evaluations=4, finals=1, **how)
+    assert done.got["params"] == parameters(model) - zeros(model)
+    assert done.shrunk is not None
+    assert done.pruned is not None
+    assert done.got[word] <= done.predicted[word] <= limit
+
+
+def test_other_units_that_leave_than_were_chosen_are_an_error_that_changes_nothing(monkeypatch):
+    """Though as many leave."""
+    real = fitting.shrink
+
+    def swapped(*args, **given):
+        (name, count), *rest = given["allocate"].counts.items()
+        assert not rest
+        other = "1.up.weight" if name == "0.up.weight" else "0.up.weight"
+        return real(*args, **given | {"allocate": Units({other: count})})
+
+    model = blocks(2)
+    before = state_of(model)
+    monkeypatch.setattr(fitting, "shrink", swapped)
+    with pytest.raises(
+        ValueError, match=r"up.weight: the search chose 20 of its 20 units to stay, but shrink can keep only \d+"
+    ):
+        fit(model, inputs(), budget={"params": 0.95}, shares=(0.2,), round_to=1, evaluations=4, finals=1)
+    assert is_unchanged(model, before)
+
+
+def test_tiles_at_an_edge_count_as_whole_ones():
+    """Three rows in tiles of two: which of them stay is not known before."""
+    scores = {"a": torch.ones(3, 5)}
+    for share in (0.2, 0.5, 0.8):
+        count = Entries({"a": share})(scores, share, Block(2, 1))["a"]
+        assert 2 * min(count, 5) + max(0, count - 5) <= (1 - share) * 15 < 2 * min(count + 1, 5) + max(0, count - 4)
+
+
+# ---- what was there before ------------------------------------------------------------------------------------------
+
+
+def half_empty():
+    model = blocks(3)
+    oneshot(model, inputs(), sparsity=0.5)
+    return model, parameters(model) - zeros(model)
+
+
+def test_a_model_with_zeros_that_is_within_the_budget_stays():
+    model, there = half_empty()
+    before = state_of(model)
+    with pytest.warns(UserWarning, match="the model costs no more than the budget as it is: nothing leaves"):
+        done = fit(model, inputs(), budget={"params": there}, shares=SHARES, evaluations=4, finals=1)
+    assert is_unchanged(model, before)
+    assert done.got["params"] == done.predicted["params"] == there
+
+
+@pytest.mark.parametrize("over", ["shrink", "oneshot"])
+def test_of_a_model_with_zeros_what_is_left_is_counted(over):
+    model, there = half_empty()
+    done = fit(model, inputs(), budget={"params": there - 20}, over=over, shares=SHARES, evaluations=4, finals=1)
+    assert done.got["params"] == parameters(model) - zeros(model) <= there - 20
+
+
+# ---- levels that are given ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("over", ["shrink", "oneshot", ("shrink", "oneshot")])
+def test_of_levels_that_are_given_only_what_is_in_scope_leaves(over):
+    scope = {"exclude": "0.*"} if over == "shrink" else {"include": ["1.*", "2.*"]}
+    model, dense = blocks(3), blocks(3)
+    made = making.make_levels(model, inputs(), over=("shrink", "oneshot"), shares=SHARES, verify=False)
+    done = fit(model, inputs(), budget={"params": 0.8}, over=over, levels=made, evaluations=4, finals=2, **scope)
+    assert done.choice
+    assert not [name for name in done.choice if name.startswith("0.")]
+    assert all(map(torch.equal, model[0].parameters(), dense[0].parameters()))
+    assert done.got["params"] <= 0.8 * done.dense["params"]
+    assert "stay whole, such as 0." in str(done)
+
+
+def test_globs_of_matrices_are_of_their_own_names():
+    """And not of all that the units of their rows go with."""
+    made = making.make_levels(blocks(3), inputs(), over=("shrink", "oneshot"), shares=SHARES, verify=False)
+    asked = {"over": "oneshot", "levels": made, "evaluations": 4, "finals": 1}
+    done = fit(blocks(3), inputs(), budget={"params": 0.9}, exclude="*.down.weight", **asked)
+    assert {name for name in done.levels if ".up." in name and name.endswith(":layer")}.isdisjoint(done.stays)
+    assert {*done.stays} == {name for name in made if name.endswith("down.weight:layer")}
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"over": ("shrink", "oneshot")}, "levels= were made over 'shrink': make them over 'oneshot', too"),
+        ({"over": "oneshot"}, "levels= were made over 'shrink': make them over 'oneshot', too"),
+        ({"over": "experts"}, r"over says which kinds of levels, of 'shrink', 'oneshot'; got \('experts',\)"),
+        (
+            {"exclude": "*"},
+            r"nothing that has levels can leave. 0.up.weight and 2 others: include and exclude",
+        ),
+        ({"exclude": "nothing*"}, "matches 'nothing"),
+    ],
+)
+def test_levels_that_are_given_are_of_what_is_asked_for(asked, message):
+    made = making.make_levels(blocks(3), inputs(), shares=SHARES, verify=False)
+    with pytest.raises(ValueError, match=message):
+        fit(blocks(3), inputs(), budget={"params": 0.8}, levels=made, **asked)
+
+
+@pytest.mark.parametrize("asked", [{"solver": "sparsegpt"}, {"pattern": "rows"}])
+def test_levels_of_entries_are_of_one_solver_and_pattern(asked):
+    made = making.make_levels(blocks(3), inputs(), over="oneshot", shares=SHARES, verify=False)
+    with pytest.raises(ValueError, match=f"levels= are of the {next(iter(asked))}"):
+        fit(blocks(3), inputs(), budget={"params": 0.8}, over="oneshot", levels=made, **asked)
+
+
+# ---- what a configuration says --------------------------------------------------------------------------------------
+
+
+def test_of_what_a_configuration_says_at_once_all_or_nothing_leaves(tmp_path):
+    """Of one layer's units alone no configuration says that they left."""
+    model = make("llama").eval()
+    scope = {"include": ["model.layers.0.mlp.*", "model.layers.*.self_attn.*"]}
+    asked = {"uniform": True, "shares": (0.5,), "evaluations": 4, "finals": 1, **scope}
+    done = fit(model, family_batches("llama"), budget={"params": 0.95}, **asked)
+    assert not [name for name in done.choice if ".mlp." in name]
+    assert "of it and of model.layers.1.mlp" in done.stays["model.layers.0.mlp.gate_proj.weight"]
+    counts = {name: int(mask.sum()) for name, mask in done.levels.kept(done.choice).items()}
+    kept = {group.name: done.shrunk.kept.get(group.axis) for group in done.shrunk.coupling.groups}
+    assert counts == {name: int(mask.sum()) for name, mask in kept.items() if mask is not None and not mask.all()}
+    alone = make("llama").eval()
+    before = state_of(alone)
+    with pytest.raises(ValueError, match=r"nothing that has levels can leave. .*: one number says"):
+        fit(alone, family_batches("llama"), budget={"params": 0.95}, **asked | {"include": "model.layers.0.mlp.*"})
+    assert is_unchanged(alone, before)
+
+
+@pytest.mark.parametrize("over", ["shrink", "oneshot", ("shrink", "oneshot")])
+def test_what_is_left_in_a_directory_is_counted(over, tmp_path):
+    model = make("llama").eval()
+    model.save_pretrained(tmp_path / "dense")
+    batches = family_batches("llama", padding=False)
+    asked = {"shares": (0.3, 0.5), "evaluations": 2, "finals": 1, "over": over, "round_to": 1}
+    done = fit_checkpoint(tmp_path / "dense", tmp_path / "out", batches, model=model, budget={"params": 0.7}, **asked)
+    loaded = type(model).from_pretrained(tmp_path / "out")
+    assert done.got["params"] == pytest.approx(parameters(loaded) - zeros(loaded), abs=1e-6)
+    assert done.got["params"] <= done.predicted["params"] <= 0.7 * parameters(model)
+
+
+def test_a_directory_is_fitted_by_what_it_can_lose(tmp_path):
+    model = make("llama").eval()
+    model.save_pretrained(tmp_path / "dense")
+    batches = family_batches("llama", padding=False)
+    asked = {"shares": (0.5,), "evaluations": 2, "finals": 1}
+    done = fit_checkpoint(tmp_path / "dense", tmp_path / "out", batches, model=model, budget={"params": 0.8}, **asked)
+    loaded = type(model).from_pretrained(tmp_path / "out")
+    assert done.got["params"] == parameters(loaded) <= 0.8 * parameters(model)
+    assert "stay whole, such as model.layers.0.self_attn.q_proj.weight:2: a comparison in the code" in str(done)

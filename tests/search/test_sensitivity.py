@@ -1,0 +1,221 @@
+"""Laws of sensitivity: each cell is what the model loses, measured; the model stays; a killed run goes on."""
+
+import functools
+import json
+import sys
+import types
+
+import pytest
+import torch
+
+import secateur
+from secateur.search import Levels, Sensitivity, scorer, sensitivity
+from secateur.search.sensitivity import FILE
+from support.measured import text, words
+from support.stacks import contents, data, stack
+from support.unchanged import is_unchanged, state_of
+
+MODULE = sys.modules["secateur.search.sensitivity"]  # the name is the function
+OPTIONS = {"over": ("shrink", "oneshot"), "shares": (0.25, 0.75)}
+
+
+@pytest.fixture(scope="module")
+def found():
+    model = words()
+    return model, sensitivity(model, text(), score="kl", **OPTIONS)
+
+
+def test_each_cell_is_what_a_whole_run_measures(found):
+    model, said = found
+    lost = scorer(words(), text(), "kl")
+    for name, each in said.levels.items():
+        assert said.scores[name][0] == 0
+        for at in range(1, len(each)):
+            with said.levels.assembled(model, {name: at}):
+                assert said.scores[name][at] == pytest.approx(lost(model), rel=1e-5, abs=1e-9)
+
+
+def test_the_model_stays_and_half_of_it_is_run_for_a_cell():
+    model = words(layers=4).train()
+    state = state_of(model)
+    said = sensitivity(model, text(), shares=(0.5,))
+    assert is_unchanged(model, state)
+    cells = sum(len(each) - 1 for each in said.levels.values())
+    assert said.passes == pytest.approx(cells * (4 + 1) / 8)
+    assert (said.rows, said.share) == (216, 1.0)
+
+
+def test_a_function_of_ones_own_is_measured_for_every_cell():
+    model, batches = stack(), data()
+
+    @torch.no_grad()
+    def sharp(each):
+        return float(each(batches[0]).std())
+
+    said = sensitivity(model, batches, score=sharp, shares=(0.5,))
+    assert said.score == "sharp"
+    assert said.dense == sharp(model)
+    for name, (_, value) in said.scores.items():
+        with said.levels.assembled(model, {name: 1}):
+            assert value == pytest.approx(said.dense - sharp(model))
+
+
+def test_a_function_is_run_in_evaluation_mode_without_gradients():
+    model, seen = stack().train(), set()
+
+    def score(each):
+        seen.add((each.training, torch.is_grad_enabled()))
+        return float(each(data()[0]).std())
+
+    sensitivity(model, data(), score=score, shares=(0.5,))
+    assert seen == {(False, False)}
+    assert model.training
+
+
+@pytest.mark.parametrize("wrong", [None, "much", torch.ones(2)])
+@pytest.mark.parametrize("verb", [sensitivity, secateur.fit])
+def test_a_score_that_is_no_number_is_named(verb, wrong):
+    budget = {"budget": {"params": 0.8}} if verb is secateur.fit else {}
+    with pytest.raises(TypeError, match=rf"the score is a {type(wrong).__name__}; return one number, higher is better"):
+        verb(stack(), data(), score=lambda _: wrong, shares=(0.5,), **budget)
+
+
+@pytest.mark.parametrize("verb", [sensitivity, secateur.fit])
+@pytest.mark.parametrize("over", ["shrink", "oneshot"])
+def test_a_weight_that_is_not_finite_is_named(verb, over):
+    model = stack()
+    with torch.no_grad():
+        model.head.weight[0, 0] = float("nan")
+    budget = {"budget": {"params": 0.8}} if verb is secateur.fit else {}
+    with pytest.raises(ValueError, match=r"head\.weight: the weight of shape .* has entries that are NaN or infinite"):
+        verb(model, data(), over=over, shares=(0.5,), **budget)
+
+
+# ---- on disk --------------------------------------------------------------------------------------------------------
+
+
+def test_it_is_the_levels_and_their_scores(found, tmp_path):
+    said = found[1]
+    said.save(tmp_path)
+    assert dict(Levels.load(tmp_path)) == dict(said.levels)
+    read = Sensitivity.load(tmp_path)
+    assert (read.scores, read.score, read.rows, read.passes) == (said.scores, said.score, said.rows, said.passes)
+    assert str(read) == str(said)
+
+
+def test_the_same_call_gives_the_same_bytes_and_takes_what_is_there(tmp_path, monkeypatch):
+    for name in ("one", "two"):
+        sensitivity(words(), text(), store=tmp_path / name, **OPTIONS)
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+    monkeypatch.setattr(MODULE, "Replayed", None)
+    again = sensitivity(words(), text(), store=tmp_path / "one", **OPTIONS)
+    assert again.scores == Sensitivity.load(tmp_path / "two").scores
+
+
+def test_a_killed_run_goes_on_to_the_same_scores(tmp_path, monkeypatch):
+    real, written = MODULE._write, []
+
+    def dies(*given):
+        if len(written) == 4:
+            raise KeyboardInterrupt
+        written.append(given)
+        real(*given)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(MODULE, "_write", dies)
+        with pytest.raises(KeyboardInterrupt):
+            sensitivity(words(), text(), store=tmp_path / "killed", **OPTIONS)
+    with pytest.raises(ValueError, match="is not measured yet; run the same call again"):
+        Sensitivity.load(tmp_path / "killed")
+    on = sensitivity(words(), text(), store=tmp_path / "killed", **OPTIONS)
+    whole = sensitivity(words(), text(), store=tmp_path / "whole", **OPTIONS)
+    assert on.scores == whole.scores
+    assert on.passes == pytest.approx(whole.passes)
+
+
+def test_another_score_is_measured_anew(tmp_path):
+    first = sensitivity(words(), text(), store=tmp_path, shares=(0.5,))
+    other = sensitivity(words(), text(), score="cosine", store=tmp_path, shares=(0.5,))
+    assert first.score != other.score
+    assert Sensitivity.load(tmp_path).scores == other.scores
+
+
+def as_size(model):
+    return float(sum(int(each.count_nonzero()) for each in model.parameters()))
+
+
+def constant(_):
+    return 1000.0
+
+
+def as_constant(model):
+    return 1000.0 + as_size(model) - as_size(stack())
+
+
+def renamed(function, name):
+    """The same code under another name, or other code under the same."""
+    made = types.FunctionType(function.__code__, function.__globals__, name)
+    made.__qualname__ = name
+    return made
+
+
+class Scored:
+    def __init__(self, times):
+        self.times = times
+
+    def score(self, model):
+        return 1000.0 + self.times * (as_size(model) - as_size(stack()))
+
+    __call__ = score
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (lambda _: 1000.0, lambda model: 1000.0 + as_size(model) - as_size(stack())),
+        (functools.partial(Scored.score, Scored(0)), functools.partial(Scored.score, Scored(1))),
+        (Scored(0).score, Scored(1).score),
+        (Scored(0), Scored(1)),
+    ],
+)  # fmt: skip
+def test_of_a_function_without_a_name_of_its_own_no_scores_are_taken(one, other, tmp_path):
+    first = sensitivity(stack(), data(), score=one, shares=(0.5,), store=tmp_path)
+    again = sensitivity(stack(), data(), score=other, shares=(0.5,), store=tmp_path)
+    assert first.dense == again.dense
+    assert {*first.scores.values()} == {(0.0, 0.0)}
+    assert all(lost > 0 for _, lost in again.scores.values())
+    assert Sensitivity.load(tmp_path).scores == again.scores
+
+
+def test_a_function_of_the_same_name_and_other_code_is_another(tmp_path):
+    first = sensitivity(stack(), data(), score=renamed(constant, "score"), shares=(0.5,), store=tmp_path)
+    again = sensitivity(stack(), data(), score=renamed(as_constant, "score"), shares=(0.5,), store=tmp_path)
+    assert first.dense == again.dense
+    assert first.scores != again.scores
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda said: said.update(format="another"),
+        lambda said: said.update(version=7),
+        lambda said: said.update(more=1),
+        lambda said: said.update(of_levels="0"),
+        lambda said: said.update(rows=-1),
+        lambda said: said.update(scores={"nothing": [0.0]}),
+        lambda said: said["scores"].update({"blocks.0.up.weight": [0.0]}),
+        lambda said: said["scores"].update({"blocks.0.up.weight": [0.0, "much", 1.0]}),
+        lambda said: said["scores"].update({next(iter(said["scores"])): [0.0, True, 1.0]}),
+        lambda said: said["scores"].update({name: [-1.0] * len(each) for name, each in said["scores"].items()}),
+        lambda said: said.update(function=3),
+        lambda said: said["scores"].update({next(iter(said["scores"])): [0.0, 10**400, 1.0]}),
+        lambda said: said.pop("passes"),
+    ],
+)
+def test_a_hostile_file_gives_one_error(found, tmp_path, change):
+    found[1].save(tmp_path)
+    said = json.loads((tmp_path / FILE).read_text())
+    change(said)
+    (tmp_path / FILE).write_text(json.dumps(said))
+    with pytest.raises(ValueError, match=r"scores\.json: damaged"):
+        Sensitivity.load(tmp_path)
