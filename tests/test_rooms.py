@@ -8,6 +8,7 @@ import ast
 import functools
 import re
 import sys
+import tokenize
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,33 @@ def entered(path):
     for node in nodes(path):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in aliases:
             yield aliases[node.value.id], node.attr, False
+
+
+SMALL = 60  # lines of code; under that a file needs a reason, which docs/architecture.md has
+REASONS = {"__main__", "version", "env", "sizes", "experts"}
+
+
+def code_of(path):
+    """How many lines hold a token that is no comment and no docstring."""
+    _, every = parsed(path)
+    told = set()
+    for node in every:
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
+            told |= {*range(node.body[0].lineno, node.body[0].end_lineno + 1)}
+    without = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+    lines = set()
+    with open(path, encoding="utf-8") as file:
+        for token in tokenize.generate_tokens(file.readline):
+            if token.type not in without:
+                lines |= {*range(token.start[0], token.end[0] + 1)}
+    return len(lines - told)
+
+
+def test_the_house_is_no_heavier_than_the_map_says():
+    assert len(FILES) <= 220
+    small = {path for path in FILES if path.stem != "__init__" and code_of(path) < SMALL}
+    small -= {path for path in small if room_of(path) in {"words", "cli", "solvers"} or path.stem in REASONS}
+    assert not small, f"{small}: put them where they are used, or the reason into docs/architecture.md"
 
 
 def test_there_are_rooms_and_the_map_has_them_all():

@@ -1,1 +1,3 @@
 """What may leave: a file a kind."""
+
+__all__: list[str] = []
