@@ -1,12 +1,5 @@
-"""Which axes of a stored tensor are a layer's outputs and inputs.
-
-Law: `from_rows(to_rows(tensor))` is the tensor. Every pattern is defined on (outputs, inputs, ...), the layout of
-`nn.Linear` and of the convolutions; a checkpoint that stores something else is turned here, and nowhere else.
-
-What is in a checkpoint: sizes, zeros, and the tightest sparsity patterns that hold.
-
-Law: a reported pattern really holds, in every group and every block of the tensor; tensors are read in pieces, so that
-memory stays at a few of them whatever the checkpoint's size.
+"""Which axes of a stored tensor are a layer's outputs and inputs. What is in a checkpoint: sizes, zeros, and the
+tightest sparsity patterns that hold.
 """
 
 import math
@@ -24,6 +17,11 @@ from secateur.checkpoints.reading import Checkpoint, TensorEntry, open_checkpoin
 from secateur.report import Reported, Sheet
 from secateur.support import Part, track
 from secateur.targets import is_expert
+
+# ---- Which axes of a stored tensor are a layer's outputs and inputs.
+#
+# Law: `from_rows(to_rows(tensor))` is the tensor. Every pattern is defined on (outputs, inputs, ...), the layout of
+# `nn.Linear` and of the convolutions; a checkpoint that stores something else is turned here, and nowhere else.
 
 # transformers' Conv1D computes x @ W: these models store (inputs, outputs).
 _CONV1D_MODELS = frozenset({"gpt2", "openai-gpt", "imagegpt", "decision_transformer"})
@@ -103,6 +101,11 @@ def _experts_are_inputs_first(name: str, shape: tuple[int, ...], config: Mapping
         return (hidden == second) if hidden_is_output else (hidden == first)
     return str(config.get("model_type")) in _BMM_MODELS
 
+
+# ---- What is in a checkpoint: sizes, zeros, and the tightest sparsity patterns that hold.
+#
+# Law: a reported pattern really holds, in every group and every block of the tensor; tensors are read in pieces, so
+# that memory stays at a few of them whatever the checkpoint's size.
 
 PIECE = 32 << 20  # bytes read at once
 GROUPS = (4, 8, 16)  # the m of n:m

@@ -1,12 +1,5 @@
-"""The header of a safetensors file: what it says of each tensor, read and written.
-
-Law: nothing that a file says is believed before it is checked. Whatever is wrong is a `CheckpointError` of one
-line that names the file.
-
-Checkpoints on disk: safetensors files, sharded or not, read one tensor at a time.
-
-Law: nothing that a file says is believed before it is checked, nothing larger than one tensor is held, nothing is ever
-unpickled. Whatever is wrong with a file is a `CheckpointError` of one line that names the file.
+"""The header of a safetensors file: what it says of each tensor, read and written. Checkpoints on disk: safetensors
+files, sharded or not, read one tensor at a time.
 """
 
 import json
@@ -23,6 +16,11 @@ import torch
 from torch import Tensor
 
 from secateur.support import LazyTensors, open_regular, printable, records
+
+# ---- The header of a safetensors file: what it says of each tensor, read and written.
+#
+# Law: nothing that a file says is believed before it is checked. Whatever is wrong is a `CheckpointError` of one line
+# that names the file.
 
 MAX_HEADER = 100_000_000  # bytes; the limit of the reference implementation
 HEADER_KEY = "secateur.header"  # in the metadata of a compressed file: the header that the file had before
@@ -220,6 +218,11 @@ def write_header(
     text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8, as the reference implementation writes them
     file.write(len(text).to_bytes(8, "little") + text)
 
+
+# ---- Checkpoints on disk: safetensors files, sharded or not, read one tensor at a time.
+#
+# Law: nothing that a file says is believed before it is checked, nothing larger than one tensor is held, nothing is
+# ever unpickled. Whatever is wrong with a file is a `CheckpointError` of one line that names the file.
 
 SINGLE = "model.safetensors"
 INDEX_SUFFIX = ".safetensors.index.json"

@@ -1,34 +1,5 @@
-"""``secateur.json``: what a directory says of how it was pruned, and where it may be written.
-
-Law: a record is JSON, without NaN or infinity, and the same call on the same files writes the same bytes.
-
-What ``secateur.json`` claims, each value held to its type: of zeros, and of which tensor of a source each one is.
-
-Law: what does not hold is a sentence; only a record that is damaged or of something else is an error.
-
-A record that claims zeros. Other keys are ignored::
-
-    {
-      "method": "oneshot",
-      "kept_weights": "updated",
-      "pattern": "2:4",
-      "pruned": {"a.weight": 0.5},
-      "removed": {"a.weight": 512},
-      "left_alone": {"why": ["b"]},
-      "sparsity": {"targets": 0.5, "model": 0.4}
-    }
-
-- ``kept_weights``: "unchanged" where the kept weights have the source's bytes, as by a mask alone; "updated" where they
-  may have changed. Left out: unchanged if ``method`` is "sparsify" or left out, else updated.
-- ``pattern``: a word of `secateur.patterns.parse`, or the repr of one of the library's patterns, such as
-  "NM(n=2, m=4, axis=1)". Null or left out: none is claimed.
-- ``pruned``: for each tensor whose bytes may have changed the fraction of zeros among its stored values, from which
-  the exact count follows.
-- ``removed``: how many entries a tensor's mask removes, kept zeros not counted. Rows, blocks and channels are checked
-  by it; it is left out for a tensor whose parts (experts, q/k/v) were given different sparsities.
-- ``left_alone``: the names of all other tensors, by reasons.
-- ``zeros``: of tensors that are left alone how many entries are zero and are to stay so.
-- ``sparsity``: of all pruned tensors together, and of all tensors of a dtype that torch reads.
+"""``secateur.json``: what a directory says of how it was pruned, and where it may be written. What ``secateur.json``
+claims, each value held to its type: of zeros, and of which tensor of a source each one is.
 """
 
 from __future__ import annotations
@@ -53,6 +24,10 @@ from secateur.checkpoints.slicing import Cuts, pieces_of_cut, write_bytes
 from secateur.patterns import NM, Block, Channels, GroupedColumns, Pattern, Rows, Unstructured, parse, word_of
 from secateur.support import Fields, printable, records
 from secateur.version import __version__
+
+# ---- ``secateur.json``: what a directory says of how it was pruned, and where it may be written.
+#
+# Law: a record is JSON, without NaN or infinity, and the same call on the same files writes the same bytes.
 
 RECORD = "secateur.json"
 
@@ -178,6 +153,34 @@ def check_places(source: Path, out: Path) -> None:
     if here.is_relative_to(source.resolve()):
         raise CheckpointError(f"{out}: lies inside the input {source}; choose a directory outside.")
 
+
+# What ``secateur.json`` claims, each value held to its type: of zeros, and of which tensor of a source each one is.
+#
+# Law: what does not hold is a sentence; only a record that is damaged or of something else is an error.
+#
+# A record that claims zeros. Other keys are ignored::
+#
+#     {
+#       "method": "oneshot",
+#       "kept_weights": "updated",
+#       "pattern": "2:4",
+#       "pruned": {"a.weight": 0.5},
+#       "removed": {"a.weight": 512},
+#       "left_alone": {"why": ["b"]},
+#       "sparsity": {"targets": 0.5, "model": 0.4}
+#     }
+#
+# - ``kept_weights``: "unchanged" where the kept weights have the source's bytes, as by a mask alone; "updated" where
+#   they may have changed. Left out: unchanged if ``method`` is "sparsify" or left out, else updated.
+# - ``pattern``: a word of `secateur.patterns.parse`, or the repr of one of the library's patterns, such as
+#   "NM(n=2, m=4, axis=1)". Null or left out: none is claimed.
+# - ``pruned``: for each tensor whose bytes may have changed the fraction of zeros among its stored values, from which
+#   the exact count follows.
+# - ``removed``: how many entries a tensor's mask removes, kept zeros not counted. Rows, blocks and channels are checked
+#   by it; it is left out for a tensor whose parts (experts, q/k/v) were given different sparsities.
+# - ``left_alone``: the names of all other tensors, by reasons.
+# - ``zeros``: of tensors that are left alone how many entries are zero and are to stay so.
+# - ``sparsity``: of all pruned tensors together, and of all tensors of a dtype that torch reads.
 
 HINT = " It is not the record of this model, or no longer."
 _PATTERNS: dict[str, Callable[..., Pattern]] = {

@@ -1,10 +1,5 @@
-"""What is said of a checkpoint on a page, tensor by tensor: what was seen, pruned, verified.
-
-Law: what is said of a tensor on stdout is said of it here.
-
-What is in a checkpoint and what was done to it, as columns and rows: for plain text, and for a terminal.
-
-Law: what ``print(result)`` shows and what the command shows are the same numbers in the same words.
+"""What is said of a checkpoint on a page, tensor by tensor: what was seen, pruned, verified. What is in a checkpoint
+and what was done to it, as columns and rows: for plain text, and for a terminal.
 """
 
 from __future__ import annotations
@@ -22,6 +17,11 @@ if TYPE_CHECKING:
     from secateur.checkpoints.inspect import Inspection, TensorInspection
     from secateur.checkpoints.sparsify import CheckpointSparsification
     from secateur.checkpoints.verify import Verification
+
+
+# ---- What is said of a checkpoint on a page, tensor by tensor: what was seen, pruned, verified.
+#
+# Law: what is said of a tensor on stdout is said of it here.
 
 
 def inspected_sheets(inspection: Inspection) -> list[Sheet]:
@@ -93,6 +93,11 @@ def _counts(head: str, values: Sequence[int | None]) -> Cells:
 
 def _yes(said: bool | None) -> str:
     return "" if said is None else "yes" if said else "no"
+
+
+# ---- What is in a checkpoint and what was done to it, as columns and rows: for plain text, and for a terminal.
+#
+# Law: what ``print(result)`` shows and what the command shows are the same numbers in the same words.
 
 
 def pruned_rows(done: CheckpointSparsification) -> Rows:

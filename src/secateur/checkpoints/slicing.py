@@ -1,14 +1,5 @@
-"""Large files that are written past the system's cache of pages.
-
-Law: the bytes are those that an ordinary file would have; where a system or a file system does not take them so, it is
-an ordinary file.
-
-What is sliced is written once, and no one reads it at once. Copied into the cache it takes longer than the disk does,
-and drives out what other programs have there.
-
-What stays of stored tensors whose slices leave, read and written a piece at a time.
-
-Law: what stays has the bytes that it had, whatever the dtype; no more than a piece of one tensor is in memory.
+"""Large files that are written past the system's cache of pages. What stays of stored tensors whose slices leave, read
+and written a piece at a time.
 """
 
 from __future__ import annotations
@@ -32,6 +23,14 @@ from torch import Tensor
 
 from secateur.checkpoints.reading import Checkpoint, CheckpointError, TensorEntry, read_json, write_header
 from secateur.support import naming, printable
+
+# ---- Large files that are written past the system's cache of pages.
+#
+# Law: the bytes are those that an ordinary file would have; where a system or a file system does not take them so, it
+# is an ordinary file.
+#
+# What is sliced is written once, and no one reads it at once. Copied into the cache it takes longer than the disk
+# does, and drives out what other programs have there.
 
 _LEAST = 1 << 26  # bytes of a file of which it is worth it
 _BUFFER = 1 << 23  # a multiple of what disks take at a time
@@ -113,6 +112,10 @@ class _Direct:
         fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags & ~_DIRECT)
         return bool(flags & _DIRECT)
 
+
+# ---- What stays of stored tensors whose slices leave, read and written a piece at a time.
+#
+# Law: what stays has the bytes that it had, whatever the dtype; no more than a piece of one tensor is in memory.
 
 PIECE = 1 << 24  # bytes of a tensor that are read at a time
 Cuts = Mapping[int, npt.NDArray[np.int64]]

@@ -1,15 +1,5 @@
-"""A model and its inputs, named on the command line as ``module.path:name``.
-
-Law: modules are looked for in the current directory first, and what the user's own code raises is said to be its own.
-
-A model in every form that bench and pack compare, and the time of each, beside the dense one.
-
-Law: every figure is measured in this run, in alternating rounds; the model's weights may be random, for time does not
-depend on their values.
-
-``--report``: what a command was asked and what came of it, on a page beside what it prints.
-
-Law: a page that could not be written is refused before the work starts; it says what stdout says, and more.
+"""A model and its inputs, named on the command line as ``module.path:name``. A model in every form that bench and pack
+compare, and the time of each, beside the dense one.
 """
 
 from __future__ import annotations
@@ -43,6 +33,12 @@ from secateur.support import alternating, bytes_text, printable, run_example, tr
 
 if TYPE_CHECKING:
     from secateur.report import Timed
+
+
+# ---- A model and its inputs, named on the command line as ``module.path:name``.
+#
+# Law: modules are looked for in the current directory first, and what the user's own code raises is said to be its
+# own.
 
 
 def model_of(path: str) -> tuple[nn.Module, str]:
@@ -122,6 +118,15 @@ def load_weights(model: nn.Module, path: Path) -> None:
             raise ValueError(f"{path} does not fit the model: {name} has shape {shapes}.")
     model.load_state_dict(dict(checkpoint), strict=False)
 
+
+# ---- A model in every form that bench and pack compare, and the time of each, beside the dense one.
+#
+# Law: every figure is measured in this run, in alternating rounds; the model's weights may be random, for time does
+# not depend on their values.
+#
+# ``--report``: what a command was asked and what came of it, on a page beside what it prints.
+#
+# Law: a page that could not be written is refused before the work starts; it says what stdout says, and more.
 
 ROUNDS = 7
 SECONDS_A_TURN = 0.02

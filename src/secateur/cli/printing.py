@@ -1,35 +1,4 @@
-"""What oneshot says when all blocks are done, on stdout.
-
-Law: what was left alone, what was warned of and what no token reached is said.
-
-What inspect, prune, verify, compress and expand say, on stdout.
-
-Law: what is said of a tensor on one is said on the other.
-
-What experts says: what its result says of itself, and where it is.
-
-Law: what is drawn is what is printed, of every mixture.
-
-What bench and pack say: a row for each form of the model, and each layer of it.
-
-Law: a form is compared with the dense one, in medians over rounds.
-
-What recover says when it is done, on stdout.
-
-Law: the zeros before and after are said, and what was left out.
-
-What sensitivity says, as JSON.
-
-Law: what is named and measured is what the library says; a score that is no number is null.
-
-What shrink says: what its result says of itself, and how to load what was written.
-
-Law: what leaves and what stays is named as the library names it.
-
-What vocabulary says: what its result says of itself, and where it is.
-
-Law: tokens are printed as text that holds no control character.
-"""
+"""What each command prints of its result on stdout, as lines and tables; on a page it is the same."""
 
 from __future__ import annotations
 
@@ -76,6 +45,11 @@ if TYPE_CHECKING:
     from secateur.search import Sensitivity
 
 
+# ---- What oneshot says when all blocks are done, on stdout.
+#
+# Law: what was left alone, what was warned of and what no token reached is said.
+
+
 def pruned_blocks_parts(done: OneShot) -> Iterator[Part]:
     """Sums over all weights; reasons, warnings, experts without tokens; where it is."""
     yield (
@@ -94,6 +68,11 @@ def pruned_blocks_parts(done: OneShot) -> Iterator[Part]:
         )
     yield ""
     yield f"Wrote {printable(str(done.out))} ({done.seconds:.1f} s); secateur.json in it says what was done."
+
+
+# ---- What inspect, prune, verify, compress and expand say, on stdout.
+#
+# Law: what is said of a tensor on one is said on the other.
 
 
 def print_inspection(console: Console, inspection: Inspection, group: bool) -> None:
@@ -139,6 +118,11 @@ def compressed_parts(done: Compression, line: str) -> list[Part]:
     return [shown, "", f"{printable(line, 1000)} ({done.seconds:.1f} s)."]
 
 
+# ---- What experts says: what its result says of itself, and where it is.
+#
+# Law: what is drawn is what is printed, of every mixture.
+
+
 def experts_parts(done: ShrunkExperts, profile: Path | None) -> Iterator[Part]:
     """What left, on what it was proved, and where it is."""
     yield from shrinking.experts_parts(done)
@@ -152,6 +136,11 @@ def experts_parts(done: ShrunkExperts, profile: Path | None) -> Iterator[Part]:
         yield f"No model was written ({done.seconds:.1f} s)."
     else:
         yield f"Wrote {printable(str(done.out))}; from_pretrained loads it ({done.seconds:.1f} s)."
+
+
+# ---- What bench and pack say: a row for each form of the model, and each layer of it.
+#
+# Law: a form is compared with the dense one, in medians over rounds.
 
 
 def measured_parts(found: Bench, what: str, *, layers: bool = False) -> Iterator[Part]:
@@ -222,11 +211,21 @@ def _title(form: Form) -> str:
     return form.name if form.sparsity is None else f"{form.name} {form.sparsity:.0%}"
 
 
+# ---- What recover says when it is done, on stdout.
+#
+# Law: the zeros before and after are said, and what was left out.
+
+
 def recovered_parts(done: Recovered) -> Iterator[Part]:
     """All but the tables; where it is."""
     yield from (line for line in done.lines() if not line.startswith("In "))
     yield ""
     yield f"Wrote {printable(str(done.out))}; secateur.json in it says what was done."
+
+
+# ---- What sensitivity says, as JSON.
+#
+# Law: what is named and measured is what the library says; a score that is no number is null.
 
 
 def json_of(found: Sensitivity) -> str:
@@ -260,6 +259,11 @@ def json_of(found: Sensitivity) -> str:
         },
         indent=1,
     )
+
+
+# ---- What shrink says: what its result says of itself, and how to load what was written.
+#
+# Law: what leaves and what stays is named as the library names it.
 
 
 def model_parts(done: Shrunk, out: Path | None, seconds: float, *, verbose: bool = False) -> Iterator[Part]:
@@ -308,6 +312,11 @@ def blocks_parts(done: ShrunkDepth) -> Iterator[Part]:
         yield f"Nothing was written ({done.seconds:.1f} s)."
     else:
         yield f"Wrote {printable(str(done.out))}; from_pretrained loads it ({done.seconds:.1f} s)."
+
+
+# ---- What vocabulary says: what its result says of itself, and where it is.
+#
+# Law: tokens are printed as text that holds no control character.
 
 
 def shrunken_parts(done: ShrunkVocabulary) -> Iterator[Part]:

@@ -1,10 +1,5 @@
-"""Calibration text for a directory: the options that say which, declared once, and what is made of them.
-
-Law: a model of repeated blocks does not shrink without data unless that is asked for by name.
-
-``secateur shrink``: channels and heads leave a model that a function makes, or a directory of shards.
-
-Law: results on stdout, everything else on stderr; whatever is wrong with the input is one line and exit code 2.
+"""Calibration text for a directory: the options that say which, declared once, and what is made of them. ``secateur
+shrink``: channels and heads leave a model that a function makes, or a directory of shards.
 """
 
 from __future__ import annotations
@@ -48,6 +43,10 @@ from secateur.cli.terminal import (
     waiting,
     warnings_as_lines,
 )
+
+# ---- Calibration text for a directory: the options that say which, declared once, and what is made of them.
+#
+# Law: a model of repeated blocks does not shrink without data unless that is asked for by name.
 
 Data = Annotated[
     str | None,
@@ -107,6 +106,11 @@ def _ask_for_data(directory: Path) -> None:
         "weights alone: without 10% of SmolLM2-135M perplexity goes from 15 to 325 000; where a text chooses and "
         f"repairs, to 15.6. So {how}; or say --without-data, to train it afterwards."
     )
+
+
+# ---- ``secateur shrink``: channels and heads leave a model that a function makes, or a directory of shards.
+#
+# Law: results on stdout, everything else on stderr; whatever is wrong with the input is one line and exit code 2.
 
 
 def shrink(

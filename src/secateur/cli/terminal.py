@@ -1,11 +1,5 @@
-"""What the commands share: results as tables on stdout, one line on stderr for what the user can mend.
-
-Law: in a pipe a line is a row and colours are gone; whatever is wrong with the input ends in exit code 2. Nothing of
-the library is imported before it is used, so that help is there at once.
-
-A run over calibration text, whatever it does to the model: its processes, its text, its warnings, its end.
-
-Law: what is wrong is one line on stderr, and of several processes one speaks.
+"""What the commands share: results as tables on stdout, one line on stderr for what the user can mend. A run over
+calibration text, whatever it does to the model: its processes, its text, its warnings, its end.
 """
 
 from __future__ import annotations
@@ -31,6 +25,12 @@ if TYPE_CHECKING:
 
     from secateur.report import Sheet, Timed
     from secateur.support import Part
+
+
+# ---- What the commands share: results as tables on stdout, one line on stderr for what the user can mend.
+#
+# Law: in a pipe a line is a row and colours are gone; whatever is wrong with the input ends in exit code 2. Nothing
+# of the library is imported before it is used, so that help is there at once.
 
 
 @contextlib.contextmanager
@@ -179,6 +179,11 @@ def memory() -> str:
         return ""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return f", {peak * (1 if sys.platform == 'darwin' else 1024) / 1e9:.2f} GB"
+
+
+# ---- A run over calibration text, whatever it does to the model: its processes, its text, its warnings, its end.
+#
+# Law: what is wrong is one line on stderr, and of several processes one speaks.
 
 
 def read_text(directory: Path, data: str, *, samples: int, sequence_length: int | None, seed: int) -> list[Any]:

@@ -1,12 +1,5 @@
-"""Units that are chosen between, such as the experts of a mixture: which dimensions hold them.
-
-Law: a model without such a unit is the model in which its score is minus infinity, where it is made and wherever it is
-compared with others. A dimension that is compared along, and is not known to be of that kind, stays whole.
-
-Watching forward passes, to find which slices of which tensors live and die together: `find_coupling`.
-
-Law: whatever is removed of the groups' axes, from all members at the same indices, the model still runs and computes
-what the original computes with the removed entries zeroed. What is not sure to do so is frozen, with the reason.
+"""Units that are chosen between, such as the experts of a mixture: which dimensions hold them. Watching forward passes,
+to find which slices of which tensors live and die together: `find_coupling`.
 """
 
 from __future__ import annotations
@@ -27,6 +20,11 @@ from secateur.coupling.numbers import numbers_that_remember
 from secateur.coupling.residual_streams import Branch, branches_of, in_all
 from secateur.coupling.trace import CallSites, Dims, Trace, Unseen
 from secateur.support import in_mode, private, restored, run_example, seeded, tensors_in, tensors_of
+
+# ---- Units that are chosen between, such as the experts of a mixture: which dimensions hold them.
+#
+# Law: a model without such a unit is the model in which its score is minus infinity, where it is made and wherever it
+# is compared with others. A dimension that is compared along, and is not known to be of that kind, stays whole.
 
 
 def settle_choices(trace: Trace, weights: Iterable[Dims]) -> None:
@@ -59,6 +57,12 @@ def settle_choices(trace: Trace, weights: Iterable[Dims]) -> None:
             for reason in axis.looks:
                 freeze(axis, reason)
 
+
+# ---- Watching forward passes, to find which slices of which tensors live and die together: `find_coupling`.
+#
+# Law: whatever is removed of the groups' axes, from all members at the same indices, the model still runs and
+# computes what the original computes with the removed entries zeroed. What is not sure to do so is frozen, with the
+# reason.
 
 OUTPUT = "an output of the model"  # why what is returned stays whole
 UNUSED = "not used in the forward pass"  # why what no function was given does

@@ -1,12 +1,5 @@
-"""What stays in place of a module of a residual branch that left.
-
-Law: it returns zeros of the structure, and where the code around asks the shape, of what the module returned; and it
-holds no parameter.
-
-Which slices of which tensors live and die together, as `find_coupling` found it.
-
-Law: the units of a group are slices of all its members at the same indices, whatever else leaves; every dimension of a
-parameter that is in no group is frozen, with the reason.
+"""What stays in place of a module of a residual branch that left. Which slices of which tensors live and die together,
+as `find_coupling` found it.
 """
 
 from __future__ import annotations
@@ -41,6 +34,11 @@ from secateur.coupling.numbers import Attribute, Equation, Outcome, parts_of
 from secateur.coupling.residual_streams import Branch
 from secateur.coupling.trace import Look, Trace
 from secateur.support import Part, Rows, Shown, printable
+
+# ---- What stays in place of a module of a residual branch that left.
+#
+# Law: it returns zeros of the structure, and where the code around asks the shape, of what the module returned; and
+# it holds no parameter.
 
 
 @dataclass
@@ -147,6 +145,11 @@ def replacement(form: Mapping[str, Any]) -> nn.Module:
     """
     return nn.Identity() if form["returns"] == "input" else Removed(form)
 
+
+# ---- Which slices of which tensors live and die together, as `find_coupling` found it.
+#
+# Law: the units of a group are slices of all its members at the same indices, whatever else leaves; every dimension
+# of a parameter that is in no group is frozen, with the reason.
 
 Kept = Mapping[Axis, npt.NDArray[np.bool_]]
 

@@ -1,15 +1,5 @@
-"""What is known of the functions of torch: one declaration an operation, which all that follow a model ask.
-
-Law: a fact about an operation stands in its declaration and nowhere else; where none is declared, the careful answer
-holds. So a rule of a user's own reaches all who ask: the trace of axes, the residual streams, the origins of rows and
-the proof.
-
-Which entries of which parameters a tensor is proportional to, followed backwards through the calls that made it.
-
-Law: multiply those entries by a number, and the tensor is multiplied by it; where that is not sure there is no answer.
-
-Each position of the tensor is marked with the row of a parameter that it comes from, by giving the functions that only
-move values the marks instead of the values. What adds has several marks a position.
+"""What is known of the functions of torch: one declaration an operation, which all that follow a model ask. Which
+entries of which parameters a tensor is proportional to, followed backwards through the calls that made it.
 """
 
 from __future__ import annotations
@@ -24,6 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from secateur.support import private, unknown
+
+# ---- What is known of the functions of torch: one declaration an operation, which all that follow a model ask.
+#
+# Law: a fact about an operation stands in its declaration and nowhere else; where none is declared, the careful
+# answer holds. So a rule of a user's own reaches all who ask: the trace of axes, the residual streams, the origins of
+# rows and the proof.
 
 Rule = Callable[[Any], Any]  # of a `Call`
 
@@ -178,6 +174,14 @@ def written_in_others(func: Any, name: str) -> Callable[..., Any] | None:
     known = operation(name)
     return None if known.axes is not None else known.instead or private.written_in_python(func)
 
+
+# Which entries of which parameters a tensor is proportional to, followed backwards through the calls that made it.
+#
+# Law: multiply those entries by a number, and the tensor is multiplied by it; where that is not sure there is no
+# answer.
+#
+# Each position of the tensor is marked with the row of a parameter that it comes from, by giving the functions that
+# only move values the marks instead of the values. What adds has several marks a position.
 
 Rows = dict[tuple[int, int], npt.NDArray[np.int64]]  # (id of a parameter, dimension) -> sorted indices
 _Marks = list[Tensor]  # integers in the tensor's shape: what it is the sum of

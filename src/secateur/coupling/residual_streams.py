@@ -1,16 +1,5 @@
-"""What stays in place of each module of a residual branch, as a plan holds it.
-
-Law: a module leaves only if all of its calls lie in the branch, and what it returned is known: its input, or zeros
-whose sizes follow from the input's and from its own weights.
-
-Residual branches: what of a model's calls meets the rest only in a sum that its own input goes around.
-
-Law: a branch is a cone of the data flow. Whatever is in it reaches the model's outputs through one term of one sum, so
-a model in which that term is zero does not need the modules that lie in it whole.
-
-`Flow` watches passes, beside the trace of axes: which call took which tensors, in which modules. `branches_of` reads
-the sums off it: ``x + f(x)``, ``x + attention(x) + mlp(x)``, ``shortcut(x) + f(x)`` where the shortcut is the shorter
-way.
+"""What stays in place of each module of a residual branch, as a plan holds it. Residual branches: what of a model's
+calls meets the rest only in a sum that its own input goes around.
 """
 
 from __future__ import annotations
@@ -28,6 +17,11 @@ from secateur.coupling.axes import Axis, Expression, leaves, size_of
 from secateur.coupling.flow import Flow, Step, Strange, Visit
 from secateur.coupling.operations import operation
 from secateur.support import private
+
+# ---- What stays in place of each module of a residual branch, as a plan holds it.
+#
+# Law: a module leaves only if all of its calls lie in the branch, and what it returned is known: its input, or zeros
+# whose sizes follow from the input's and from its own weights.
 
 _CACHES = ("past_key_values", "past_key_value")  # how transformers' attention modules are handed their cache
 
@@ -219,6 +213,16 @@ def _convolved(module: private.Convolution, spatial: int, place: int) -> tuple[i
     padding = 0 if module.padding == "valid" else module.padding[spatial]
     assert isinstance(padding, int)
     return place, 0, 1, 2 * padding - reach - 1 + stride, stride
+
+
+# ---- Residual branches: what of a model's calls meets the rest only in a sum that its own input goes around.
+#
+# Law: a branch is a cone of the data flow. Whatever is in it reaches the model's outputs through one term of one sum,
+# so a model in which that term is zero does not need the modules that lie in it whole.
+#
+# `Flow` watches passes, beside the trace of axes: which call took which tensors, in which modules. `branches_of`
+# reads the sums off it: ``x + f(x)``, ``x + attention(x) + mlp(x)``, ``shortcut(x) + f(x)`` where the shortcut is the
+# shorter way.
 
 
 @dataclass(frozen=True)

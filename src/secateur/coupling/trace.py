@@ -1,21 +1,6 @@
-"""Scores in which each of the units that are chosen between has its turn.
-
-Law: in as many turns as there are units for each row, every unit is the best of some row; what is the same for two
-models stays the same, and what was different stays so.
-
-Call sites: in which module of a model a function of torch is called, and the index of the call there.
-
-Law: a spot does not depend on what other modules did before, so that it is the same where tokens go other ways.
-
-Which dimensions of which tensors are the same axis: forward passes, watched at the level of torch's functions.
-
-Law: a function without a rule freezes every axis that it touches, and the reason says its name; what the passes did not
-touch is frozen too. Pruning less is allowed, pruning wrongly is not.
-
-A rule (`rules`, of the operation's declaration in `operations`) is given the dimensions of a call's tensors as
-expressions of axes, unifies what has to be the same, and says what the dimensions of the result are. Numbers keep their
-origin (`numbers`): sizes that were read off tensors and integers that modules hold follow what leaves, those written in
-the code freeze what they fix.
+"""Scores in which each of the units that are chosen between has its turn. Call sites: in which module of a model a
+function of torch is called, and the index of the call there. Which dimensions of which tensors are the same axis:
+forward passes, watched at the level of torch's functions.
 """
 
 from __future__ import annotations
@@ -46,6 +31,11 @@ from secateur.coupling.operations import (
 )
 from secateur.support import private
 
+# ---- Scores in which each of the units that are chosen between has its turn.
+#
+# Law: in as many turns as there are units for each row, every unit is the best of some row; what is the same for two
+# models stays the same, and what was different stays so.
+
 _PREFERRED = 2.5  # more than two scores are apart that are scaled to [-1, 1]
 
 
@@ -64,6 +54,11 @@ def cycle_choices(scores: Tensor, at: int, places: Tensor, turn: int) -> Tensor:
     bonus = torch.zeros(rows, moved.shape[-1], dtype=scores.dtype, device=scores.device)
     bonus[numbers, places[(numbers + turn * rows) % len(places)]] = _PREFERRED
     return (moved / largest + bonus.reshape(moved.shape)).movedim(-1, at)
+
+
+# ---- Call sites: in which module of a model a function of torch is called, and the index of the call there.
+#
+# Law: a spot does not depend on what other modules did before, so that it is the same where tokens go other ways.
 
 
 @dataclass(frozen=True)
@@ -124,6 +119,16 @@ class CallSites:
         if len(self._running) > 1:
             self._running.pop()
 
+
+# Which dimensions of which tensors are the same axis: forward passes, watched at the level of torch's functions.
+#
+# Law: a function without a rule freezes every axis that it touches, and the reason says its name; what the passes did
+# not touch is frozen too. Pruning less is allowed, pruning wrongly is not.
+#
+# A rule (`rules`, of the operation's declaration in `operations`) is given the dimensions of a call's tensors as
+# expressions of axes, unifies what has to be the same, and says what the dimensions of the result are. Numbers keep
+# their origin (`numbers`): sizes that were read off tensors and integers that modules hold follow what leaves, those
+# written in the code freeze what they fix.
 
 Dims = list[Expression]
 

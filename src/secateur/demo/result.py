@@ -1,8 +1,5 @@
-"""What the report says in words: ``story.txt.j2`` beside this file, and the figures that go into it.
-
-Law: every figure is a cell of the tables, or a setting of the run.
-
-The results that the report shows: the table, the sanity checks, what is smaller and faster.
+"""What the report says in words: ``story.txt.j2`` beside this file, and the figures that go into it. The results that
+the report shows: the table, the sanity checks, what is smaller and faster.
 """
 
 import re
@@ -31,6 +28,10 @@ from secateur.demo.trials import (
 from secateur.inference import Packing
 from secateur.report import Check, History, Results, Row, Run, summarize
 from secateur.targets import find_targets
+
+# ---- What the report says in words: ``story.txt.j2`` beside this file, and the figures that go into it.
+#
+# Law: every figure is a cell of the tables, or a setting of the run.
 
 
 def story(runs: Sequence[Run], sparsity: float) -> tuple[str, ...]:
@@ -131,6 +132,9 @@ def _kilobytes(size: float | None) -> str:
 
 def _tight(paragraph: str) -> str:
     return re.sub(r"(?<=\d) (?=%|kB|ms)", "\N{NO-BREAK SPACE}", paragraph)
+
+
+# ---- The results that the report shows: the table, the sanity checks, what is smaller and faster.
 
 
 def results_of(

@@ -1,22 +1,4 @@
-"""The handwritten digits that the demo reads.
-
-Law: nothing is downloaded, and the split is always the same.
-
-The small residual network that reads the digits.
-
-The ways to prune that the demo compares, each in the library's own words.
-
-Training the network, and how many images it then reads right.
-
-Law: all randomness comes from the seed; the global generator is not touched.
-
-Networks on their way to the table: methods × sparsities × seeds, sanity checks, and networks without some channels.
-
-Law: every method gets the same networks and the same budget, and the same seeds give the same accuracies on the same
-machine, whatever its number of cores.
-
-What is measured of a trained network: sizes, work, and milliseconds beside the others.
-"""
+"""What the demo runs: digits, a small residual network, ways to prune, training, and what is measured of each network."""
 
 import copy
 import functools
@@ -50,6 +32,11 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 
+# ---- The handwritten digits that the demo reads.
+#
+# Law: nothing is downloaded, and the split is always the same.
+
+
 class Digits(NamedTuple):
     """Images of shape (n, 1, 8, 8), normalized by the training images, and labels 0 … 9 of shape (n,)."""
 
@@ -77,6 +64,9 @@ def load_digits() -> Digits:
     train, test = model_selection.train_test_split(range(len(classes)), test_size=719, stratify=labels, random_state=0)
     images = (images - images[train].mean()) / images[train].std()
     return Digits(images[train], classes[train], images[test], classes[test])
+
+
+# ---- The small residual network that reads the digits.
 
 
 class _Block(nn.Module):
@@ -115,6 +105,9 @@ class DigitsNet(nn.Module):
         x = self.blocks(functional.relu(self.norm(self.stem(x))))
         logits: Tensor = self.head(x.mean(dim=(2, 3)))
         return logits
+
+
+# ---- The ways to prune that the demo compares, each in the library's own words.
 
 
 @dataclass(frozen=True)
@@ -161,6 +154,10 @@ def choose_methods(names: Sequence[str] | None = None) -> tuple[Method, ...]:
         raise ValueError(f"there is no method {unknown[0]!r}; there are {', '.join(METHODS)}.")
     return tuple(method for name, method in METHODS.items() if name in (asked or METHODS))
 
+
+# ---- Training the network, and how many images it then reads right.
+#
+# Law: all randomness comes from the seed; the global generator is not touched.
 
 EPOCHS = 30  # dense
 TUNING_EPOCHS = 10  # the same for every method
@@ -228,6 +225,11 @@ def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
     model.train(training)
     return 100 * float(correct)
 
+
+# Networks on their way to the table: methods × sparsities × seeds, sanity checks, and networks without some channels.
+#
+# Law: every method gets the same networks and the same budget, and the same seeds give the same accuracies on the
+# same machine, whatever its number of cores.
 
 SEEDS = (0, 1, 2)
 SPARSITIES = (0.5, 0.8, 0.9, 0.95, 0.98)
@@ -451,6 +453,8 @@ def _measured(model: nn.Module, data: Digits) -> float:
     reestimate_batchnorm(model, [data.train_images])
     return accuracy(model, data.test_images, data.test_labels)
 
+
+# ---- What is measured of a trained network: sizes, work, and milliseconds beside the others.
 
 ROUNDS = 100  # of timing
 

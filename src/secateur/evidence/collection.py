@@ -1,11 +1,5 @@
-"""Hooks on the modules that own weights: they add up what goes in and comes out while a batch runs forward.
-
-Law: padding does not count, a weight that no batch reaches is an error that names it, and all ranks get the same.
-
-What a criterion needs beside the weight: asked for by naming it, as a pytest fixture is asked for.
-
-Law: a criterion receives exactly the evidence that it names, an unknown name is an error before anything runs, and
-gathering it leaves the model as it was.
+"""Hooks on the modules that own weights: they add up what goes in and comes out while a batch runs forward. What a
+criterion needs beside the weight: asked for by naming it, as a pytest fixture is asked for.
 """
 
 from __future__ import annotations
@@ -41,6 +35,10 @@ from secateur.support import (
     whole,
 )
 from secateur.targets import find_targets, identity_of
+
+# ---- Hooks on the modules that own weights: they add up what goes in and comes out while a batch runs forward.
+#
+# Law: padding does not count, a weight that no batch reaches is an error that names it, and all ranks get the same.
 
 
 class Observation:
@@ -146,6 +144,12 @@ def groups_of_ranks(group: Any, weights: Mapping[str, Tensor]) -> list[Any]:
     sharded: list[Any] = [weight for weight in weights.values() if is_sharded(weight)]
     mesh = sharded[0].device_mesh if sharded else None
     return [] if mesh is None else [mesh.get_group(dim) for dim in range(mesh.ndim)]
+
+
+# ---- What a criterion needs beside the weight: asked for by naming it, as a pytest fixture is asked for.
+#
+# Law: a criterion receives exactly the evidence that it names, an unknown name is an error before anything runs, and
+# gathering it leaves the model as it was.
 
 
 def collect(

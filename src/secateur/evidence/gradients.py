@@ -1,10 +1,5 @@
-"""Where a model holds its weights: the modules and keys of each, of which a tied one has several.
-
-Law: parameters over one memory are one weight.
-
-What takes a backward pass: gradients and their squares, Hessian products, and the flow of absolute values.
-
-Law: sums are in float32 or wider, the flow in float64; a weight that no loss reaches is an error that names it.
+"""Where a model holds its weights: the modules and keys of each, of which a tied one has several. What takes a backward
+pass: gradients and their squares, Hessian products, and the flow of absolute values.
 """
 
 from __future__ import annotations
@@ -17,6 +12,10 @@ from torch import Tensor, nn
 
 from secateur.support import Forward, Loss, loss_of, mapped, private, run_batch, track
 from secateur.targets import identity_of
+
+# ---- Where a model holds its weights: the modules and keys of each, of which a tied one has several.
+#
+# Law: parameters over one memory are one weight.
 
 
 class Place(NamedTuple):
@@ -58,6 +57,10 @@ def distinct(places: list[Place]) -> list[nn.Parameter]:
     """The Parameters that are one weight: several where two of them share memory."""
     return list({id(place.parameter): place.parameter for place in places}.values())
 
+
+# ---- What takes a backward pass: gradients and their squares, Hessian products, and the flow of absolute values.
+#
+# Law: sums are in float32 or wider, the flow in float64; a weight that no loss reaches is an error that names it.
 
 _UNREACHED = "{name}: {what} on it; leave it out with exclude=, or pass batches or a loss= that do."
 GRADIENTS = frozenset(["grad", "grad_sq", "hessian_grad"])

@@ -1,11 +1,5 @@
-"""The words for what data says about weights, and which of them a criterion names.
-
-Law: a criterion is given exactly what it names; an unknown word is an error before anything runs.
-
-Running sums over tokens: of each input feature that meets a weight, of each pair of them, and of each output.
-
-Law: the sums over any split of the tokens into batches, and over processes, agree; they are in float32 or wider, so
-wide that squares neither overflow nor vanish; a Gram matrix is symmetric to the last bit.
+"""The words for what data says about weights, and which of them a criterion names. Running sums over tokens: of each
+input feature that meets a weight, of each pair of them, and of each output.
 """
 
 from __future__ import annotations
@@ -19,6 +13,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+# ---- The words for what data says about weights, and which of them a criterion names.
+#
+# Law: a criterion is given exactly what it names; an unknown word is an error before anything runs.
 
 Evidence = dict[str, dict[str, Tensor]]
 
@@ -73,6 +71,11 @@ def _name(criterion: Any) -> str:
         criterion = criterion.func
     return str(getattr(criterion, "__name__", criterion))
 
+
+# Running sums over tokens: of each input feature that meets a weight, of each pair of them, and of each output.
+#
+# Law: the sums over any split of the tokens into batches, and over processes, agree; they are in float32 or wider, so
+# wide that squares neither overflow nor vanish; a Gram matrix is symmetric to the last bit.
 
 PANEL = 512  # columns of a Gram matrix that are computed together
 LARGEST = 2.0**40  # in float32 the squares of 2^47 such numbers can be summed, and those of its inverse are no zeros

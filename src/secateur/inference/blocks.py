@@ -1,13 +1,5 @@
 """What follows a convolution in a model's run: the batch normalization and the activation that alone read its output.
-
-Law: what is named reads the output alone; where anything else does, or the model returns it, nothing is named.
-
 Blocks with a shortcut: what is added to a packed convolution's output, and the ReLU after it, go into its store.
-
-Law: a block is rewritten only where its forward pass is calls of modules, sums and ReLUs, one after the other; it then
-computes the same within rounding. Every other block is left as it is. Only memory that a block made itself, and that no
-hook and no other module has seen, is written over; and only what packed convolutions alone read has planes that lie
-apart.
 """
 
 from __future__ import annotations
@@ -28,6 +20,10 @@ from torch.nn import functional
 from secateur.inference.convolution import BlockConv2d, SparseConv2d
 from secateur.native import is_plain
 from secateur.support import private
+
+# What follows a convolution in a model's run: the batch normalization and the activation that alone read its output.
+#
+# Law: what is named reads the output alone; where anything else does, or the model returns it, nothing is named.
 
 _RECTIFIERS = {nn.ReLU: "relu", nn.ReLU6: "relu6", nn.Hardswish: "hardswish", nn.SiLU: "silu"}
 
@@ -163,6 +159,13 @@ class _Readers(private.DispatchMode):  # type: ignore[no-untyped-call]
         (reader,) = readers
         return reader if self.calls[reader] == 1 else ""
 
+
+# Blocks with a shortcut: what is added to a packed convolution's output, and the ReLU after it, go into its store.
+#
+# Law: a block is rewritten only where its forward pass is calls of modules, sums and ReLUs, one after the other; it
+# then computes the same within rounding. Every other block is left as it is. Only memory that a block made itself,
+# and that no hook and no other module has seen, is written over; and only what packed convolutions alone read has
+# planes that lie apart.
 
 _SUMS = (operator.add, operator.iadd, torch.add)
 _RELUS = (functional.relu, torch.relu)

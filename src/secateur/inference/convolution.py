@@ -1,16 +1,4 @@
-"""Convolutions with any zeros, as their kept weights and their places, in one and two dimensions.
-
-Law: the output is that of the dense convolution with its zeros, and of what was fused into it, within rounding.
-
-Convolutions in which 4 consecutive outputs share the places of their kept weights.
-
-Law: the output is that of the dense convolution with its zeros, and of what was fused into it, within rounding.
-
-What stays dense beside packed convolutions, in the form in which torch computes it fastest.
-
-Law: a folded convolution is the convolution and its batch normalization within rounding; a max-pooling here is
-torch's own, number for number.
-"""
+"""Convolutions that skip zeros, those in which 4 outputs share theirs, and what stays dense beside them."""
 
 from __future__ import annotations
 
@@ -24,6 +12,10 @@ from torch.nn import functional
 from secateur.inference.linear import KernelLayer, as_stored, few_columns, in_fours, rounds_with
 from secateur.native import RECTIFIERS, dense_convolution, size_after, sparse_convolution, together_for
 from secateur.support import private, to_int8
+
+# ---- Convolutions with any zeros, as their kept weights and their places, in one and two dimensions.
+#
+# Law: the output is that of the dense convolution with its zeros, and of what was fused into it, within rounding.
 
 _LAYOUT = ("kernel", "stride", "padding", "dilation")
 
@@ -392,6 +384,11 @@ def folded(weight: Tensor, bias: Tensor | None, norm: Any) -> tuple[Tensor, Tens
     return scaled.to(weight.dtype), shift.float()
 
 
+# ---- Convolutions in which 4 consecutive outputs share the places of their kept weights.
+#
+# Law: the output is that of the dense convolution with its zeros, and of what was fused into it, within rounding.
+
+
 class BlockConv2d(SparseConv2d):
     """A convolution in which 4 consecutive outputs share the places of their kept weights, as ``Block(4, 1)`` leaves
     it, or ``Block(16, 1)``, which is four times four.
@@ -423,6 +420,12 @@ class BlockConv1d(BlockConv2d, SparseConv1d):
     >>> torch.allclose(BlockConv1d.from_module(convolution)(x), convolution(x), atol=1e-5)
     True
     """
+
+
+# ---- What stays dense beside packed convolutions, in the form in which torch computes it fastest.
+#
+# Law: a folded convolution is the convolution and its batch normalization within rounding; a max-pooling here is
+# torch's own, number for number.
 
 
 class FoldedConv2d(nn.Conv2d):

@@ -1,10 +1,5 @@
-"""The forms of packed layers by their names, as files and pickles say them.
-
-Law: a pickle names ``secateur.inference``, wherever a layer is defined.
-
-Packed models on disk: a safetensors file that says which layer has which form.
-
-Law: everything of a file is checked before the model changes.
+"""The forms of packed layers by their names, as files and pickles say them. Packed models on disk: a safetensors file
+that says which layer has which form.
 """
 
 from __future__ import annotations
@@ -51,6 +46,10 @@ from secateur.inference.linear import (
 from secateur.inference.packing import freeze_like, is_conv1d, put
 from secateur.support import Fields, Part, Rows, Shown, bytes_text, device_of, printable, private, records, write_whole
 
+# ---- The forms of packed layers by their names, as files and pickles say them.
+#
+# Law: a pickle names ``secateur.inference``, wherever a layer is defined.
+
 KINDS: dict[str, Any] = {
     cls.__name__: cls
     for cls in (
@@ -68,6 +67,11 @@ KINDS: dict[str, Any] = {
 
 for _layer in (*KINDS.values(), Pointwise, Absorbed, FusedBlock, FoldedConv2d, ChannelsLastMaxPool2d):
     _layer.__module__ = "secateur.inference"
+
+
+# ---- Packed models on disk: a safetensors file that says which layer has which form.
+#
+# Law: everything of a file is checked before the model changes.
 
 
 @dataclass(frozen=True)

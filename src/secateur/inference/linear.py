@@ -1,31 +1,5 @@
-"""What the layers share that are computed by a kernel in C.
-
-Law: what a layer holds is checked when it is made, and a pickle of it can be read.
-
-A linear layer with any zeros, as its kept weights and their column numbers.
-
-Law: its output is that of the dense layer with its zeros, within rounding.
-
-A linear layer in which 16 consecutive outputs share their inputs.
-
-Law: its output is that of the dense layer with its zeros, within rounding.
-
-A linear layer whose groups of outputs read inputs of their own.
-
-Law: its output is that of the dense layer with its zeros, within rounding.
-
-A linear layer with any zeros, for few vectors at once.
-
-Law: its output is that of the dense layer with its zeros, within rounding.
-
-A convolution with a kernel of one place, as a linear layer at each place.
-
-Law: its output is that of the convolution, within rounding.
-
-2:4 on CUDA: a linear layer with two of every four inputs, for the GPU's sparse tensor cores.
-
-Law: the output is that of the dense layer with its zeros, within rounding; a weight that is not 2:4, or not of a shape
-that the GPU takes, is refused with the reason.
+"""Linear layers that skip zeros: any zeros, 16 outputs that share their inputs, groups, few vectors, 1×1 convolutions;
+and 2:4 on CUDA.
 """
 
 from __future__ import annotations
@@ -51,6 +25,10 @@ from secateur.native import (
     window_linear,
 )
 from secateur.support import private
+
+# ---- What the layers share that are computed by a kernel in C.
+#
+# Law: what a layer holds is checked when it is made, and a pickle of it can be read.
 
 
 class KernelLayer(nn.Module):
@@ -179,6 +157,10 @@ def few_columns(columns: int) -> None:
     if columns > MOST_COLUMNS:
         raise ValueError(f"{columns} inputs; an index of 16 bits counts up to {MOST_COLUMNS}.")
 
+
+# ---- A linear layer with any zeros, as its kept weights and their column numbers.
+#
+# Law: its output is that of the dense layer with its zeros, within rounding.
 
 _ROUNDED = 1024, 128  # columns and rows together where inputs are rounded: codes and sums in the second cache
 
@@ -320,6 +302,11 @@ class SparseLinear(KernelLayer):
         return super()._layout() | {"columns_together": self.columns_together, "rows_together": self.rows_together}
 
 
+# ---- A linear layer in which 16 consecutive outputs share their inputs.
+#
+# Law: its output is that of the dense layer with its zeros, within rounding.
+
+
 class BlockLinear(KernelLayer):
     """A linear layer in which 16 consecutive outputs share their inputs, as the pattern ``Block(16, 1)`` leaves it.
 
@@ -404,6 +391,11 @@ class BlockLinear(KernelLayer):
     def rounds_inputs(self) -> bool:
         """Whether inputs are rounded to 8 bits as they come."""
         return self.values.dim() == 3
+
+
+# ---- A linear layer whose groups of outputs read inputs of their own.
+#
+# Law: its output is that of the dense layer with its zeros, within rounding.
 
 
 class GroupedLinear(nn.Module):
@@ -515,6 +507,11 @@ class GroupedLinear(nn.Module):
         return cls(tensors["indices"], tensors["values"], tensors.get("bias"), used=tensors.get("used"), **layout)
 
 
+# ---- A linear layer with any zeros, for few vectors at once.
+#
+# Law: its output is that of the dense layer with its zeros, within rounding.
+
+
 class WindowLinear(KernelLayer):
     """A linear layer with any zeros for few vectors at once: 16 outputs walk through the inputs together.
 
@@ -602,6 +599,11 @@ class WindowLinear(KernelLayer):
         return {name: cast("Tensor", tensors[name]) for name in self.STORED}
 
 
+# ---- A convolution with a kernel of one place, as a linear layer at each place.
+#
+# Law: its output is that of the convolution, within rounding.
+
+
 class Pointwise(nn.Module):
     """A convolution with a kernel of one place, as a linear layer at each place.
 
@@ -640,6 +642,11 @@ class Pointwise(nn.Module):
         y = self.linear(x.movedim(channel, -1))
         return cast("Tensor", y.movedim(-1, channel))
 
+
+# ---- 2:4 on CUDA: a linear layer with two of every four inputs, for the GPU's sparse tensor cores.
+#
+# Law: the output is that of the dense layer with its zeros, within rounding; a weight that is not 2:4, or not of a
+# shape that the GPU takes, is refused with the reason.
 
 _DTYPES = (torch.float16, torch.bfloat16)
 _ROWS, _COLUMNS = 32, 64  # multiples that both of torch's back-ends take in halves; cuSPARSELt alone asks for 16 and 16

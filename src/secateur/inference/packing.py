@@ -1,11 +1,5 @@
-"""Layers that skip what was removed, put in a model where they are measured to be faster.
-
-Law: a packed layer's output is that of the dense layer with its zeros, within rounding; a layer stays dense unless
-another form beats the best dense one on the user's own batch.
-
-What pack says on a page: a row a layer.
-
-Law: a layer that stays dense says why.
+"""Layers that skip what was removed, put in a model where they are measured to be faster. What pack says on a page: a
+row a layer.
 """
 
 from __future__ import annotations
@@ -74,6 +68,11 @@ from secateur.support import (
     track,
     unchanged,
 )
+
+# ---- Layers that skip what was removed, put in a model where they are measured to be faster.
+#
+# Law: a packed layer's output is that of the dense layer with its zeros, within rounding; a layer stays dense unless
+# another form beats the best dense one on the user's own batch.
 
 _GROUPS = (256, 128, 64, 32, 16)  # outputs that may share a choice of inputs, the fastest first
 _SLACK = 1.05  # times the fewest products that any number of groups needs
@@ -751,6 +750,11 @@ def put(model: nn.Module, name: str, module: nn.Module) -> None:
     for each in [other for other, found in model.named_modules(remove_duplicate=False) if found is old]:
         parent, _, key = each.rpartition(".")
         private.submodules_of(model.get_submodule(parent))[key] = module
+
+
+# ---- What pack says on a page: a row a layer.
+#
+# Law: a layer that stays dense says why.
 
 
 def layers_sheet(title: str, packing: Packing) -> Sheet:

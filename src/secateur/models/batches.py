@@ -1,11 +1,5 @@
-"""Calibration data: token batches from a text file, a file of JSON records, or what the caller has.
-
-Law: the same source, tokenizer, numbers and seed give the same tokens; the whole source has its chance, and of a large
-file only what is used is read. Nothing is downloaded, and no code of a tokenizer's directory is run.
-
-Errors of a model on a batch are re-raised with the number and the shapes of the batch.
-
-Law: what this library found itself says so already, and passes; whatever the model or torch raises becomes one line.
+"""Calibration data: token batches from a text file, a file of JSON records, or what the caller has. Errors of a model
+on a batch are re-raised with the number and the shapes of the batch.
 """
 
 from __future__ import annotations
@@ -27,6 +21,11 @@ from torch import Tensor, nn
 from secateur.checkpoints import CheckpointError, read_json
 from secateur.models.replay import LostOutputError
 from secateur.support import Forward, documents, printable, run_batch, track
+
+# ---- Calibration data: token batches from a text file, a file of JSON records, or what the caller has.
+#
+# Law: the same source, tokenizer, numbers and seed give the same tokens; the whole source has its chance, and of a
+# large file only what is used is read. Nothing is downloaded, and no code of a tokenizer's directory is run.
 
 Batch = Tensor | dict[str, Any]
 Tokens = npt.NDArray[np.int64]
@@ -378,6 +377,12 @@ def _number(config: Mapping[str, Any], names: Iterable[str]) -> int | None:
             if type(value) is int and value > 0:
                 return value
     return None
+
+
+# ---- Errors of a model on a batch are re-raised with the number and the shapes of the batch.
+#
+# Law: what this library found itself says so already, and passes; whatever the model or torch raises becomes one
+# line.
 
 
 def with_batch_in_errors(batches: Sequence[Any], forward: Forward | None) -> Forward:

@@ -1,11 +1,5 @@
-"""The repeated blocks of a model, found by its structure, and which of their weights pruning is for.
-
-Law: no table of architectures. A block is an entry of an outermost list of modules that hold matrices, and of no block
-is another one a part.
-
-Which matrices of a model's blocks are pruned, and why the others are left alone.
-
-Law: what lies outside the blocks, or is shared with another block, is never chosen; each matrix has one reason.
+"""The repeated blocks of a model, found by its structure, and which of their weights pruning is for. Which matrices of
+a model's blocks are pruned, and why the others are left alone.
 """
 
 from __future__ import annotations
@@ -18,6 +12,11 @@ from torch import nn
 
 from secateur.support import matched, private
 from secateur.targets import identity_of, is_expert, kinds_within
+
+# ---- The repeated blocks of a model, found by its structure, and which of their weights pruning is for.
+#
+# Law: no table of architectures. A block is an entry of an outermost list of modules that hold matrices, and of no
+# block is another one a part.
 
 WHOLE = ""  # the name of the one block that a network of layers is
 
@@ -117,6 +116,11 @@ def _matrix_entries(module: nn.Module) -> int:
 def experts_owners(block: nn.Module) -> list[nn.Module]:
     """The modules that send tokens to experts: those with a child of that name."""
     return [module for module in block.modules() if any(is_expert(name) for name, _ in module.named_children())]
+
+
+# ---- Which matrices of a model's blocks are pruned, and why the others are left alone.
+#
+# Law: what lies outside the blocks, or is shared with another block, is never chosen; each matrix has one reason.
 
 
 def choose_targets(

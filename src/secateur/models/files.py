@@ -1,12 +1,5 @@
-"""A checkpoint's tensors as those of a model, whose weights stay on disk: one block's at a time are read into it.
-
-Law: what is read is checked against the shape that the model has, what is written goes to the bytes it was read from,
-and nothing else changes.
-
-The model that a directory's ``config.json`` describes, on the meta device: with its buffers, without its weights.
-
-Law: only a model of transformers' own is built, of no more than the files could hold; whatever goes wrong on the way
-names ``config.json``.
+"""A checkpoint's tensors as those of a model, whose weights stay on disk: one block's at a time are read into it. The
+model that a directory's ``config.json`` describes, on the meta device: with its buffers, without its weights.
 """
 
 from __future__ import annotations
@@ -37,6 +30,12 @@ from secateur.checkpoints import (
 from secateur.support import ONE_AT_A_TIME, NewTensors, printable, private
 
 # ------------------------------------------------------------------------------------ names in files and in the model
+
+
+# A checkpoint's tensors as those of a model, whose weights stay on disk: one block's at a time are read into it.
+#
+# Law: what is read is checked against the shape that the model has, what is written goes to the bytes it was read
+# from, and nothing else changes.
 
 
 @dataclass(frozen=True)
@@ -457,6 +456,12 @@ def _changed(stored: Tensor, new: Tensor) -> Tensor:
     """The new values in the stored dtype; what did not change, seen in the dtype of the new ones, stays as stored."""
     same = new.eq(stored.to(new.dtype)) & new.ne(0)
     return torch.where(same, stored, new.to(stored.dtype))
+
+
+# The model that a directory's ``config.json`` describes, on the meta device: with its buffers, without its weights.
+#
+# Law: only a model of transformers' own is built, of no more than the files could hold; whatever goes wrong on the
+# way names ``config.json``.
 
 
 def build_on_meta(checkpoint: Checkpoint) -> nn.Module:

@@ -1,12 +1,5 @@
-"""How a walk shares the sparsity out: an allocation from the dense model's scores.
-
-Law: `uniform` looks at nothing; any other allocation sees Wanda's scores of the dense model on the same batches, and
-the model and the replay are afterwards as they were. The dense model runs only for an allocation that reads a score.
-
-The walk over a model in memory: its weights change in place, block by block.
-
-Law: what can be refused is refused before any weight changes; if a block fails, those before it stay pruned, and the
-error names them.
+"""How a walk shares the sparsity out: an allocation from the dense model's scores. The walk over a model in memory: its
+weights change in place, block by block.
 """
 
 from __future__ import annotations
@@ -32,6 +25,12 @@ from secateur.models.walk import Weights, check_pruned, never_run, walk
 from secateur.selection import LazyScores
 from secateur.support import Forward, device_of, moved, run_batch, track, unchanged, unwrapped
 from secateur.targets import stored_inputs_first
+
+# ---- How a walk shares the sparsity out: an allocation from the dense model's scores.
+#
+# Law: `uniform` looks at nothing; any other allocation sees Wanda's scores of the dense model on the same batches,
+# and the model and the replay are afterwards as they were. The dense model runs only for an allocation that reads a
+# score.
 
 Norms = Mapping[str, Mapping[WeightView, Tensor]]
 
@@ -157,6 +156,12 @@ def _rows_shape(shape: tuple[int, ...], *, inputs_first: bool) -> tuple[int, ...
     if len(shape) == 3:
         return (shape[0] * shape[1], shape[2])
     return shape[::-1] if inputs_first else shape
+
+
+# ---- The walk over a model in memory: its weights change in place, block by block.
+#
+# Law: what can be refused is refused before any weight changes; if a block fails, those before it stay pruned, and
+# the error names them.
 
 
 def prune_in_memory(model: nn.Module, batches: Iterable[Any], request: Request) -> OneShot:

@@ -1,11 +1,5 @@
-"""The interface between a walk over blocks and what is done at each stage of a block.
-
-Law: a job sees a stage's weights and the statistics of their inputs, and returns new values; it runs nothing and writes
-nothing. It is the same for weights in memory and in files.
-
-Communication between processes: ranks, sums over all batches, and solved weights.
-
-Law: after each step here all processes hold the same values; an error of one is raised on all.
+"""The interface between a walk over blocks and what is done at each stage of a block. Communication between processes:
+ranks, sums over all batches, and solved weights.
 """
 
 from __future__ import annotations
@@ -20,6 +14,11 @@ from torch import Tensor, nn
 
 from secateur.evidence import Sums, sum_over_ranks
 from secateur.models.products import SAMPLE, InputStats, Products, WeightView
+
+# ---- The interface between a walk over blocks and what is done at each stage of a block.
+#
+# Law: a job sees a stage's weights and the statistics of their inputs, and returns new values; it runs nothing and
+# writes nothing. It is the same for weights in memory and in files.
 
 
 @dataclass(frozen=True)
@@ -114,6 +113,10 @@ class Job(Protocol):
         nothing reads any more, or of a bias: later stages see them. Nothing is written here.
         """
 
+
+# ---- Communication between processes: ranks, sums over all batches, and solved weights.
+#
+# Law: after each step here all processes hold the same values; an error of one is raised on all.
 
 _T = TypeVar("_T")
 

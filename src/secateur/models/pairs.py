@@ -1,18 +1,4 @@
-"""The stages of a block: weights whose inputs do not depend on one another's outputs are solved together.
-
-Law: no names. A run of one batch is followed operation by operation: what a weight went into carries its mark, and the
-marks of what a weight is first multiplied with say after which others it comes.
-
-The residual of each product of the pruned model: the dense model's output minus its own, on the same tokens.
-
-Law: nothing is held longer than one batch but the sums; tokens that are not the same in both runs are not compared.
-
-The residual of a product inside a block is ``X Wᵀ - X' Wᵀ``, X being the dense model's inputs and X' the pruned one's.
-If the output is added to a tensor of its shape, such as the residual stream, it is the residual of that sum; where
-several products of one stage are added up, each has an equal share of it. Such sums are found as they are computed: an
-output is recognised by its memory, through views, functions that return it unchanged, and the adding of a bias, up to a
-sum of two tensors of its shape.
-"""
+"""Stages of a block, solved together; and the residual of each product of the pruned model to the dense one."""
 
 from __future__ import annotations
 
@@ -32,6 +18,11 @@ from secateur.evidence import CONVOLUTIONS, RECURRENT, Sums, in_range
 from secateur.models.jobs import all_gather
 from secateur.models.products import AllMetError, Inputs, InputStats, Products, Rows, Tokens, WeightView
 from secateur.support import private
+
+# ---- The stages of a block: weights whose inputs do not depend on one another's outputs are solved together.
+#
+# Law: no names. A run of one batch is followed operation by operation: what a weight went into carries its mark, and
+# the marks of what a weight is first multiplied with say after which others it comes.
 
 # what they return has the shape of what they are given and nothing else of it, or is new
 _NOTHING_OF = re.compile(
@@ -154,6 +145,16 @@ class Order(Products):
 def _kind(name: str, weight: Tensor) -> tuple[str, tuple[int, ...]]:
     return re.sub(r"\d+", "*", name), tuple(weight.shape)
 
+
+# ---- The residual of each product of the pruned model: the dense model's output minus its own, on the same tokens.
+#
+# Law: nothing is held longer than one batch but the sums; tokens that are not the same in both runs are not compared.
+#
+# The residual of a product inside a block is ``X Wᵀ - X' Wᵀ``, X being the dense model's inputs and X' the pruned
+# one's. If the output is added to a tensor of its shape, such as the residual stream, it is the residual of that sum;
+# where several products of one stage are added up, each has an equal share of it. Such sums are found as they are
+# computed: an output is recognised by its memory, through views, functions that return it unchanged, and the adding
+# of a bias, up to a sum of two tensors of its shape.
 
 _AROUND = frozenset(["input_mean", "input_var"])
 _ADDITIONS = {

@@ -1,12 +1,6 @@
-"""The result of `oneshot`: each layer's error and sparsity, and what was left alone, as numbers and as a table.
-
-The tables of `oneshot` on a page: a row and a mark for every weight.
-
-Law: what is drawn is what the result holds.
-
-``secateur.json`` in a directory that `oneshot` pruned, and what its journal is begun with.
-
-Law: no time and no path of our own: the same call on the same files writes the same bytes.
+"""The result of `oneshot`: each layer's error and sparsity, and what was left alone, as numbers and as a table. The
+tables of `oneshot` on a page: a row and a mark for every weight. ``secateur.json`` in a directory that `oneshot`
+pruned, and what its journal is begun with.
 """
 
 from __future__ import annotations
@@ -24,6 +18,8 @@ from secateur.models.jobs import Layer, Pruned
 from secateur.models.solving import Request, digest
 from secateur.report import Cells, Chart, Reported, Sheet
 from secateur.support import Part, Rows, percent, printable
+
+# ---- The result of `oneshot`: each layer's error and sparsity, and what was left alone, as numbers and as a table.
 
 WIDE = 1000  # letters of a line that is not a table's
 
@@ -112,6 +108,11 @@ class Tally:
         return OneShot(tuple(self.layers), {why: tuple(names) for why, names in self.left_alone.items()}, seconds, out)
 
 
+# ---- The tables of `oneshot` on a page: a row and a mark for every weight.
+#
+# Law: what is drawn is what the result holds.
+
+
 def pruned_blocks_sheets(done: OneShot) -> list[Sheet]:
     """The sheets of a `oneshot` result: a table with a row for each weight, in the order of the walk."""
     layers = done.layers
@@ -141,6 +142,11 @@ def pruned_blocks_sheets(done: OneShot) -> list[Sheet]:
         share=True,
     )
     return [Sheet("Weight by weight", cells, [of_error, of_removed])]
+
+
+# ---- ``secateur.json`` in a directory that `oneshot` pruned, and what its journal is begun with.
+#
+# Law: no time and no path of our own: the same call on the same files writes the same bytes.
 
 
 def said_of(request: Request, batches: Iterable[Any]) -> dict[str, Any]:

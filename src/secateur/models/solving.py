@@ -1,10 +1,5 @@
-"""Solves a stage of a block: new values and masks of its matrices, and a `Layer` for each.
-
-Law: nothing is written here; a matrix that no token met is pruned by magnitude, and named.
-
-The checked arguments of `oneshot`, and the batches of each process.
-
-Law: what the bytes of a result depend on can be said as JSON, so that a run that goes on can be told from another.
+"""Solves a stage of a block: new values and masks of its matrices, and a `Layer` for each. The checked arguments of
+`oneshot`, and the batches of each process.
 """
 
 from __future__ import annotations
@@ -31,6 +26,10 @@ from secateur.patterns import Pattern, Rows, Unstructured, word_of
 from secateur.solvers import aimed, best_mask, from_criterion
 from secateur.support import Forward, check_batches, described
 from secateur.targets import is_expert
+
+# ---- Solves a stage of a block: new values and masks of its matrices, and a `Layer` for each.
+#
+# Law: nothing is written here; a matrix that no token met is pruned by magnitude, and named.
 
 Solve = Callable[..., tuple[Tensor, Tensor]]
 
@@ -256,6 +255,11 @@ def complete(pieces: Sequence[WeightView], parameter: Tensor) -> list[WeightView
     places = range(0, parameter.numel(), math.prod(first.shape))
     whole = [WeightView(first.name, at, first.shape, first.strides) for at in places]
     return whole if set(pieces) <= set(whole) and parameter.is_contiguous() else []
+
+
+# ---- The checked arguments of `oneshot`, and the batches of each process.
+#
+# Law: what the bytes of a result depend on can be said as JSON, so that a run that goes on can be told from another.
 
 
 @dataclass(frozen=True)

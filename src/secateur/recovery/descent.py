@@ -1,17 +1,6 @@
-"""Which entries of a model's weights are removed, and how new values are written beside them.
-
-Law: an entry that was removed keeps its bits, and one that was not zero does not become zero, whatever it was trained
-or rounded to: the zeros afterwards are those before, to the last one.
-
-What training moves: whole parameters, or low-rank updates of them, with what was removed left as it is.
-
-Law: the model's own tensors are not written to before all is done and found good; until then it computes with copies,
-in float32 or wider, and if anything fails it has its own tensors back.
-
-AdamW with a warm-up, a cosine decay and clipped gradients, which can be resumed after any step.
-
-Law: what a step does follows from the state before it and its number alone; a step that is not finite is an error, and
-changes nothing.
+"""Which entries of a model's weights are removed, and how new values are written beside them. What training moves:
+whole parameters, or low-rank updates of them, with what was removed left as it is. AdamW with a warm-up, a cosine
+decay and clipped gradients, which can be resumed after any step.
 """
 
 from __future__ import annotations
@@ -28,6 +17,11 @@ from torch import Tensor, nn
 from secateur.pipeline import Masks, attached_masks, check_mask
 from secateur.support import is_sharded, private
 from secateur.targets import find_targets, identity_of
+
+# ---- Which entries of a model's weights are removed, and how new values are written beside them.
+#
+# Law: an entry that was removed keeps its bits, and one that was not zero does not become zero, whatever it was
+# trained or rounded to: the zeros afterwards are those before, to the last one.
 
 Zeros = dict[str, tuple[int, int]]  # {name: (before, after)}
 
@@ -126,6 +120,12 @@ def groups_of(parameters: Mapping[str, nn.Parameter]) -> list[list[str]]:
     for name, parameter in parameters.items():
         groups.setdefault(identity_of(parameter), []).append(name)
     return list(groups.values())
+
+
+# ---- What training moves: whole parameters, or low-rank updates of them, with what was removed left as it is.
+#
+# Law: the model's own tensors are not written to before all is done and found good; until then it computes with
+# copies, in float32 or wider, and if anything fails it has its own tensors back.
 
 
 @dataclass(eq=False)
@@ -317,6 +317,11 @@ def movers_for(
             movers.append(Whole(first, mask, others))
     return movers
 
+
+# ---- AdamW with a warm-up, a cosine decay and clipped gradients, which can be resumed after any step.
+#
+# Law: what a step does follows from the state before it and its number alone; a step that is not finite is an error,
+# and changes nothing.
 
 WARMUP = 0.1  # of the steps
 FUSED = ("cpu", "cuda")  # where AdamW takes one pass over memory, in place of one for each of its operations

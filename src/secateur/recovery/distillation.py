@@ -1,11 +1,5 @@
-"""`Distillation`: adds the loss against a teacher to a custom training loop.
-
-Law: the teacher is only run, in evaluation mode and without gradients; what the model returns is not changed.
-
-Adapters of peft merged into a sparse model: `merge_keeping_zeros`.
-
-Law: what was zero in the weights below the adapters is zero afterwards, and nothing else became zero; a call that fails
-changes nothing.
+"""`Distillation`: adds the loss against a teacher to a custom training loop. Adapters of peft merged into a sparse
+model: `merge_keeping_zeros`.
 """
 
 from __future__ import annotations
@@ -24,6 +18,10 @@ from secateur.recovery.descent import removed_of, settled
 from secateur.recovery.losses import OutputLoss, chosen_for, count_rows, features_of, loss_between, parse
 from secateur.support import Part, Rows, Shown, Undo, device_of, in_mode, moved, percent, unwrapped
 from secateur.training import Pruner
+
+# ---- `Distillation`: adds the loss against a teacher to a custom training loop.
+#
+# Law: the teacher is only run, in evaluation mode and without gradients; what the model returns is not changed.
 
 
 class Distillation:
@@ -115,6 +113,12 @@ class Distillation:
         if not masks:
             return None
         return Pruner(model, optimizer, lambda _step: 0.0, within=masks, include=list(masks), verbose=False)
+
+
+# ---- Adapters of peft merged into a sparse model: `merge_keeping_zeros`.
+#
+# Law: what was zero in the weights below the adapters is zero afterwards, and nothing else became zero; a call that
+# fails changes nothing.
 
 
 @dataclass(frozen=True)

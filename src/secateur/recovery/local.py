@@ -1,34 +1,4 @@
-"""Which blocks of its teacher each block of a model follows, where some have left.
-
-Law: matched by the weights and in the teacher's order, or not at all; a model of all its teacher's blocks follows each
-its own.
-
-A block follows the one whose weights it has, and those after it that have left: the one before a gap can give the next
-block what that was trained on.
-
-The parts of a block that are trained one after the other: attention up to the residual sum behind it, then the rest.
-
-Law: no names of architectures. A part ends where a normalization is given a tensor of the block's own shape that
-matrices have a share in which the part before had none of; a block without such a place is one part. Every parameter of
-the block is in one part.
-
-The closed form of a part of a block: least squares for the matrix whose outputs are added up to where the part ends.
-
-Law: what the mask removes stays zero, and nothing is written here.
-
-In a part with the output ``y = … + X Wᵀ + b`` the matrix is found by its gradient, which is that of y itself. The
-residual, ``R = teacher's y - y``, is then linear in a change of W and b: with token weights D, ``G = Xᵀ D X``,
-``C = Rᵀ D X``, the best one is ``C G⁻¹``, and under a mask `secateur.solvers.refit`'s.
-
-Training block by block: each part of a block is fitted to the teacher's activations, on the inputs that the
-recovered blocks before it give.
-
-Law: one block is trained at a time, and what is kept of the others is what they pass on; a part that did not come
-nearer is left as it was.
-
-After Roux et al. 2025, arXiv:2510.14444: parts that hold a nonlinearity do as well as whole blocks, and single matrices
-worse.
-"""
+"""The local part of recovery: halves of blocks, which blocks of the teacher a block follows, and their closed form."""
 
 from __future__ import annotations
 
@@ -46,6 +16,14 @@ from secateur.recovery.losses import rows_of
 from secateur.solvers import refit, scale_of
 from secateur.support import mapped, tensors_in, track
 from secateur.targets import KINDS
+
+# ---- Which blocks of its teacher each block of a model follows, where some have left.
+#
+# Law: matched by the weights and in the teacher's order, or not at all; a model of all its teacher's blocks follows
+# each its own.
+#
+# A block follows the one whose weights it has, and those after it that have left: the one before a gap can give the
+# next block what that was trained on.
 
 SKETCHED = 4096  # entries of a tensor that are compared
 CLEARER = 0.5  # of the distance to the block that is second nearest
@@ -138,6 +116,13 @@ def _distance(one: Sketch, other: Sketch) -> float:
         shares.append(float((a - b).square().sum()) / size if size > 0 else 0.0)
     return sum(shares) / len(shares) if shares else float("inf")
 
+
+# The parts of a block that are trained one after the other: attention up to the residual sum behind it, then the
+# rest.
+#
+# Law: no names of architectures. A part ends where a normalization is given a tensor of the block's own shape that
+# matrices have a share in which the part before had none of; a block without such a place is one part. Every
+# parameter of the block is in one part.
 
 OUTPUT = ""  # where the last part of a block ends
 _NORMALIZATIONS = next(kind for kind in KINDS if kind.reason == "normalizations")
@@ -298,6 +283,15 @@ def _reached(given: Tensor, parameters: Mapping[str, nn.Parameter]) -> frozenset
     return frozenset(name for name, gradient in zip(parameters, gradients, strict=True) if gradient is not None)
 
 
+# The closed form of a part of a block: least squares for the matrix whose outputs are added up to where the part
+# ends.
+#
+# Law: what the mask removes stays zero, and nothing is written here.
+#
+# In a part with the output ``y = … + X Wᵀ + b`` the matrix is found by its gradient, which is that of y itself. The
+# residual, ``R = teacher's y - y``, is then linear in a change of W and b: with token weights D, ``G = Xᵀ D X``, ``C
+# = Rᵀ D X``, the best one is ``C G⁻¹``, and under a mask `secateur.solvers.refit`'s.
+
 # of the mean diagonal, the first as SparseGPT's: which is best says data that was not summed, since of 2048 tokens the
 # first made MiniLM at 50 % fit its batches and nothing else (cosine .735 to .636 on other text)
 DAMPINGS = (0.01, 0.1, 1.0)
@@ -412,6 +406,15 @@ class Gathered:
         found = {"weight": aim[:, : weight.shape[1]]}
         return found if bias is None else {**found, "bias": aim[:, -1]}
 
+
+# ---- Training block by block: each part of a block is fitted to the teacher's activations, on the inputs that the
+# recovered blocks before it give.
+#
+# Law: one block is trained at a time, and what is kept of the others is what they pass on; a part that did not come
+# nearer is left as it was.
+#
+# After Roux et al. 2025, arXiv:2510.14444: parts that hold a nonlinearity do as well as whole blocks, and single
+# matrices worse.
 
 STACKS_DIFFER = "the teacher's blocks are others: {ours} here, {theirs} there"
 WIDTHS_DIFFER = "what {name} passes on has shape {ours} here, and {theirs} in the teacher"

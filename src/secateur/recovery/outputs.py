@@ -1,18 +1,6 @@
-"""Text to train on that the teacher writes itself, where none is given: `Sampled`.
-
-Law: what is written follows from the teacher, the request and the seed; the generators of the process stay as they are.
-
-As LLM-QAT (Liu et al. 2023, arXiv:2305.17888) trains on, but drawn at temperature 1 from the first token on: what the
-teacher finds likely, as often as it does. An end of a text is a token like others, and the next text follows it.
-
-Training of the whole model on the teacher's outputs: a step over a batch follows from its number alone.
-
-Law: the teacher is only run; the batches of a list come in an order that follows from the seed and the round, so that a
-run that was stopped after any step goes on as if it had not been. Numbers are narrow within the two runs alone.
-
-What a run by the outputs goes on from, in one file: the parameters, what the optimizer remembers, the losses so far.
-
-Law: what was saved is what is read, to the bit, or it is an error of one line; nothing in the file is run.
+"""Text to train on that the teacher writes itself, where none is given: `Sampled`. What a run by the outputs goes on
+from, in one file: the parameters, what the optimizer remembers, the losses so far. Training of the whole model on
+the teacher's outputs: a step over a batch follows from its number alone.
 """
 
 from __future__ import annotations
@@ -36,6 +24,15 @@ from secateur.recovery.descent import Descent, order_of, widened_batch
 from secateur.recovery.losses import NO_TEXT, OutputLoss, chosen_for, count_rows, features_of, loss_between, text_loss
 from secateur.recovery.result import Judged
 from secateur.support import Fields, Forward, device_of, in_mode, mapped, moved, run_batch, track
+
+# ---- Text to train on that the teacher writes itself, where none is given: `Sampled`.
+#
+# Law: what is written follows from the teacher, the request and the seed; the generators of the process stay as they
+# are.
+#
+# As LLM-QAT (Liu et al. 2023, arXiv:2305.17888) trains on, but drawn at temperature 1 from the first token on: what
+# the teacher finds likely, as often as it does. An end of a text is a token like others, and the next text follows
+# it.
 
 LENGTH = 512  # tokens of a sequence, or fewer where the model takes fewer
 TOGETHER = 32  # sequences are drawn at a time, by a seed of their own: a run that was stopped goes on after them
@@ -196,11 +193,23 @@ def load_text(path: Path, asked: Sampled, said: dict[str, Any], vocabulary: int,
     return rows if whole else rows[: len(rows) // TOGETHER * TOGETHER]
 
 
+# What a run by the outputs goes on from, in one file: the parameters, what the optimizer remembers, the losses so
+# far.
+#
+# Law: what was saved is what is read, to the bit, or it is an error of one line; nothing in the file is run.
+
+
 def _digest(rows: Tensor, text: str) -> str:
     total = hashlib.sha256(f"{text}{tuple(rows.shape)}".encode())
     total.update(rows.contiguous().numpy().data if rows.numel() else b"")
     return total.hexdigest()
 
+
+# ---- Training of the whole model on the teacher's outputs: a step over a batch follows from its number alone.
+#
+# Law: the teacher is only run; the batches of a list come in an order that follows from the seed and the round, so
+# that a run that was stopped after any step goes on as if it had not been. Numbers are narrow within the two runs
+# alone.
 
 OnStep = Callable[[int, float], None]
 NO_BATCHES = "there are no batches: recovery is learned from running both models."

@@ -1,11 +1,4 @@
-"""The checked arguments of `recover`.
-
-Law: what the bytes of a result depend on can be said as JSON.
-
-The verb `recover`: trains a pruned model to match the model it came from.
-
-Law: a call that fails changes nothing; one that ends has changed the parameters alone, and no zero of them.
-"""
+"""The checked arguments of `recover`. The verb `recover`: trains a pruned model to match the model it came from."""
 
 from __future__ import annotations
 
@@ -57,6 +50,10 @@ from secateur.recovery.result import Judged, Recovered, memory_of
 from secateur.shrinking import check_finite
 from secateur.support import Forward, described, device_of, mapped, matched, moved, repeatable, unchanged, unwrapped
 from secateur.targets import find_targets, kinds_within
+
+# ---- The checked arguments of `recover`.
+#
+# Law: what the bytes of a result depend on can be said as JSON.
 
 
 @dataclass(frozen=True)
@@ -204,6 +201,11 @@ def _only_looked_up(model: nn.Module) -> set[int]:
         for each in module.parameters(recurse=False):
             holders.setdefault(id(each), []).append(isinstance(module, lookups))
     return {key for key, found in holders.items() if all(found)}
+
+
+# ---- The verb `recover`: trains a pruned model to match the model it came from.
+#
+# Law: a call that fails changes nothing; one that ends has changed the parameters alone, and no zero of them.
 
 
 def recover(

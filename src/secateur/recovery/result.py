@@ -1,10 +1,5 @@
-"""The result of `recover`: the losses, the error of each part of a block, and the zeros before and after.
-
-Law: it holds the numbers, and says them as lines and tables.
-
-The tables of `recover` on a page: the learning curve, parts of blocks, zeros before and after.
-
-Law: the zeros before and after are said.
+"""The result of `recover`: the losses, the error of each part of a block, and the zeros before and after. The tables of
+`recover` on a page: the learning curve, parts of blocks, zeros before and after.
 """
 
 from __future__ import annotations
@@ -23,6 +18,10 @@ import torch
 from secateur.recovery.local import LocalPart
 from secateur.report import Cells, Chart, Reported, Sheet
 from secateur.support import Part, Rows, bytes_text, printable
+
+# ---- The result of `recover`: the losses, the error of each part of a block, and the zeros before and after.
+#
+# Law: it holds the numbers, and says them as lines and tables.
 
 LINES = 10  # of the learning curve that a table shows
 NOISE = 1e-3  # of a loss: what rounding to bfloat16 does to it
@@ -188,6 +187,10 @@ def memory_of(device: torch.device | None) -> int | None:
         return None
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
+
+# ---- The tables of `recover` on a page: the learning curve, parts of blocks, zeros before and after.
+#
+# Law: the zeros before and after are said.
 
 POINTS = 200  # of the learning curve on a page
 ROWS = 20  # of its table

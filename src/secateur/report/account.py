@@ -1,10 +1,5 @@
-"""What one call of a verb was asked and what it got: plain values, which a page shows.
-
-Law: an account states what the verb returned and nothing else; what was not measured is None.
-
-What a model weighs and takes, before and after: bytes and measured milliseconds, for a page.
-
-Law: both sides run in one process, in turns, on the same inputs; nothing is worked out from counts.
+"""What one call of a verb was asked and what it got: plain values, which a page shows. What a model weighs and takes,
+before and after: bytes and measured milliseconds, for a page.
 """
 
 from __future__ import annotations
@@ -20,6 +15,10 @@ from torch import nn
 
 from secateur.report.results import Column, environment
 from secateur.support import Part, alternating, bytes_text, in_mode, ratio, ratios, run_example
+
+# ---- What one call of a verb was asked and what it got: plain values, which a page shows.
+#
+# Law: an account states what the verb returned and nothing else; what was not measured is None.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,6 +144,10 @@ class Account:
     seconds: float | None
     versions: Mapping[str, str] = dataclasses.field(default_factory=environment)
 
+
+# ---- What a model weighs and takes, before and after: bytes and measured milliseconds, for a page.
+#
+# Law: both sides run in one process, in turns, on the same inputs; nothing is worked out from counts.
 
 ROUNDS, SECONDS = 9, 1.0  # so many at least, and more of what is fast
 

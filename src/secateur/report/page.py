@@ -1,10 +1,5 @@
-"""What happened, on one page: methods compared, accuracy against sparsity and size; or one call of a verb.
-
-Law: the page loads nothing, whatever the names in it, and appears whole or not at all.
-
-What a verb returns can be written as a page: the same that it prints, and below it charts and every row.
-
-Law: the page of a call in Python and that of the command's ``--report`` are one design, drawn by the same functions.
+"""What happened, on one page: methods compared, accuracy against sparsity and size; or one call of a verb. What a verb
+returns can be written as a page: the same that it prints, and below it charts and every row.
 """
 
 from __future__ import annotations
@@ -21,6 +16,10 @@ from secateur.report.account import Account, Sheet, Timed
 from secateur.report.plots import STYLE, accuracy_plots, chart_of, cost_plots, histogram, history_plot, map_of
 from secateur.report.results import Results, best_rows, columns_of, missing_baselines, shrunken_table, summarize
 from secateur.support import Part, Shown, write_whole
+
+# ---- What happened, on one page: methods compared, accuracy against sparsity and size; or one call of a verb.
+#
+# Law: the page loads nothing, whatever the names in it, and appears whole or not at all.
 
 _Drawn = TypeVar("_Drawn")
 
@@ -189,6 +188,12 @@ def _write(path: str | os.PathLike[str], template: str, **values: Any) -> Path:
         digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
     return write_whole(path, text)
+
+
+# ---- What a verb returns can be written as a page: the same that it prints, and below it charts and every row.
+#
+# Law: the page of a call in Python and that of the command's ``--report`` are one design, drawn by the same
+# functions.
 
 
 class Reported(Shown):

@@ -1,10 +1,5 @@
-"""The plots of a report: SVG whose colours are the page's, so that they follow light and dark.
-
-Law: what is drawn is what the results say; a name is text, whatever is in it.
-
-The charts of an account: one number of each of many things, in their order.
-
-Law: what is drawn is what the account says; a name is text, whatever is in it.
+"""The plots of a report: SVG whose colours are the page's, so that they follow light and dark. The charts of an
+account: one number of each of many things, in their order.
 """
 
 import dataclasses
@@ -17,6 +12,10 @@ from typing import Any, NamedTuple
 
 from secateur.report.account import Chart
 from secateur.report.results import Network, Results, Row, interval_of
+
+# ---- The plots of a report: SVG whose colours are the page's, so that they follow light and dark.
+#
+# Law: what is drawn is what the results say; a name is text, whatever is in it.
 
 # matplotlib draws with stand-ins; `svg_of` puts the page's CSS variables in their place.
 _INK, _FAINT, PAPER = "#010001", "#010002", "#010003"
@@ -321,6 +320,10 @@ def histogram(network: Network, number: int) -> Plot:
     title = "Weights kept and removed"
     return Plot(title, "Counts on a log scale.", svg_of(figure, f"histogram-{number}", f"{network.title}: {title}"))
 
+
+# ---- The charts of an account: one number of each of many things, in their order.
+#
+# Law: what is drawn is what the account says; a name is text, whatever is in it.
 
 _MOST = 24  # series; more are not told apart, and the table has them all
 _ROWS = 40  # of a map; one that is higher is no picture any more

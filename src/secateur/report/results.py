@@ -1,19 +1,4 @@
-"""What was measured: runs of methods at sparsities, layers, weights; plain values that travel as JSON.
-
-Law: a result states what was measured and nothing else; what was not is None.
-
-A network described: which weights its masks keep, and what one forward pass has to multiply.
-
-Law: nothing of the network is changed.
-
-Runs summed up: means over seeds and their spread, intervals, the best of each sparsity.
-
-Law: a score that is missing for some of the seeds has no mean over the others.
-
-The table of a report, for a page and for a terminal.
-
-Law: a column is shown if something of it was measured; both tables say the same.
-"""
+"""Results as data: what was measured of runs, a network described, a summary over seeds, and the table of a report."""
 
 import dataclasses
 import json
@@ -37,6 +22,11 @@ from secateur.version import __version__
 if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
+
+
+# ---- What was measured: runs of methods at sparsities, layers, weights; plain values that travel as JSON.
+#
+# Law: a result states what was measured and nothing else; what was not is None.
 
 
 def _as_tuples(value: Any, *names: str) -> None:
@@ -312,6 +302,11 @@ def _made(kind: type[T], read: Fields) -> T:
         raise read.wrong("", f"cannot be: {str(error).rstrip('.')}") from None
 
 
+# ---- A network described: which weights its masks keep, and what one forward pass has to multiply.
+#
+# Law: nothing of the network is changed.
+
+
 def describe(title: str, weights: Mapping[str, Tensor], masks: Mapping[str, Tensor], *, bins: int = 60) -> Network:
     """The `Network` that the masks make of these weights, which are those **before** pruning.
 
@@ -390,6 +385,11 @@ def count_multiply_adds(model: nn.Module, example_inputs: Any) -> int:
         for hook in hooks:
             hook.remove()
     return total
+
+
+# ---- Runs summed up: means over seeds and their spread, intervals, the best of each sparsity.
+#
+# Law: a score that is missing for some of the seeds has no mean over the others.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -515,6 +515,11 @@ def best_rows(rows: Sequence[Row]) -> list[Row]:
         if row.after is not None and row.sparsity:
             groups[round(row.sparsity, 2)].append(row)
     return [max(group, key=lambda row: row.after or 0.0) for group in groups.values() if len(group) > 1]
+
+
+# ---- The table of a report, for a page and for a terminal.
+#
+# Law: a column is shown if something of it was measured; both tables say the same.
 
 
 def _with_spread(mean: float | None, sd: float | None) -> str:

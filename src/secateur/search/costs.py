@@ -1,15 +1,6 @@
-"""Budgets: limits on the cost of the result, or the share of the score that it has to keep.
-
-Law: a budget holds values, not words; arguments that are not allowed are refused before the model runs.
-
-Compares finished models by their loss, row by row, and picks one.
-
-Law: what is taken loses no more than any fixed allocation that was finished beside it; and what is no fixed allocation
-is taken only where it loses less than the best of them by more than the noise of what both are judged by.
-
-The cost of a model at any choice of levels: parameters, multiply-adds and bytes, as polynomials in what stays.
-
-Law: it equals a count by hand on the model of that choice, also where two groups share a tensor.
+"""Budgets: limits on the cost of the result, or the share of the score that it has to keep. Compares finished models by
+their loss, row by row, and picks one. The cost of a model at any choice of levels: parameters, multiply-adds and
+bytes, as polynomials in what stays.
 """
 
 from __future__ import annotations
@@ -26,6 +17,10 @@ from torch import Tensor, nn
 from secateur.coupling import Axis, Coupling, Expression, Group, Product, leaves, resolved
 from secateur.shrinking import CostPolynomial, TiedGroups
 from secateur.support import Fields, tensors_of, unknown
+
+# ---- Budgets: limits on the cost of the result, or the share of the score that it has to keep.
+#
+# Law: a budget holds values, not words; arguments that are not allowed are refused before the model runs.
 
 COSTS = {
     "params": "parameters that are not zero",
@@ -155,6 +150,13 @@ def _number(what: str, value: object) -> None:
         raise ValueError(f"{what}: a limit is a finite number, not {value}.")
 
 
+# ---- Compares finished models by their loss, row by row, and picks one.
+#
+# Law: what is taken loses no more than any fixed allocation that was finished beside it; and what is no fixed
+# allocation is taken only where it loses less than the best of them by more than the noise of what both are judged
+# by.
+
+
 @dataclass(frozen=True, eq=False)
 class Judged:
     """The loss of a finished model.
@@ -222,6 +224,10 @@ def taken_of(judged: Mapping[str, Judged], fixed: Collection[str]) -> str:
     safe = min((name for name in judged if name in fixed), key=lambda name: judged[name].loss, default=best)
     return best if best in fixed or judged[best].beats(judged[safe]) else safe
 
+
+# The cost of a model at any choice of levels: parameters, multiply-adds and bytes, as polynomials in what stays.
+#
+# Law: it equals a count by hand on the model of that choice, also where two groups share a tensor.
 
 TARGETS = ("params", "macs", "bytes")
 

@@ -1,12 +1,5 @@
 """The workspace of `fit_checkpoint` until its directory is complete: ``<out>.unfinished``, with a lock and the request.
-
-Law: nothing is removed but what a fit has put there; one process at a time is in it; what took long stays, for the
-same command or one with another budget, and an error says so.
-
 A directory fitted to a budget: the model is loaded to choose, and the directory is carried through by the verbs.
-
-Law: the result appears under its name complete or not at all; a run that was killed goes on with its levels and with
-what was chosen.
 """
 
 from __future__ import annotations
@@ -69,7 +62,18 @@ from secateur.shrinking import CheckpointShrinking, example_of, shrink_checkpoin
 from secateur.solvers import admm
 from secateur.support import Fields, check_batches, described, device_of, printable, unwrapped, write_whole
 
+# ---- The workspace of `fit_checkpoint` until its directory is complete: ``<out>.unfinished``, with a lock and the
+# request.
+#
+# Law: nothing is removed but what a fit has put there; one process at a time is in it; what took long stays, for the
+# same command or one with another budget, and an error says so.
+
 NOTE = "fit.json"
+# A directory fitted to a budget: the model is loaded to choose, and the directory is carried through by the verbs.
+#
+# Law: the result appears under its name complete or not at all; a run that was killed goes on with its levels and
+# with what was chosen.
+
 FORMAT, VERSION = "secateur fit", 1
 LEVELS = "levels"
 _STAGE = re.compile(r"(shrunk|result)-[0-9a-f]{12}(\.unfinished)?")

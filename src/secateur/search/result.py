@@ -1,10 +1,5 @@
-"""The result of `fit`: the chosen levels, their cost, the loss of the model, and the loss at other budgets.
-
-Law: measured and predicted values have different names; a value that was not measured is absent.
-
-The tables of `sensitivity` and `fit` on a page: groups with their costs, the choice, and the curve.
-
-Law: what is named and measured is what the library says.
+"""The result of `fit`: the chosen levels, their cost, the loss of the model, and the loss at other budgets. The tables
+of `sensitivity` and `fit` on a page: groups with their costs, the choice, and the curve.
 """
 
 from __future__ import annotations
@@ -27,6 +22,10 @@ from secateur.support import Part, Rows, bytes_text, percent, printable
 
 if TYPE_CHECKING:
     from secateur.search.sensitivity import Sensitivity
+
+# ---- The result of `fit`: the chosen levels, their cost, the loss of the model, and the loss at other budgets.
+#
+# Law: measured and predicted values have different names; a value that was not measured is absent.
 
 KINDS = {  # of levels, that each word of over= may choose of
     "shrink": ("width", "heads"),
@@ -285,6 +284,10 @@ def knee_of(curve: Sequence[Point]) -> float | None:
     furthest = max(range(len(points)), key=lambda at: below[at])
     return points[furthest].share if below[furthest] > 1e-9 else None
 
+
+# ---- The tables of `sensitivity` and `fit` on a page: groups with their costs, the choice, and the curve.
+#
+# Law: what is named and measured is what the library says.
 
 _LABELS = {"kl": "divergence (kl)", "cosine": "1 - cosine"}  # a chart says that more of it is worse
 

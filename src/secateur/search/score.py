@@ -1,16 +1,6 @@
-"""The distance of a model from the dense one: by its outputs on real inputs, or by a custom score.
-
-Law: the loss is 0 for the dense model, and more is worse, whatever the score is; the model is left as it is.
-
-Measures models that differ from the dense one in a few blocks; outputs of blocks before those are cached.
-
-Law: what is measured is what a whole run measures. A run that is given other inputs than the dense one was, or passes
-on a cache, is run whole.
-
-The loss of the whole model on held-back batches, which levels were not made of.
-
-Law: less is better, and 0 is the dense model's; the model is run and left as it is; a mean, so that the loss on some of
-the batches compares with that on others.
+"""The distance of a model from the dense one: by its outputs on real inputs, or by a custom score. Measures models that
+differ from the dense one in a few blocks; outputs of blocks before those are cached. The loss of the whole model on
+held-back batches, which levels were not made of.
 """
 
 from __future__ import annotations
@@ -30,8 +20,17 @@ from secateur.models import Tokens, divergence, parts_of
 from secateur.shrinking import check_finite, running
 from secateur.support import Forward, device_of, mapped, moved, name_of, run_batch, share_of, tensors_in, unwrapped
 
+# ---- The distance of a model from the dense one: by its outputs on real inputs, or by a custom score.
+#
+# Law: the loss is 0 for the dense model, and more is worse, whatever the score is; the model is left as it is.
+
 ROWS = 1024  # tokens, or examples, that outputs are compared on
 SCORES = ("kl", "cosine", "change")
+# ---- Measures models that differ from the dense one in a few blocks; outputs of blocks before those are cached.
+#
+# Law: what is measured is what a whole run measures. A run that is given other inputs than the dense one was, or
+# passes on a cache, is run whole.
+
 _PLAIN = (int, float, str, bytes, type(None))
 Score = Literal["kl", "cosine", "change"] | Callable[[nn.Module], float]
 
@@ -459,6 +458,11 @@ def _is_plain(value: Any) -> bool:
         return all(map(_is_plain, value))
     return isinstance(value, _REPLAYING_PLAIN)
 
+
+# ---- The loss of the whole model on held-back batches, which levels were not made of.
+#
+# Law: less is better, and 0 is the dense model's; the model is run and left as it is; a mean, so that the loss on
+# some of the batches compares with that on others.
 
 _QUARTER = 4  # one of so many batches is held back
 _NUMBERS = 2**26  # of the dense model's logits that are held

@@ -1,11 +1,5 @@
-"""Evolutionary search: levels are switched at random, and children are compared by the loss of the whole model.
-
-Law: one seed, one result; whatever is returned fits, and loses no more on all data than any candidate that it began
-with; no more passes over the data are made than were granted, but for those of the candidates.
-
-What each class of groups is worth in the whole model: its curve measured alone, then weighed by what choices lost.
-
-Law: a curve begins at 0 and never falls; weights are above 0, and say what was measured where it says enough.
+"""Evolutionary search: levels are switched at random, and children are compared by the loss of the whole model. What
+each class of groups is worth in the whole model: its curve measured alone, then weighed by what choices lost.
 """
 
 from __future__ import annotations
@@ -19,6 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from secateur.support import track
+
+# ---- Evolutionary search: levels are switched at random, and children are compared by the loss of the whole model.
+#
+# Law: one seed, one result; whatever is returned fits, and loses no more on all data than any candidate that it began
+# with; no more passes over the data are made than were granted, but for those of the candidates.
 
 Choice = tuple[int, ...]  # the number of the level of each group
 
@@ -220,6 +219,10 @@ def _lowered(child: list[int], at: int, step: int, fits: Callable[[Choice], bool
     child[at] = before
     return False
 
+
+# What each class of groups is worth in the whole model: its curve measured alone, then weighed by what choices lost.
+#
+# Law: a curve begins at 0 and never falls; weights are above 0, and say what was measured where it says enough.
 
 _LEAST = 0.1  # of the weight that a class began with
 _FAR = 3.0  # times the least loss: what loses more counts as if it lost so much, and for less

@@ -1,11 +1,5 @@
 """The sensitivity of a model to pruning each group alone by 10, 30, 50, 70 %: the layer's error and the model's loss.
-
-Law: every cell is measured, none is estimated; the model is restored, bit for bit; measurements are kept beside the
-levels, and a run that was killed continues with the groups that are missing.
-
 Precomputed levels, as `sensitivity` returns or writes them: a search starts from them and their measured losses.
-
-Law: they are of this model, bit for bit; losses that were measured by another score are ignored.
 """
 
 from __future__ import annotations
@@ -29,6 +23,11 @@ from secateur.search.score import ROWS, SCORES, Replayed, Score, Scorer, scorer
 from secateur.search.space import Class
 from secateur.solvers import admm
 from secateur.support import Fields, Forward, Part, Rows, percent, track, unwrapped, write_whole
+
+# The sensitivity of a model to pruning each group alone by 10, 30, 50, 70 %: the layer's error and the model's loss.
+#
+# Law: every cell is measured, none is estimated; the model is restored, bit for bit; measurements are kept beside the
+# levels, and a run that was killed continues with the groups that are missing.
 
 FILE = "scores.json"
 _FORMAT, _VERSION = "secateur scores", 1
@@ -302,6 +301,11 @@ def _read(path: Path, levels: Levels) -> tuple[dict[str, Any], dict[str, tuple[f
         found = [its.maybe(at, float, least=least) for at in its.values]
         scores[name] = tuple(float("inf") if each is None else float(each) for each in found)
     return made, scores, float(read.take("passes", float, least=0))
+
+
+# Precomputed levels, as `sensitivity` returns or writes them: a search starts from them and their measured losses.
+#
+# Law: they are of this model, bit for bit; losses that were measured by another score are ignored.
 
 
 @dataclass(frozen=True, eq=False)

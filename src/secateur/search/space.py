@@ -1,16 +1,6 @@
-"""Dynamic programming: one level of each group, such that the errors sum to the least and the costs fit the budget.
-
-Law: the costs of what is chosen never sum to more than the budget; on whole numbers that fit the table the choice is
-the best there is.
-
-The space of choices: classes of groups that share a level, the cost of each choice, and which fit the limits.
-
-Law: a choice that fits costs no more than any limit, by the costs of the model that it comes to; latencies are those
-that were predicted.
-
-The fixed allocations as choices of levels: a search starts from them and is compared with them.
-
-Law: each fits the budget; the model is left as it is.
+"""Dynamic programming: one level of each group, such that the errors sum to the least and the costs fit the budget. The
+space of choices: classes of groups that share a level, the cost of each choice, and which fit the limits. The fixed
+allocations as choices of levels: a search starts from them and is compared with them.
 """
 
 from __future__ import annotations
@@ -32,6 +22,11 @@ from secateur.search.costs import holds
 from secateur.search.levels import Levels
 from secateur.search.search import Choice
 from secateur.support import Forward
+
+# Dynamic programming: one level of each group, such that the errors sum to the least and the costs fit the budget.
+#
+# Law: the costs of what is chosen never sum to more than the budget; on whole numbers that fit the table the choice
+# is the best there is.
 
 BUCKETS = 1 << 14  # of the budget, in which costs are counted; SPDY has 10,000
 
@@ -133,6 +128,11 @@ def _spend(
             return choice
         choice[best[1]] = best[2]
 
+
+# The space of choices: classes of groups that share a level, the cost of each choice, and which fit the limits.
+#
+# Law: a choice that fits costs no more than any limit, by the costs of the model that it comes to; latencies are
+# those that were predicted.
 
 _TIGHTER = 24  # times that the sum of what groups cost is held to less, until what the model costs fits
 _BISECTIONS = 9
@@ -476,6 +476,10 @@ class Space:
                 return choice
             choice = fitting[0][1]
 
+
+# ---- The fixed allocations as choices of levels: a search starts from them and is compared with them.
+#
+# Law: each fits the budget; the model is left as it is.
 
 LAYER = ":layer"  # at the end of the name of a matrix' levels
 _ALLOCATIONS = ("erk", "owl", "progression", "everywhere")

@@ -1,10 +1,5 @@
-"""The k-th score from a sample: two scores that bracket it, and one pass over what lies between them.
-
-Law: a bracket that misses costs another search, never a wrong answer.
-
-The k-th score digit by digit, from histograms: exact on anything, also where one score has a great share.
-
-Law: the only numbers that cross ranks are counts.
+"""The k-th score from a sample: two scores that bracket it, and one pass over what lies between them. The k-th score
+digit by digit, from histograms: exact on anything, also where one score has a great share.
 """
 
 from __future__ import annotations
@@ -38,6 +33,11 @@ from secateur.selection.sources import (
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+
+
+# ---- The k-th score from a sample: two scores that bracket it, and one pass over what lies between them.
+#
+# Law: a bracket that misses costs another search, never a wrong answer.
 
 
 def sample_of(sources: list[Source]) -> npt.NDArray[np.float64]:
@@ -231,6 +231,11 @@ def _compare_on_device(
     if mask is not None:
         torch.logical_not(is_below, out=mask)
     return int(is_above.sum()), (is_below == is_above).cpu().numpy()
+
+
+# ---- The k-th score digit by digit, from histograms: exact on anything, also where one score has a great share.
+#
+# Law: the only numbers that cross ranks are counts.
 
 
 def search_by_digits(sources: list[Source], kept: int) -> Found:

@@ -1,12 +1,5 @@
 """How much is looked at at a time: read as ``sizes.PIECE`` wherever it is used, so that a test can change it for all.
-
-Law: no result depends on these.
-
-Work on parts of tensors in threads.
-
-Law: results come in the order of the parts, and only a few parts are taken ahead.
-
-What a search for the k-th score finds, and exact comparisons with it.
+Work on parts of tensors in threads. What a search for the k-th score finds, and exact comparisons with it.
 """
 
 from __future__ import annotations
@@ -22,6 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+# How much is looked at at a time: read as ``sizes.PIECE`` wherever it is used, so that a test can change it for all.
+#
+# Law: no result depends on these.
+
 # A piece is just below ATen's grain of 32768 elements: its operations run without an OpenMP barrier (which costs
 # milliseconds on a busy machine), its buffers stay in the L2 cache, and whole segments go to threads instead.
 PIECE = (1 << 15) - 64
@@ -33,6 +30,10 @@ COLLECTED = 1 << 22  # entries that may lie inside the bracket before the search
 ROUNDS = 4  # brackets that are tried before digits
 STANDARD_DEVIATIONS = 3  # half width of the bracket; a miss costs a second search, never a wrong answer
 
+
+# ---- Work on parts of tensors in threads.
+#
+# Law: results come in the order of the parts, and only a few parts are taken ahead.
 
 _Item = TypeVar("_Item")
 
@@ -61,6 +62,9 @@ def in_threads(work: Callable[[_Item], _Result], parts: Iterable[_Item], threads
         finally:
             for future in ahead:
                 future.cancel()
+
+
+# ---- What a search for the k-th score finds, and exact comparisons with it.
 
 
 @dataclass(frozen=True)

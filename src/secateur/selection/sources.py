@@ -1,14 +1,5 @@
-"""Scores that are computed when they are wanted, a tensor at a time.
-
-Law: what is no score of its weight (of another shape, complex, NaN where it is ranked) is refused by the tensor's name.
-
-Tensors that are shards of larger ones: what is here, and what all ranks count together.
-
-Law: but for the ties of one tensor, only counts cross ranks.
-
-The tensors of a competition, and their scores in pieces that stay in cache.
-
-Law: entries come in row-major order, whatever the strides, and only a piece is ever copied.
+"""Scores that are computed when they are wanted, a tensor at a time. Tensors that are shards of larger ones: what is
+here, and what all ranks count together. The tensors of a competition, and their scores in pieces that stay in cache.
 """
 
 from __future__ import annotations
@@ -28,6 +19,12 @@ from secateur.support import is_sharded, laid_out, whole
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
+
+
+# ---- Scores that are computed when they are wanted, a tensor at a time.
+#
+# Law: what is no score of its weight (of another shape, complex, NaN where it is ranked) is refused by the tensor's
+# name.
 
 
 class LazyScores(Mapping[str, Tensor]):
@@ -196,6 +193,11 @@ def named(name: str) -> str:
     return f"{name}: " if name else ""
 
 
+# ---- Tensors that are shards of larger ones: what is here, and what all ranks count together.
+#
+# Law: but for the ties of one tensor, only counts cross ranks.
+
+
 def as_dtensor(tensor: Tensor) -> DTensor | None:
     if not is_sharded(tensor):
         return None
@@ -267,6 +269,11 @@ def first_of_shards(source: Source, equal: Tensor, taken: int) -> Tensor:
     first = (flat & (flat.cumsum(0) <= taken)).reshape(whole.shape)
     everywhere = DTensor.from_local(first, mesh, [Replicate()] * mesh.ndim, run_check=False)
     return everywhere.redistribute(placements=source.sharded.placements).to_local().reshape(-1)
+
+
+# ---- The tensors of a competition, and their scores in pieces that stay in cache.
+#
+# Law: entries come in row-major order, whatever the strides, and only a piece is ever copied.
 
 
 @dataclass

@@ -1,11 +1,5 @@
-"""The fields of a configuration, those of the configurations within it as well.
-
-Law: a place is a field's keys from outside in, and whoever changes a field changes a copy.
-
-Carries out a plan on a module, and undoes it.
-
-Law: all of a plan is carried out or nothing, also one that does not fit the model; taken back, the model and the
-optimizer hold the same objects in the same order.
+"""The fields of a configuration, those of the configurations within it as well. Carries out a plan on a module, and
+undoes it.
 """
 
 from __future__ import annotations
@@ -24,6 +18,10 @@ from torch import Tensor, nn
 from secateur.coupling import replacement
 from secateur.shrinking.plan import ATTRIBUTE, Plan, factors_of, fits, multiplied, plans_of
 from secateur.support import Undo, private, tensors_of
+
+# ---- The fields of a configuration, those of the configurations within it as well.
+#
+# Law: a place is a field's keys from outside in, and whoever changes a field changes a copy.
 
 Place = tuple[str | int, ...]  # of a field: keys of nested configurations, then an index where it holds a list
 
@@ -92,6 +90,11 @@ def same_ways(config: Any, made: Any) -> None:
 def dotted(place: Sequence[str | int]) -> str:
     return ".".join(str(part) for part in place if part != "")
 
+
+# ---- Carries out a plan on a module, and undoes it.
+#
+# Law: all of a plan is carried out or nothing, also one that does not fit the model; taken back, the model and the
+# optimizer hold the same objects in the same order.
 
 # Numbers that torch's own modules hold for their printed form and do not use in a forward pass: as their tensors say.
 _SIZES: dict[type[nn.Module], dict[str, Callable[[Any], int]]] = {

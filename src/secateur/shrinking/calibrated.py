@@ -1,12 +1,5 @@
 """Selection and repair by calibration data, in memory: one walk measures, the units are chosen, a second walk repairs.
-
-Law: the structure is proved before any weight changes; what changed is taken back by the caller's `Undo`.
-
 Selection and repair by calibration data, in a directory: block by block, otherwise as `calibrated` does.
-
-Law: of the weights one block is in memory, and once more while it is repaired. What was measured, what was chosen and
-which blocks are repaired is in the journal, so that a run that was killed goes on to the same bytes; of several
-processes the first one decides.
 """
 
 from __future__ import annotations
@@ -55,6 +48,10 @@ from secateur.shrinking.repair import Repairing, free_in, rescale, rescaled_in_d
 from secateur.shrinking.request import PruningTarget, Request
 from secateur.shrinking.select import Choice, check_globs, choose, groups_in_scope, names_of
 from secateur.support import Fields, Forward, Undo
+
+# Selection and repair by calibration data, in memory: one walk measures, the units are chosen, a second walk repairs.
+#
+# Law: the structure is proved before any weight changes; what changed is taken back by the caller's `Undo`.
 
 
 def chosen_by_data(
@@ -154,6 +151,12 @@ def _shared(model: nn.Module) -> frozenset[str]:
             names.setdefault(id(parameter), []).append(full_name(block, name))
     return frozenset(name for each in names.values() if len(each) > 1 for name in each)
 
+
+# ---- Selection and repair by calibration data, in a directory: block by block, otherwise as `calibrated` does.
+#
+# Law: of the weights one block is in memory, and once more while it is repaired. What was measured, what was chosen
+# and which blocks are repaired is in the journal, so that a run that was killed goes on to the same bytes; of several
+# processes the first one decides.
 
 _Named = Mapping[str, Group]
 

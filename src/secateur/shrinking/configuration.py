@@ -1,17 +1,5 @@
-"""Sizes as powers of numbers, and the solution of equations between them.
-
-Law: a power is one of a few, found from two sizes; in logarithms powers are factors, and an equation is a row whose sum
-is zero.
-
-Which fields of a configuration determine which sizes of the model, learnt by building the model repeatedly.
-
-Law: a field is known by what changes when it alone does, never by its name or by its value; and a configuration that is
-said to describe a smaller model was built and compared with it: all shapes, and in float64 all outputs.
-
-The experiments run on the meta device, where a model of any size takes a fraction of a second. What a field does to a
-size is nearly always a power: rows of ``q_proj`` = heads x width of a head, queries of each = heads / shared heads. So
-in logarithms all is linear: what the coupling says of a size on the one side, what the fields do to it on the other.
-Counts that these equations force to change together are tied; those that they force to stay are frozen.
+"""Sizes as powers of numbers, and the solution of equations between them. Which fields of a configuration determine
+which sizes of the model, learnt by building the model repeatedly.
 """
 
 from __future__ import annotations
@@ -46,6 +34,11 @@ from secateur.shrinking.oracle import lending_of
 from secateur.shrinking.plan import plan_of
 from secateur.shrinking.proof import difference, outputs, probe_of
 from secateur.support import ONE_AT_A_TIME, Undo, private, tensors_of, track
+
+# ---- Sizes as powers of numbers, and the solution of equations between them.
+#
+# Law: a power is one of a few, found from two sizes; in logarithms powers are factors, and an equation is a row whose
+# sum is zero.
 
 _POWERS = (Fraction(1), Fraction(-1), Fraction(2), Fraction(-2), Fraction(1, 2), Fraction(-1, 2))
 
@@ -88,6 +81,16 @@ def _without(row: dict[Any, Fraction], variable: Any, pivot: Mapping[Any, Fracti
     found = {each: row.get(each, Fraction(0)) - factor * pivot.get(each, Fraction(0)) for each in {**row, **pivot}}
     return {each: value for each, value in found.items() if value}
 
+
+# ---- Which fields of a configuration determine which sizes of the model, learnt by building the model repeatedly.
+#
+# Law: a field is known by what changes when it alone does, never by its name or by its value; and a configuration
+# that is said to describe a smaller model was built and compared with it: all shapes, and in float64 all outputs.
+#
+# The experiments run on the meta device, where a model of any size takes a fraction of a second. What a field does to
+# a size is nearly always a power: rows of ``q_proj`` = heads x width of a head, queries of each = heads / shared
+# heads. So in logarithms all is linear: what the coupling says of a size on the one side, what the fields do to it on
+# the other. Counts that these equations force to change together are tied; those that they force to stay are frozen.
 
 _Key = tuple[Any, ...]  # of a size: of a dimension, of an integer that a module uses, of a real number that it holds
 

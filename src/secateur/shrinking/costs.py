@@ -1,21 +1,5 @@
-"""Tied groups: they keep the same share of their units.
-
-Law: a count is the same whole number of parts of each of them, not below the least and a multiple of the step.
-
-The cost of a model as a polynomial in the number of units that each tied group keeps.
-
-Equal terms are merged, so that an evaluation is cheap.
-
-Law: it equals a count by hand, and keeping more of a tie never costs less.
-
-The default loss curve of tied groups when there is no calibration data.
-
-Law: all groups lose the same share of their units, but the width of a residual stream begins when the others have lost
-half, and groups around others, such as heads, when those are used up.
-
-The cost of a model when so many units stay: parameters, multiply-adds, or time relative to the whole model's.
-
-Law: the model is not changed; a cost follows from counts alone, and only for the time a model is cut.
+"""The cost of a model by the units that stay: parameters, multiply-adds or time; tied groups, and the loss where no
+data says it.
 """
 
 from __future__ import annotations
@@ -38,6 +22,10 @@ from secateur.patterns import Pattern
 from secateur.shrinking.apply import carry_out
 from secateur.shrinking.plan import plan_of
 from secateur.support import alternating, ratio, run_example
+
+# ---- Tied groups: they keep the same share of their units.
+#
+# Law: a count is the same whole number of parts of each of them, not below the least and a multiple of the step.
 
 ROUNDED = 16  # kernels run other counts no faster
 
@@ -85,6 +73,12 @@ class TiedGroups:
         parts = min(max(parts, self.step, self.least), self.parts)
         return {group.axis: group.size // self.parts * parts for group in self.groups}
 
+
+# ---- The cost of a model as a polynomial in the number of units that each tied group keeps.
+#
+# Equal terms are merged, so that an evaluation is cheap.
+#
+# Law: it equals a count by hand, and keeping more of a tie never costs less.
 
 Amounts = npt.NDArray[np.float64]
 Parts = npt.NDArray[np.int64] | npt.NDArray[np.float64]  # of how many parts each tie keeps
@@ -226,6 +220,11 @@ def _factor(expression: Expression, units: Mapping[Axis, tuple[int, int]]) -> Fa
     return tuple(sorted(found.items()))
 
 
+# ---- The default loss curve of tied groups when there is no calibration data.
+#
+# Law: all groups lose the same share of their units, but the width of a residual stream begins when the others have
+# lost half, and groups around others, such as heads, when those are used up.
+
 Loss = Callable[[TiedGroups, int], float]  # when so many of the parts stay that it can keep: 0 of all, of fewer no less
 
 # by how much of their share others are ahead; of 0, 0.5 and 2 for streams 0.5 was right most often over two networks
@@ -296,6 +295,10 @@ def _streams(coupling: Coupling, groups: Sequence[Group]) -> set[int]:
                 found.add(group.tied)
     return found
 
+
+# The cost of a model when so many units stay: parameters, multiply-adds, or time relative to the whole model's.
+#
+# Law: the model is not changed; a cost follows from counts alone, and only for the time a model is cut.
 
 TARGETS = ("params", "macs", "latency", "units")
 

@@ -1,11 +1,5 @@
-"""The search for counts: steps in which ties lose parts, and the counts nearest to the request.
-
-Law: from the end no single step leads nearer, so that what is missing or too much is at most half of the smallest.
-
-How many units of each group stay, so that the requested share of the target leaves.
-
-Law: no single step leads nearer to the request, so it is missed by at most half of the smallest step. Only where steps
-are coarse the smaller of the two nearest models is taken. Groups that are tied keep the same share.
+"""The search for counts: steps in which ties lose parts, and the counts nearest to the request. How many units of each
+group stay, so that the requested share of the target leaves.
 """
 
 from __future__ import annotations
@@ -37,6 +31,10 @@ from secateur.shrinking.costs import (
 )
 from secateur.shrinking.request import PruningTarget, Request
 from secateur.support import printable, track
+
+# ---- The search for counts: steps in which ties lose parts, and the counts nearest to the request.
+#
+# Law: from the end no single step leads nearer, so that what is missing or too much is at most half of the smallest.
 
 Integers = npt.NDArray[np.int64]
 _TRIES = 64  # steps to each side that a configuration may forbid
@@ -387,6 +385,11 @@ class CountSearch:
         found[at] = count
         return found
 
+
+# ---- How many units of each group stay, so that the requested share of the target leaves.
+#
+# Law: no single step leads nearer to the request, so it is missed by at most half of the smallest step. Only where
+# steps are coarse the smaller of the two nearest models is taken. Groups that are tied keep the same share.
 
 _FINE = 0.01  # of the target: the smallest step of counts that are rounded unasked is worth no more
 _COARSE = 0.05  # of the target: where the nearest is further off, the smaller model is taken

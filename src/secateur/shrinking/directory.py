@@ -1,12 +1,5 @@
-"""Shrinks a checkpoint directory shard by shard, from a plan that is made on the meta device.
-
-Law: the output is what `shrink` makes of the loaded model, tensor for tensor, but no more than one tensor is ever in
-memory, or with data one block; it appears under its name complete or not at all.
-
-Origins: from which tensor of the source each tensor of a directory was copied, and which rows; written and read.
-
-Law: tensors have the source's bytes; the record names every tensor that has another name or fewer entries, and those of
-the source that left.
+"""Shrinks a checkpoint directory shard by shard, from a plan that is made on the meta device. Origins: from which
+tensor of the source each tensor of a directory was copied, and which rows; written and read.
 """
 
 from __future__ import annotations
@@ -77,6 +70,11 @@ from secateur.shrinking.select import (
     rows_at_once,
 )
 from secateur.support import Fields, Forward, LazyTensors, Part, described, printable, tensors_of, track
+
+# ---- Shrinks a checkpoint directory shard by shard, from a plan that is made on the meta device.
+#
+# Law: the output is what `shrink` makes of the loaded model, tensor for tensor, but no more than one tensor is ever
+# in memory, or with data one block; it appears under its name complete or not at all.
 
 PROVED = 1 << 24  # parameters of the model that the proof is made on: its copies in float64 stay below a gigabyte
 
@@ -568,6 +566,11 @@ def _record(
     }
     return record_text("shrink", {**found, **more}, arguments=arguments, previous=previous)
 
+
+# Origins: from which tensor of the source each tensor of a directory was copied, and which rows; written and read.
+#
+# Law: tensors have the source's bytes; the record names every tensor that has another name or fewer entries, and
+# those of the source that left.
 
 Origin = tuple[str, Cuts]
 """A tensor of the source, and which indices stay of its dimensions that become smaller."""

@@ -1,15 +1,5 @@
-"""Repaired weights and losses of each group at several counts, from one calibration run of the dense model.
-
-Law: nothing changes; of each group the units leave in one order, so that what left at a smaller share left at a larger
-one, and each count has the result of `shrink` with data where this group alone leaves.
-
-Ablation: the loss of the model's outputs when one group loses units and the rest is repaired, a group at a time.
-
-Law: the model is left as it was; where so many units were tried, a loss is what was measured there. Between them the
-curve that data gave keeps its form.
-
-Where no slopes say what an error within a model is worth to its outputs, shares of variances of different groups do not
-compare: of a small vision transformer an equal share costs forty times as much in one group as in another.
+"""Repaired weights and losses of each group at several counts, from one calibration run of the dense model. Ablation:
+the loss of the model's outputs when one group loses units and the rest is repaired, a group at a time.
 """
 
 from __future__ import annotations
@@ -52,6 +42,11 @@ from secateur.shrinking.request import PruningTarget, Request
 from secateur.shrinking.select import groups_in_scope
 from secateur.solvers import Elimination, eliminated
 from secateur.support import Forward, Undo, track
+
+# ---- Repaired weights and losses of each group at several counts, from one calibration run of the dense model.
+#
+# Law: nothing changes; of each group the units leave in one order, so that what left at a smaller share left at a
+# larger one, and each count has the result of `shrink` with data where this group alone leaves.
 
 SCATTERED = "its units are in several blocks, such as the width of a residual stream"
 
@@ -308,6 +303,14 @@ def _repair(
     counts = None if each.slopes is None else counts_of(matrix, met, each.slopes).to(lost)
     return float(lost.sum()), 0.0 if counts is None else float((lost * counts).sum())
 
+
+# Ablation: the loss of the model's outputs when one group loses units and the rest is repaired, a group at a time.
+#
+# Law: the model is left as it was; where so many units were tried, a loss is what was measured there. Between them
+# the curve that data gave keeps its form.
+#
+# Where no slopes say what an error within a model is worth to its outputs, shares of variances of different groups do
+# not compare: of a small vision transformer an equal share costs forty times as much in one group as in another.
 
 SHARES = (0.25, 0.5, 0.75)  # of a group's units that leave
 _ROWS = 256  # of outputs that are compared

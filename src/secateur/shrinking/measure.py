@@ -1,17 +1,4 @@
-"""The columns of the matrices that consume a group's units, and the rows of those that produce them.
-
-Law: found by where a matrix lies in its parameter, never by names; a column belongs to one unit of a group at most.
-
-Measures units on calibration data: the order in which they should leave, and the loss of their consumers' outputs.
-
-Law: nothing changes; losses are those after the best repair, of one group while all others are whole. So that groups
-compare, they are divergences of the model's outputs where slopes are known, else shares of the variance of the stream
-that the outputs are added to; never both in one model.
-
-A cache of measurements on a dense model, for several copies of it that are shrunken in turn.
-
-Law: a cached measurement is used only for the same weights, groups and batches, bit for bit.
-"""
+"""Measures units on calibration data: which columns consume them, in which order they should leave, and at what loss."""
 
 from __future__ import annotations
 
@@ -32,6 +19,10 @@ from secateur.models import InputStats, Pruned, Solved, WeightView, digest, full
 from secateur.shrinking.costs import TiedGroups
 from secateur.solvers import Elimination, eliminated
 from secateur.support import tensors_in, tensors_of
+
+# ---- The columns of the matrices that consume a group's units, and the rows of those that produce them.
+#
+# Law: found by where a matrix lies in its parameter, never by names; a column belongs to one unit of a group at most.
 
 Columns = list[list[int]]  # of each unit
 
@@ -76,6 +67,12 @@ def _along(
             found[group.axis] = members
     return found
 
+
+# Measures units on calibration data: the order in which they should leave, and the loss of their consumers' outputs.
+#
+# Law: nothing changes; losses are those after the best repair, of one group while all others are whole. So that
+# groups compare, they are divergences of the model's outputs where slopes are known, else shares of the variance of
+# the stream that the outputs are added to; never both in one model.
 
 WORDS = ("gram", "input_mean")
 _BATCHES, _TOKENS = 4, 4096  # that slopes are measured on, at least
@@ -376,6 +373,11 @@ def _ranks(order: Sequence[int]) -> Tensor:
     ranks = torch.empty(len(order), dtype=torch.float64)
     ranks[torch.as_tensor(order)] = torch.arange(1.0, len(order) + 1, dtype=torch.float64)
     return ranks
+
+
+# ---- A cache of measurements on a dense model, for several copies of it that are shrunken in turn.
+#
+# Law: a cached measurement is used only for the same weights, groups and batches, bit for bit.
 
 
 @dataclass(eq=False)

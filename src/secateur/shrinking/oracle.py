@@ -1,15 +1,5 @@
-"""The reference for a model without some of its experts: the original, whose router can not choose them.
-
-Law: a model without expert e equals the original whose router's logit for e is minus infinity: where the logit is made,
-and wherever a value made from it is compared with others', such as behind a bias that was added to a share.
-Beside the choices that the weights make, each expert that stays is preferred once: an expert that receives no token
-would not be compared at all.
-
-An offloaded probe of a large model: its blocks have their weights only while they run.
-
-Law: the probe holds at any moment the weights of one block in float64, beside those outside of blocks; every pass sees
-the same weights, all of them random. A removal that is found right here is right as in `secateur.shrinking.proof`; any
-other result is inconclusive and needs a whole probe.
+"""The reference for a model without some of its experts: the original, whose router can not choose them. An offloaded
+probe of a large model: its blocks have their weights only while they run.
 """
 
 from __future__ import annotations
@@ -32,6 +22,13 @@ from secateur.models import RunAgain, find_blocks
 from secateur.shrinking.apply import carry_out, sliced, zero
 from secateur.shrinking.plan import Factors, Plan, factors_of, multiplied
 from secateur.support import private, tensors_of
+
+# ---- The reference for a model without some of its experts: the original, whose router can not choose them.
+#
+# Law: a model without expert e equals the original whose router's logit for e is minus infinity: where the logit is
+# made, and wherever a value made from it is compared with others', such as behind a bias that was added to a share.
+# Beside the choices that the weights make, each expert that stays is preferred once: an expert that receives no token
+# would not be compared at all.
 
 _TURNS = 2  # choices in which others are preferred
 
@@ -175,6 +172,12 @@ def _without(
             others[group.axis] = mask
     return np.flatnonzero(kept_positions(dim, others))
 
+
+# ---- An offloaded probe of a large model: its blocks have their weights only while they run.
+#
+# Law: the probe holds at any moment the weights of one block in float64, beside those outside of blocks; every pass
+# sees the same weights, all of them random. A removal that is found right here is right as in
+# `secateur.shrinking.proof`; any other result is inconclusive and needs a whole probe.
 
 LARGE = 1 << 24  # parameters in blocks: copies of a smaller model in float64 stay below half a gigabyte
 _TABLE = 1 << 22  # entries, from which on a parameter outside of blocks is a table, such as an embedding

@@ -1,22 +1,5 @@
-"""Whether two models compute the same function, up to rounding.
-
-Law: a difference that rounding could explain is neither accepted nor rejected.
-
-Where a model is chaotic on its random weights, as recurrent ones over many steps may be, rounding grows until it looks
-like a difference. So of what differs it is asked how far the original moves by itself when its weights move by one unit
-in the last place. Only what is far beyond that is a difference; anything else is looked at again with smaller weights,
-on which the model is calmer. These count if a single wrong slice would still show.
-
-Whether a smaller model computes what the original computes with the removed entries zeroed.
-
-Law: a removal that changes anything else is found, whatever the weights: they are random, and the numbers float64.
-What rounding could be is neither found right nor wrong; see `secateur.shrinking.proof`. A large model of blocks is
-looked at with one block's weights at a time first (`secateur.shrinking.oracle`); what is not found right so is looked
-at on a whole copy, as any other model.
-
-Where a statistic runs over an axis that loses entries (a layer normalization over the width), the original with zeros
-divides by another count. Such statistics, and only they, are compared in a form that zeros do not change: sums, or,
-where the code centers by itself, what is left without them.
+"""Whether two models compute the same function, up to rounding. Whether a smaller model computes what the original
+computes with the removed entries zeroed.
 """
 
 from __future__ import annotations
@@ -52,6 +35,15 @@ from secateur.shrinking.apply import carry_out
 from secateur.shrinking.oracle import RouterMask, kept_by, lending_of, oracles, without_chosen, zero_all, zeroed_of
 from secateur.shrinking.plan import Plan, plan_of, plan_without, plans_of
 from secateur.support import in_dtype, in_mode, private, restored, run_example, seeded, tensors_in, tensors_of, track
+
+# ---- Whether two models compute the same function, up to rounding.
+#
+# Law: a difference that rounding could explain is neither accepted nor rejected.
+#
+# Where a model is chaotic on its random weights, as recurrent ones over many steps may be, rounding grows until it
+# looks like a difference. So of what differs it is asked how far the original moves by itself when its weights move
+# by one unit in the last place. Only what is far beyond that is a difference; anything else is looked at again with
+# smaller weights, on which the model is calmer. These count if a single wrong slice would still show.
 
 TOLERANCE = 1e-6  # of the largest number in an output
 # Times what one unit in the last place of the weights does. On 62 models of the zoo and on LSTMs rounding did at
@@ -203,6 +195,17 @@ def would_show(probe: nn.Module, plan: Plan, runs: Runs) -> bool:
 def all_of(runs: Runs) -> list[Tensor]:
     return [each for run in track(runs, "comparing") for each in run()]
 
+
+# ---- Whether a smaller model computes what the original computes with the removed entries zeroed.
+#
+# Law: a removal that changes anything else is found, whatever the weights: they are random, and the numbers float64.
+# What rounding could be is neither found right nor wrong; see `secateur.shrinking.proof`. A large model of blocks is
+# looked at with one block's weights at a time first (`secateur.shrinking.oracle`); what is not found right so is
+# looked at on a whole copy, as any other model.
+#
+# Where a statistic runs over an axis that loses entries (a layer normalization over the width), the original with
+# zeros divides by another count. Such statistics, and only they, are compared in a form that zeros do not change:
+# sums, or, where the code centers by itself, what is left without them.
 
 _NOTHING = (
     "the model returns no finite number for the example, so there is nothing to compare; give an example that it has a "

@@ -1,19 +1,5 @@
-"""Example inputs for tracing a model: made from its configuration, or the first rows of a batch.
-
-Law: an example asks for nothing that a model returns beside its results: no cache, and no scores of its routers, from
-which a loss is made. What is returned stays whole.
-
-The arguments that `shrink` and the verbs for directories share, checked once.
-
-Law: a request holds values, not words; arguments that are not allowed are refused before the model runs.
-
-The warning before a model of blocks is shrunken by the magnitude of its weights alone.
-
-Law: only where data would help: where residual blocks multiply with matrices, and nobody gave evidence.
-
-The model that is shrunken: a module with its weights, or one on the meta device whose weights lie in files.
-
-Law: the selection reads this value alone, so that modules and directories are treated alike.
+"""What a shrinking is asked: the arguments, checked once; example inputs; the model as module or on meta; the warning
+where no data chose.
 """
 
 from __future__ import annotations
@@ -38,6 +24,11 @@ from secateur.shrinking.costs import TARGETS
 from secateur.shrinking.kinds.routing import RANKS
 from secateur.shrinking.proof import wrong_groups
 from secateur.support import mapped, tensors_in
+
+# ---- Example inputs for tracing a model: made from its configuration, or the first rows of a batch.
+#
+# Law: an example asks for nothing that a model returns beside its results: no cache, and no scores of its routers,
+# from which a loss is made. What is returned stays whole.
 
 _ROWS = 2  # of a batch, that are watched to find what leaves together: sizes say nothing of it
 _TOKENS = 8  # of a text
@@ -88,6 +79,11 @@ def example_for(model: nn.Module) -> dict[str, Any]:
 def _nothing_beside(model: nn.Module) -> dict[str, bool]:
     known = inspect.signature(model.forward).parameters
     return {key: False for key in _BESIDE if key in known}
+
+
+# ---- The arguments that `shrink` and the verbs for directories share, checked once.
+#
+# Law: a request holds values, not words; arguments that are not allowed are refused before the model runs.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,6 +176,11 @@ def _globs(given: str | Iterable[str]) -> tuple[str, ...]:
     return (given,) if isinstance(given, str) else tuple(given)
 
 
+# ---- The warning before a model of blocks is shrunken by the magnitude of its weights alone.
+#
+# Law: only where data would help: where residual blocks multiply with matrices, and nobody gave evidence.
+
+
 class WithoutDataWarning(UserWarning):
     """Warning: units of a model of blocks are ranked by magnitude, which ruins a trained model.
 
@@ -214,6 +215,11 @@ def _has_residual_blocks(model: nn.Module, coupling: Coupling) -> bool:
     residual = {name for branch in coupling.branches for name in branch.parameters} & inside
     consumers = {name for group in coupling.groups for name, at in group.members if at == 1} & residual
     return any(len(coupling.dims(name)) == 2 for name in consumers)
+
+
+# ---- The model that is shrunken: a module with its weights, or one on the meta device whose weights lie in files.
+#
+# Law: the selection reads this value alone, so that modules and directories are treated alike.
 
 
 @dataclass(frozen=True)

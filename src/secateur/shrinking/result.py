@@ -1,10 +1,5 @@
-"""Tables of what left a model or a directory, for `print` and for the command line.
-
-Law: a table holds text that is fit to be printed; groups that differ only in the numbers of layers share a row.
-
-The tables of `shrink` on a page: groups, blocks and experts, what left, and what stays whole and why.
-
-Law: what leaves and what stays is named as the library names it.
+"""Tables of what left a model or a directory, for `print` and for the command line. The tables of `shrink` on a page:
+groups, blocks and experts, what left, and what stays whole and why.
 """
 
 from __future__ import annotations
@@ -25,6 +20,10 @@ if TYPE_CHECKING:
     from secateur.shrinking.kinds.mixtures import Profile
     from secateur.shrinking.module import Shrunk
     from secateur.shrinking.request import Request
+
+# ---- Tables of what left a model or a directory, for `print` and for the command line.
+#
+# Law: a table holds text that is fit to be printed; groups that differ only in the numbers of layers share a row.
 
 _ROOM = 60  # characters of a reason, but for the first of several
 _SHOWN = 10  # rows of what stays whole, unless all are asked for
@@ -321,6 +320,11 @@ def _lost_parts(profile: Profile) -> Iterator[Part]:
         yield "What the model's outputs lose when all mixtures lose a share: divergence from the dense ones, a token."
         shares = [(percent(share), f"{each.lost / max(1, each.tokens):.3g}") for share, each in profile.beyond.items()]
         yield Rows((">Experts gone", ">Model output"), shares)
+
+
+# ---- The tables of `shrink` on a page: groups, blocks and experts, what left, and what stays whole and why.
+#
+# Law: what leaves and what stays is named as the library names it.
 
 
 def model_sheets(done: Shrunk) -> list[Sheet]:

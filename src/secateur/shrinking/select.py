@@ -1,20 +1,4 @@
-"""Which groups play the same role: in two layers of a model, or in two models of other sizes.
-
-Law: a role is given by the names of members without their numbers, and by where the units lie in them.
-
-Which groups of units may leave: globs over the names of groups and of all their tensors.
-
-Law: a group is left whole if any of its names says so; of groups that keep equally many all may leave, or none.
-
-The score of a unit: a criterion's scores, summed over all tensors that hold a part of it.
-
-Law: one weight is held at a time, and one that comes in blocks of rows has the score of the whole.
-
-Which units of each group stay, so that the requested share of the target leaves.
-
-Law: groups that fail a check are frozen, and the rest is counted again; no count falls below a number that the model's
-code compares it with.
-"""
+"""Which units of each group stay: groups in scope, their roles, the score of a unit, and the choice."""
 
 from __future__ import annotations
 
@@ -38,6 +22,10 @@ from secateur.shrinking.measure import Measured
 from secateur.shrinking.plan import Plan, plan_of
 from secateur.shrinking.request import PruningTarget, Request
 from secateur.support import matched, matches, track
+
+# ---- Which groups play the same role: in two layers of a model, or in two models of other sizes.
+#
+# Law: a role is given by the names of members without their numbers, and by where the units lie in them.
 
 
 def tie_roles(coupling: Coupling) -> None:
@@ -70,6 +58,11 @@ def layer_signature(coupling: Coupling, group: Group) -> tuple[frozenset[tuple[s
     index = index[index >= 0]
     members = frozenset((re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", name), at) for name, at in group.members)
     return members, bool(index[0] != index[1])
+
+
+# ---- Which groups of units may leave: globs over the names of groups and of all their tensors.
+#
+# Law: a group is left whole if any of its names says so; of groups that keep equally many all may leave, or none.
 
 
 def names_of(coupling: Coupling) -> set[str]:
@@ -130,6 +123,10 @@ def groups_in_scope(coupling: Coupling, asked: Request, *, chosen: bool = False)
     return left
 
 
+# ---- The score of a unit: a criterion's scores, summed over all tensors that hold a part of it.
+#
+# Law: one weight is held at a time, and one that comes in blocks of rows has the score of the whole.
+
 _PIECE = 1 << 17  # entries of a weight that are scored at a time: in cache
 
 
@@ -186,6 +183,12 @@ def _sums(
                     total += along
             start += len(part)
     return {at: total.numpy() for at, total in found.items()}
+
+
+# ---- Which units of each group stay, so that the requested share of the target leaves.
+#
+# Law: groups that fail a check are frozen, and the rest is counted again; no count falls below a number that the
+# model's code compares it with.
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,5 @@
-"""Solvers made of something else: of a criterion, or of another solver and least squares.
-
-Law: an adapter names the evidence, and the scope, of what it is made of, and is a value: it can be pickled where that
-can be.
-
-The words for solvers, and the adapter that takes them.
-
-Law: a word means one solver everywhere, and a function means itself.
+"""Solvers made of something else: of a criterion, or of another solver and least squares. The words for solvers, and
+the adapter that takes them.
 """
 
 from __future__ import annotations
@@ -27,6 +21,11 @@ from secateur.solvers.gram import checked
 from secateur.solvers.least_squares import Solver, best_mask, finished, refit
 from secateur.solvers.sparsegpt import round_kept, sparsegpt
 from secateur.support import described, function_of, name_of
+
+# ---- Solvers made of something else: of a criterion, or of another solver and least squares.
+#
+# Law: an adapter names the evidence, and the scope, of what it is made of, and is a value: it can be pickled where
+# that can be.
 
 
 def from_criterion(criterion: str | Callable[..., Tensor]) -> Solver:
@@ -161,6 +160,11 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
         return list(inspect.signature(function).parameters.values())
     except ValueError:  # built-in functions such as torch.abs show no signature
         return []
+
+
+# ---- The words for solvers, and the adapter that takes them.
+#
+# Law: a word means one solver everywhere, and a function means itself.
 
 
 def parse(word: str | Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tuple[Tensor, Tensor]]:

@@ -1,11 +1,5 @@
-"""The target weight of a layer whose inputs are no longer those of the dense model.
-
-Law: without a residual the target is the weight itself; the result is in float32 or wider, and no argument changes.
-
-Inputs of a layer that leave one after the other, while those that stay take over what they gave.
-
-Law: at every moment the weight is the least-squares solution on the inputs that are left, so that what others can give
-costs nothing; nothing removed is nothing changed; what is passed in is never written to.
+"""The target weight of a layer whose inputs are no longer those of the dense model. Inputs of a layer that leave one
+after the other, while those that stay take over what they gave.
 """
 
 from __future__ import annotations
@@ -17,6 +11,10 @@ import torch
 from torch import Tensor
 
 from secateur.solvers.gram import checked, cholesky_in_place, is_finite, not_a_gram, once_for, over_scale, scale_of
+
+# ---- The target weight of a layer whose inputs are no longer those of the dense model.
+#
+# Law: without a residual the target is the weight itself; the result is in float32 or wider, and no argument changes.
 
 
 def aimed(weight: Tensor, residual_cross: Tensor, *, gram: Tensor, aim: float = 1.0, damping: float = 0.01) -> Tensor:
@@ -66,6 +64,11 @@ def _damped_factor(gram: Tensor, damping: float, dtype: torch.dtype) -> Tensor:
         damping = max(damping * 10, 1e-4)
     raise not_a_gram(gram)
 
+
+# ---- Inputs of a layer that leave one after the other, while those that stay take over what they gave.
+#
+# Law: at every moment the weight is the least-squares solution on the inputs that are left, so that what others can
+# give costs nothing; nothing removed is nothing changed; what is passed in is never written to.
 
 _FEW = 0.7  # of the columns: where no more than so many changed, only these are multiplied
 _LIGHT = 1e-5  # of each input's own squares: what a copy of an input costs of what the input does

@@ -1,10 +1,5 @@
-"""What solvers share when they search: the protocol, and the mask that keeps the best.
-
-Law: exactly as many units are kept as the pattern and the sparsity say.
-
-A layer's output error as a quadratic form of its Gram matrix, and the weights that make it least for a mask.
-
-Law: each iteration lowers the error of each row or leaves it; what the mask removes is exactly +0.
+"""What solvers share when they search: the protocol, and the mask that keeps the best. A layer's output error as a
+quadratic form of its Gram matrix, and the weights that make it least for a mask.
 """
 
 from __future__ import annotations
@@ -18,6 +13,10 @@ from secateur.allocation import check_sparsity
 from secateur.patterns import Pattern
 from secateur.selection import keep_largest
 from secateur.solvers.gram import checked, correlation, is_finite, once_for, over_scale
+
+# ---- What solvers share when they search: the protocol, and the mask that keeps the best.
+#
+# Law: exactly as many units are kept as the pattern and the sparsity say.
 
 
 class Solver(Protocol):
@@ -104,6 +103,11 @@ def admm_step(split: Tensor, kept: Tensor, target: Tensor, spread: Tensor, relax
     away = masked - target
     source = masked.sub_(split).add_(away)
     split.sub_(away, alpha=relaxation).addmm_(source, spread, alpha=relaxation)
+
+
+# ---- A layer's output error as a quadratic form of its Gram matrix, and the weights that make it least for a mask.
+#
+# Law: each iteration lowers the error of each row or leaves it; what the mask removes is exactly +0.
 
 
 def output_error(weight: Tensor, new_weight: Tensor, gram: Tensor) -> Tensor:

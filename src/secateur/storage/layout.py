@@ -1,11 +1,5 @@
-"""What saving, loading and expanding share: names of files, headers, indexes, and the bytes of tensors.
-
-Law: what is written as a name, a header or an index is what safetensors and transformers write and read.
-
-Reads the sparse layouts of compressed-tensors 0.14, ``sparse-bitmask`` and ``sparse-24-bitmask``; writes none.
-
-Law: the tensors that stand for a weight agree with each other, down to the last bit of the mask, or are refused. A
-weight's shape is a tensor of the file, so that finding a weight reads a few bytes of each.
+"""What saving, loading and expanding share: names of files, headers, indexes, and the bytes of tensors. Reads the
+sparse layouts of compressed-tensors 0.14, ``sparse-bitmask`` and ``sparse-24-bitmask``; writes none.
 """
 
 from __future__ import annotations
@@ -27,6 +21,10 @@ from secateur.checkpoints import Checkpoint, CheckpointError, TensorEntry, open_
 from secateur.storage.compressed_files import Read, StoredTensor, bits_of, file_stream, read_whole
 from secateur.storage.encodings import BITMASK, PIECE, Array, Bools, EncodingError, pack_bits, pieces
 from secateur.support import printable, whole
+
+# ---- What saving, loading and expanding share: names of files, headers, indexes, and the bytes of tensors.
+#
+# Law: what is written as a name, a header or an index is what safetensors and transformers write and read.
 
 WEIGHTS, COMPRESSED, INDEX = ".safetensors", ".compressed.safetensors", ".index.json"
 INDEX_KEY = "secateur"  # of a compressed directory's index, whose value is the text of the index that it replaced
@@ -77,6 +75,11 @@ def open_either(path: Path) -> Checkpoint:
             return open_checkpoint(path / name)
     return open_checkpoint(path)
 
+
+# Reads the sparse layouts of compressed-tensors 0.14, ``sparse-bitmask`` and ``sparse-24-bitmask``; writes none.
+#
+# Law: the tensors that stand for a weight agree with each other, down to the last bit of the mask, or are refused. A
+# weight's shape is a tensor of the file, so that finding a weight reads a few bytes of each.
 
 _PARTS = ("compressed", "bitmask", "shape")
 _FORMATS = ("sparse-bitmask", "sparse-24-bitmask")

@@ -1,12 +1,5 @@
-"""Compressed checkpoints: a pruned model's zeros leave its files, and every bit of what is kept comes back.
-
-Law: `load_compressed` gives the bits that `save_compressed` was given, `expand_checkpoint` the files that it was given,
-byte for byte; one tensor is in memory at a time; a file is there whole or not at all. docs/guides/format.md has the
-format.
-
-What saving compressed says on a page: a row a tensor.
-
-Law: bytes are those that were written.
+"""Compressed checkpoints: a pruned model's zeros leave its files, and every bit of what is kept comes back. What saving
+compressed says on a page: a row a tensor.
 """
 
 from __future__ import annotations
@@ -57,6 +50,12 @@ from secateur.storage.layout import (
 from secateur.storage.loading import CompressedCheckpoint
 from secateur.support import LazyTensors, Part, Rows, bytes_text, naming, percent, printable, track, whole, whole_file
 from secateur.targets import identity_of
+
+# ---- Compressed checkpoints: a pruned model's zeros leave its files, and every bit of what is kept comes back.
+#
+# Law: `load_compressed` gives the bits that `save_compressed` was given, `expand_checkpoint` the files that it was
+# given, byte for byte; one tensor is in memory at a time; a file is there whole or not at all. docs/guides/format.md
+# has the format.
 
 
 @dataclass(frozen=True)
@@ -337,6 +336,11 @@ def _check_masks(masks: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ..
 
 def _bytes_reader(checkpoint: Checkpoint) -> Callable[[TensorEntry], Array]:
     return functools.partial(read_whole, reader(checkpoint))
+
+
+# ---- What saving compressed says on a page: a row a tensor.
+#
+# Law: bytes are those that were written.
 
 
 def compressed_sheets(done: Compression) -> list[Sheet]:

@@ -1,10 +1,5 @@
-"""Files that are there whole or not at all.
-
-Law: content goes to a temporary name in the same folder and is renamed; a failure leaves what was there before.
-
-Documents of text in files: one of ``.txt``, or one a record of ``.jsonl`` and ``.json``.
-
-Law: only what is read is held, no character is cut, and whatever is wrong with a file is one line that says where.
+"""Files that are there whole or not at all. Documents of text in files: one of ``.txt``, or one a record of ``.jsonl``
+and ``.json``.
 """
 
 from __future__ import annotations
@@ -21,6 +16,10 @@ from typing import Any, BinaryIO
 
 from secateur.support.progress import track
 from secateur.support.text import printable
+
+# ---- Files that are there whole or not at all.
+#
+# Law: content goes to a temporary name in the same folder and is renamed; a failure leaves what was there before.
 
 FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))  # the disk, one's share of it, what a file may hold
 
@@ -89,6 +88,10 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
             error.filename = os.fspath(path)
         raise
 
+
+# ---- Documents of text in files: one of ``.txt``, or one a record of ``.jsonl`` and ``.json``.
+#
+# Law: only what is read is held, no character is cut, and whatever is wrong with a file is one line that says where.
 
 _LINE = 256 << 20  # bytes: a longer line is no record
 _JSON = 1 << 30  # bytes of a JSON array, which cannot be read in part

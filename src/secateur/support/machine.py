@@ -1,15 +1,4 @@
-"""The machine that something was measured on.
-
-Law: neither host name nor path.
-
-How much memory is free to this process.
-
-Law: the least of what the machine, the container and the process's own limit leave; None where none of them says it.
-
-The time of what is compared: in one process, taking turns, round after round.
-
-Law: a ratio is the median of the rounds' ratios, so that what slows the machine for a while slows both of its sides.
-"""
+"""The machine: its name, its free memory, and the time of what is compared on it, in turns."""
 
 from __future__ import annotations
 
@@ -26,6 +15,10 @@ import torch
 
 from secateur.support.progress import track
 
+# ---- The machine that something was measured on.
+#
+# Law: neither host name nor path.
+
 
 def processor() -> str:
     """The name of the processor, or "unknown".
@@ -39,6 +32,12 @@ def processor() -> str:
         text = ""
     model = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
     return model[1].strip() if model else platform.processor() or "unknown"
+
+
+# ---- How much memory is free to this process.
+#
+# Law: the least of what the machine, the container and the process's own limit leave; None where none of them says
+# it.
 
 
 def free_memory(device: torch.device | None = None) -> int | None:
@@ -92,6 +91,11 @@ def _text(path: str) -> str:
     except OSError:
         return ""
 
+
+# ---- The time of what is compared: in one process, taking turns, round after round.
+#
+# Law: a ratio is the median of the rounds' ratios, so that what slows the machine for a while slows both of its
+# sides.
 
 Name = TypeVar("Name", bound=Hashable)
 Clock = Callable[[], float]

@@ -1,11 +1,5 @@
-"""What torch sets for the whole process, for one thread alone; and a lock around what can be set for all only.
-
-Law: no thread sees what another one asked for, and afterwards everything is as before, in whatever order threads end.
-
-How a batch is run, what its loss is, and how a model is left as it was.
-
-Law: after `unchanged`, modes, gradients, requires_grad, buffers and random states are what they were before, also when
-the body raised.
+"""What torch sets for the whole process, for one thread alone; and a lock around what can be set for all only. How a
+batch is run, what its loss is, and how a model is left as it was.
 """
 
 from __future__ import annotations
@@ -26,6 +20,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from secateur.support import private
+
+# ---- What torch sets for the whole process, for one thread alone; and a lock around what can be set for all only.
+#
+# Law: no thread sees what another one asked for, and afterwards everything is as before, in whatever order threads
+# end.
 
 # Random generators, and what is patched in a class, are the whole process's: who seeds or patches holds this.
 ONE_AT_A_TIME = threading.RLock()
@@ -83,6 +82,11 @@ def in_dtype(dtype: torch.dtype, func: Any, args: tuple[Any, ...], kwargs: Mappi
 def _complex(dtype: torch.dtype) -> torch.dtype:
     return _COMPLEX.get(dtype, torch.complex64)
 
+
+# ---- How a batch is run, what its loss is, and how a model is left as it was.
+#
+# Law: after `unchanged`, modes, gradients, requires_grad, buffers and random states are what they were before, also
+# when the body raised.
 
 Forward = Callable[[nn.Module, Any], Any]
 Loss = Callable[..., Tensor]

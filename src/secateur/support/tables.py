@@ -1,10 +1,5 @@
-"""Tables of plain text and for a terminal: the same columns, aligned in the same way.
-
-Law: in plain text a line is a row, and a cell is shown as it is, never read as markup.
-
-What a result says of itself, shown wherever a result is: by print, at a prompt, in a notebook.
-
-Law: all three say the same; IPython would show the fields of a dataclass, and not what `print` shows.
+"""Tables of plain text and for a terminal: the same columns, aligned in the same way. What a result says of itself,
+shown wherever a result is: by print, at a prompt, in a notebook.
 """
 
 from __future__ import annotations
@@ -23,6 +18,10 @@ if TYPE_CHECKING:
     from rich.measure import Measurement
     from rich.table import Table
     from rich.text import Text
+
+# ---- Tables of plain text and for a terminal: the same columns, aligned in the same way.
+#
+# Law: in plain text a line is a row, and a cell is shown as it is, never read as markup.
 
 WIDE = 10_000  # columns of a terminal that no line of ours fills
 
@@ -129,6 +128,11 @@ class _Folding:
         from rich.text import Text
 
         yield Text(folded(self.text, options.max_width), overflow="fold")
+
+
+# ---- What a result says of itself, shown wherever a result is: by print, at a prompt, in a notebook.
+#
+# Law: all three say the same; IPython would show the fields of a dataclass, and not what `print` shows.
 
 
 def text_of_parts(parts: Iterable[Part]) -> str:

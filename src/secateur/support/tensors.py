@@ -1,21 +1,4 @@
-"""Tensors by name that are read or made on every access, and held by nobody.
-
-Law: asked for its names, how many they are, or whether it is equal, such a mapping reads no tensor.
-
-Sharded tensors (DTensor): what each rank holds, what all hold together.
-
-Law: plain tensors go through every function here unchanged, and torch.distributed is imported for DTensors only.
-
-Which modules hold a parameter: the other ends of tied weights, the wrappers that replicate or shard it.
-
-A module does not know who else holds its parameter, so the interpreter is asked. A parameter that nothing but its
-module refers to, the usual case, costs one look at its reference count.
-
-Weights as whole numbers of 8 bits times a scale for each output.
-
-Law: 0 stays 0; a weight that lies on such a grid already is found again, number for number, and nothing is rounded
-twice.
-"""
+"""Tensors: read on access, sharded over ranks (DTensor), by which modules they are held, and rounded to 8 bits."""
 
 from __future__ import annotations
 
@@ -33,6 +16,11 @@ from secateur.support import private
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+# ---- Tensors by name that are read or made on every access, and held by nobody.
+#
+# Law: asked for its names, how many they are, or whether it is equal, such a mapping reads no tensor.
 
 
 class LazyTensors(Mapping[str, Tensor]):
@@ -69,6 +57,11 @@ class LazyTensors(Mapping[str, Tensor]):
 
     def __hash__(self) -> int:
         return id(self)
+
+
+# ---- Sharded tensors (DTensor): what each rank holds, what all hold together.
+#
+# Law: plain tensors go through every function here unchanged, and torch.distributed is imported for DTensors only.
 
 
 def is_sharded(tensor: Tensor) -> bool:
@@ -115,6 +108,12 @@ def count_nonzero(tensor: Tensor) -> int:
     1
     """
     return int(whole(tensor.ne(0).sum()))
+
+
+# ---- Which modules hold a parameter: the other ends of tied weights, the wrappers that replicate or shard it.
+#
+# A module does not know who else holds its parameter, so the interpreter is asked. A parameter that nothing but its
+# module refers to, the usual case, costs one look at its reference count.
 
 
 class _Index:
@@ -247,6 +246,11 @@ def _has_ranks() -> bool:
 
     return distributed.is_available() and distributed.is_initialized()
 
+
+# ---- Weights as whole numbers of 8 bits times a scale for each output.
+#
+# Law: 0 stays 0; a weight that lies on such a grid already is found again, number for number, and nothing is rounded
+# twice.
 
 MOST_IN_INT8 = 127  # numbers are -127 ... 127, as many below zero as above
 _SPARE = 0xFF  # bits of a float32 that a scale leaves empty: times a number of 7 bits it is exact

@@ -1,16 +1,4 @@
-"""Text for people: names that came from files, bytes and shares.
-
-Law: what is printed of a file holds no control character, and a share reads 0% or 100% only where it is.
-
-Words for values: what people type, looked up beside the values that it means, and what a record says of them.
-
-Law: a word that means nothing is an error that lists those that do, and names the nearest; what is said of a function
-is the same in every process, and another where it was given something else.
-
-Globs over names, as every verb and command takes them: ``"encoder.*.weight"``.
-
-Law: a glob that matches nothing is an error, in one form everywhere, that names those that are closest.
-"""
+"""Text for people and words that people type: names, bytes, shares; words for values; globs over names."""
 
 from __future__ import annotations
 
@@ -21,6 +9,10 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
+
+# ---- Text for people: names that came from files, bytes and shares.
+#
+# Law: what is printed of a file holds no control character, and a share reads 0% or 100% only where it is.
 
 
 def printable(text: str, limit: int = 200) -> str:
@@ -69,6 +61,11 @@ def percents(fractions: list[float | None], *, opaque: bool) -> str:
     low, high = percent(min(known)), percent(max(known))
     return low if low == high else f"{low} to {high}"
 
+
+# Words for values: what people type, looked up beside the values that it means, and what a record says of them.
+#
+# Law: a word that means nothing is an error that lists those that do, and names the nearest; what is said of a
+# function is the same in every process, and another where it was given something else.
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -138,6 +135,11 @@ def _said(value: Any) -> str:
     if isinstance(value, Mapping):
         return f"{{{', '.join(f'{key!r}: {_said(inner)}' for key, inner in value.items())}}}"
     return described(value) if callable(value) else repr(value)
+
+
+# ---- Globs over names, as every verb and command takes them: ``"encoder.*.weight"``.
+#
+# Law: a glob that matches nothing is an error, in one form everywhere, that names those that are closest.
 
 
 def matches(name: str, globs: Iterable[str]) -> bool:

@@ -1,10 +1,5 @@
-"""The masks of one update, from weights, earlier masks and evidence.
-
-Law: these are functions of their arguments: the same seed, step and values give the same masks on every rank.
-
-The evidence of one update: what training steps showed, and what batches are run for.
-
-Law: what a rule names it gets of every weight, laid out as (outputs, inputs); a weight that took no part has zeros.
+"""The masks of one update, from weights, earlier masks and evidence. The evidence of one update: what training steps
+showed, and what batches are run for.
 """
 
 from __future__ import annotations
@@ -28,6 +23,10 @@ from secateur.support import Forward, Loss
 from secateur.targets import turned, turned_evidence
 from secateur.training.rules import Rules
 from secateur.training.state import Memory
+
+# ---- The masks of one update, from weights, earlier masks and evidence.
+#
+# Law: these are functions of their arguments: the same seed, step and values give the same masks on every rank.
 
 Evidence = Callable[[Iterable[str]], Mapping[str, Mapping[str, Tensor]]]
 
@@ -162,6 +161,11 @@ def _count(kept: Tensor) -> int | Tensor:
 
 def _itself(scores: Tensor) -> Tensor:
     return scores
+
+
+# ---- The evidence of one update: what training steps showed, and what batches are run for.
+#
+# Law: what a rule names it gets of every weight, laid out as (outputs, inputs); a weight that took no part has zeros.
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,5 @@
-"""What a Pruner asks of optimizers: which they are, what they remember of a weight, whether they skipped a step.
-
-Law: of removed weights an optimizer remembers nothing.
-
-Going back to saved weights, as lottery tickets do (arXiv:1803.03635, arXiv:1912.05671).
-
-Law: the states given are not changed, so that they serve again; one that does not fit is a ``ValueError``.
+"""What a Pruner asks of optimizers: which they are, what they remember of a weight, whether they skipped a step. Going
+back to saved weights, as lottery tickets do (arXiv:1803.03635, arXiv:1912.05671).
 """
 
 from __future__ import annotations
@@ -18,6 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from secateur.support import Undo, local, private
+
+# What a Pruner asks of optimizers: which they are, what they remember of a weight, whether they skipped a step.
+#
+# Law: of removed weights an optimizer remembers nothing.
 
 
 def inner_optimizers(optimizer: Any) -> list[torch.optim.Optimizer]:
@@ -85,6 +84,11 @@ def check_state_goes_on(before: Mapping[Tensor, Any], after: Mapping[Tensor, Any
                     f"{where}: {key} has shape {tuple(new[key].shape)} in the state to go back to, the optimizer's has "
                     f"{tuple(value.shape)}."
                 )
+
+
+# ---- Going back to saved weights, as lottery tickets do (arXiv:1803.03635, arXiv:1912.05671).
+#
+# Law: the states given are not changed, so that they serve again; one that does not fit is a ``ValueError``.
 
 
 def put_back(

@@ -1,11 +1,5 @@
-"""What a Pruner says of itself, before it has changed anything.
-
-Law: it is text; who prints it, and whether that works, is no matter of pruning.
-
-Pruning while training: a Pruner moves through a schedule as the optimizer steps, and keeps zeros zero.
-
-Law: weights stay plain parameters; after every optimizer step what a mask removed is zero, and at the end of the
-schedule exactly the target is removed. The same seed and state give the same run, bit for bit.
+"""What a Pruner says of itself, before it has changed anything. Pruning while training: a Pruner moves through a
+schedule as the optimizer steps, and keeps zeros zero.
 """
 
 from __future__ import annotations
@@ -36,6 +30,10 @@ from secateur.training.rules import Rules, Timetable, rules_for, schedule_of, ti
 from secateur.training.state import read, written
 from secateur.training.zeros import Zeros, parameters_that_follow, weights_to_prune
 
+# ---- What a Pruner says of itself, before it has changed anything.
+#
+# Law: it is text; who prints it, and whether that works, is no matter of pruning.
+
 
 def description(
     model: nn.Module, weights: Mapping[str, Tensor], rules: Rules, timetable: Timetable, penalty: Penalty | None
@@ -63,6 +61,12 @@ def is_first_rank() -> bool:
     from torch import distributed
 
     return not (distributed.is_available() and distributed.is_initialized()) or distributed.get_rank() == 0
+
+
+# ---- Pruning while training: a Pruner moves through a schedule as the optimizer steps, and keeps zeros zero.
+#
+# Law: weights stay plain parameters; after every optimizer step what a mask removed is zero, and at the end of the
+# schedule exactly the target is removed. The same seed and state give the same run, bit for bit.
 
 
 class Pruner(Reported):

@@ -1,10 +1,5 @@
-"""The checked arguments of a `Pruner`, fixed while it trains: how masks are chosen, and of which weights.
-
-Law: what cannot be gathered, or cannot go together, is refused here, before a weight is touched.
-
-The steps at which masks are updated, from a schedule, and their text for printing.
-
-Law: at every moment that the schedule names there is an update, whatever the interval.
+"""The checked arguments of a `Pruner`, fixed while it trains: how masks are chosen, and of which weights. The steps at
+which masks are updated, from a schedule, and their text for printing.
 """
 
 from __future__ import annotations
@@ -22,6 +17,10 @@ from secateur.regrowth import DropAndGrow, Held, Regrowth
 from secateur.schedules import Moment, Schedule, constant, cubic, resolve, step_of
 from secateur.support import name_of
 from secateur.targets import stored_inputs_first
+
+# ---- The checked arguments of a `Pruner`, fixed while it trains: how masks are chosen, and of which weights.
+#
+# Law: what cannot be gathered, or cannot go together, is refused here, before a weight is touched.
 
 
 @dataclass(frozen=True)
@@ -105,6 +104,10 @@ def rules_for(
     rules.check(weights)
     return rules
 
+
+# ---- The steps at which masks are updated, from a schedule, and their text for printing.
+#
+# Law: at every moment that the schedule names there is an update, whatever the interval.
 
 _RAMP_END = 0.6  # of the run: the rest is recovery
 _UPDATES = 100  # about as many over a ramp, where ``every`` is not given

@@ -1,10 +1,5 @@
-"""Where masks act: the weights of a model, or of one that follows it, multiplied in one call after each step.
-
-Law: values are written in place, into the memory that the weights have now.
-
-The weights of a run and which of their entries are zero: what steps show of them, new masks, keeping to masks.
-
-Law: masks are chosen from weights, earlier masks and evidence alone; all is computed before a weight changes.
+"""Where masks act: the weights of a model, or of one that follows it, multiplied in one call after each step. The
+weights of a run and which of their entries are zero: what steps show of them, new masks, keeping to masks.
 """
 
 from __future__ import annotations
@@ -32,6 +27,10 @@ from secateur.training.choosing import (
 from secateur.training.optimizers import zero_remembered
 from secateur.training.rules import Rules
 from secateur.training.state import Memory, with_masks
+
+# ---- Where masks act: the weights of a model, or of one that follows it, multiplied in one call after each step.
+#
+# Law: values are written in place, into the memory that the weights have now.
 
 
 class Place:
@@ -124,6 +123,11 @@ def check_follower(name: str, weight: Tensor, own: Tensor) -> None:
         )
     if is_sharded(weight) != is_sharded(own) or getattr(weight, "placements", None) != getattr(own, "placements", None):
         raise ValueError(f"{name} is not sharded in the model that follows as it is here.")
+
+
+# The weights of a run and which of their entries are zero: what steps show of them, new masks, keeping to masks.
+#
+# Law: masks are chosen from weights, earlier masks and evidence alone; all is computed before a weight changes.
 
 
 class Zeros:

@@ -1,11 +1,5 @@
-"""Which dimensions of a model's tensors count tokens: those that grow where the configuration says more tokens.
-
-Law: no table of names and no equal length decides it. A model of the same class is built without weights for a longer
-vocabulary, and what became longer by as much is the vocabulary's, in the embedding, the head, a bias or a buffer.
-
-The fields of configurations that name tokens by their numbers, and these fields under new numbers.
-
-Law: a number that no token of the model has, such as -1, stays what it is; nothing else in a configuration changes.
+"""Which dimensions of a model's tensors count tokens: those that grow where the configuration says more tokens. The
+fields of configurations that name tokens by their numbers, and these fields under new numbers.
 """
 
 from __future__ import annotations
@@ -20,6 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from secateur.support import unwrapped
+
+# ---- Which dimensions of a model's tensors count tokens: those that grow where the configuration says more tokens.
+#
+# Law: no table of names and no equal length decides it. A model of the same class is built without weights for a
+# longer vocabulary, and what became longer by as much is the vocabulary's, in the embedding, the head, a bias or a
+# buffer.
 
 Place = tuple[str, ...]
 _MORE = 128  # tokens; a multiple of what sizes are rounded to
@@ -209,6 +209,10 @@ def builder(kind: Callable[[Any], nn.Module]) -> Callable[[Any], nn.Module]:
 
     return build
 
+
+# ---- The fields of configurations that name tokens by their numbers, and these fields under new numbers.
+#
+# Law: a number that no token of the model has, such as -1, stays what it is; nothing else in a configuration changes.
 
 _ONE_OR_MANY = re.compile(
     r"(^|_)(tokens?|words)_(ids?|index)$|^(bos|eos|pad|unk|mask)_index$|^(begin_)?suppress_tokens$"

@@ -1,17 +1,4 @@
-"""Which scripts the letters of a token are of.
-
-Law: what is no letter, a digit or a full stop, is of every script; the names are Unicode's.
-
-How far a token is from what its text is read as without it: from the mean of the rows of these pieces.
-
-Law: 1 minus the cosine of its own row of the embedding and that mean; 1 where there are no pieces, or no rows of them.
-Rows are read one by one as they are asked for, and few are held.
-
-Which tokens stay: all that are needed, and of the others those that a text has most often.
-
-Law: what a token that stays is made of stays as well; the rarest leaves first, or that of which the least is lost, of
-equals the one with the highest number; as many stay as were asked for.
-"""
+"""Which tokens stay: those that are needed, and the most frequent of the others; scripts, and distances of rows."""
 
 from __future__ import annotations
 
@@ -28,6 +15,10 @@ from torch import Tensor
 
 from secateur.checkpoints import Checkpoint
 from secateur.vocabulary.tokens import Ids, Tokens
+
+# ---- Which scripts the letters of a token are of.
+#
+# Law: what is no letter, a digit or a full stop, is of every script; the names are Unicode's.
 
 # Characters of several scripts have names that begin otherwise; Unicode calls Han what its names call CJK.
 _SCRIPTS = {"CJK": "Han", "NKO": "Nko", "LATIN": "Latin"}
@@ -89,6 +80,11 @@ def is_of(text: str, scripts: frozenset[str]) -> bool:
     return all(script_of(character) in (None, *scripts) for character in text)
 
 
+# ---- How far a token is from what its text is read as without it: from the mean of the rows of these pieces.
+#
+# Law: 1 minus the cosine of its own row of the embedding and that mean; 1 where there are no pieces, or no rows of
+# them. Rows are read one by one as they are asked for, and few are held.
+
 _HELD = 2048  # rows: the same pieces are part of many tokens
 _LEAST = 1e-6  # more than nothing, so that what the text has leaves behind what it does not have
 Distance = Callable[[int], float]
@@ -123,6 +119,11 @@ def rows_in_files(checkpoint: Checkpoint, names: Sequence[str]) -> Rows:
     assert dtype is not None  # what counts tokens is of a dtype that torch reads
     return lambda number: checkpoint.raw(entry.name, number * width, (number + 1) * width).view(dtype).float()
 
+
+# ---- Which tokens stay: all that are needed, and of the others those that a text has most often.
+#
+# Law: what a token that stays is made of stays as well; the rarest leaves first, or that of which the least is lost,
+# of equals the one with the highest number; as many stay as were asked for.
 
 RANKS = ("count", "distance")
 

@@ -1,16 +1,6 @@
-"""Models that are a table of tokens and no more, of whose rows a text's mean is its vector.
-
-Law: such a directory has one tensor, with a row for each token, and no configuration that counts them.
-
-A directory of which tokens leave: tokenizer, configurations, and the rows of tensors in shards.
-
-Law: every tensor that does not count tokens has the bytes that it had, every other the rows of the tokens that stay;
-no more than a piece of one is in memory, and the output appears under its name complete or not at all.
-
-What the ``secateur.json`` of a directory claims of which tokens left.
-
-Law: every tensor holds the rows of the source's that the kept numbers name, byte for byte; every file that numbers
-tokens is what the source's becomes by them; and the two tokenizers make the same of texts whose tokens all stay.
+"""Models that are a table of tokens and no more, of whose rows a text's mean is its vector. A directory of which tokens
+leave: tokenizer, configurations, and the rows of tensors in shards. What the ``secateur.json`` of a directory claims
+of which tokens left.
 """
 
 from __future__ import annotations
@@ -79,6 +69,10 @@ from secateur.vocabulary.planning import (
 from secateur.vocabulary.result import ShrunkVocabulary
 from secateur.vocabulary.tokens import Ids, Tokens
 
+# ---- Models that are a table of tokens and no more, of whose rows a text's mean is its vector.
+#
+# Law: such a directory has one tensor, with a row for each token, and no configuration that counts them.
+
 TABLES = ("embedding.weight", "embeddings")  # as sentence-transformers writes it, and model2vec
 
 
@@ -112,6 +106,11 @@ def table_of(checkpoint: Checkpoint, tokens: Tokens) -> tuple[Table, Axes, dict[
         )
     return Table(rows, width), Axes(rows, (), {"weight": 0}, (), {"weight": (rows, width)}), {name: "weight"}
 
+
+# ---- A directory of which tokens leave: tokenizer, configurations, and the rows of tensors in shards.
+#
+# Law: every tensor that does not count tokens has the bytes that it had, every other the rows of the tokens that
+# stay; no more than a piece of one is in memory, and the output appears under its name complete or not at all.
 
 KEPT = "vocabulary.json"
 FORMAT = "secateur vocabulary"
@@ -431,6 +430,12 @@ def _by_transformers(dense: Source, plan: Planned, target: Path) -> str:
 
     right, _ = agree(texts, old, encode, plan.new, f"{dense.root}: what transformers makes")
     return f"on {right:,} of {len(texts):,} as transformers loads both"
+
+
+# ---- What the ``secateur.json`` of a directory claims of which tokens left.
+#
+# Law: every tensor holds the rows of the source's that the kept numbers name, byte for byte; every file that numbers
+# tokens is what the source's becomes by them; and the two tokenizers make the same of texts whose tokens all stay.
 
 
 def structure_of(directory: Path, read: Fields) -> Structure:

@@ -1,11 +1,5 @@
-"""The words that chat templates put around messages, whose tokens stay.
-
-Law: no template is run; what it could write of its own is read from its text.
-
-The files of a directory that name token numbers, and their contents after tokens have left.
-
-Law: each file that is known to number tokens says the new numbers, one that cannot is left out by name, all others stay
-what they are; the same tokens that stay give the same bytes.
+"""The words that chat templates put around messages, whose tokens stay. The files of a directory that name token
+numbers, and their contents after tokens have left.
 """
 
 from __future__ import annotations
@@ -21,6 +15,10 @@ from secateur.checkpoints import Checkpoint, CheckpointError, read_json
 from secateur.support import open_regular, printable
 from secateur.vocabulary.axes import Axes, numbers_in, parts_of, renumbered
 from secateur.vocabulary.tokens import Ids, Tokens, reading
+
+# ---- The words that chat templates put around messages, whose tokens stay.
+#
+# Law: no template is run; what it could write of its own is read from its text.
 
 ROLES = ("system", "user", "assistant", "tool", "function", "developer", "model")
 _OPENS = re.compile(r"\{[%{#]")
@@ -104,6 +102,11 @@ def _quoted(code: str) -> Iterator[str]:
         else:
             endless.add(quote)
 
+
+# ---- The files of a directory that name token numbers, and their contents after tokens have left.
+#
+# Law: each file that is known to number tokens says the new numbers, one that cannot is left out by name, all others
+# stay what they are; the same tokens that stay give the same bytes.
 
 TOKENIZER = "tokenizer.json"
 _CONFIGURED = ("generation_config.json", "processor_config.json", "preprocessor_config.json", "tokenizer_config.json")

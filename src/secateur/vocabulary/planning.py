@@ -1,15 +1,4 @@
-"""How often a text has each token, and the text in passages, for what is proved and measured on it.
-
-Law: every token of the text is counted once; passages are held up to a limit, and joined they are the beginning of it.
-
-The proof on texts: the smaller tokenizer turns a text whose tokens all stay into the same tokens, renumbered.
-
-Law: what is proved is said with how many texts it was proved on; one that is read otherwise is an error, not a number.
-
-The plan of a smaller tokenizer: which tokens stay, the effect on the text, and the proof that nothing else changes.
-
-Law: nothing is changed here; what is returned was proved on the text and on random Unicode.
-"""
+"""The plan of a smaller tokenizer: counts of tokens, which stay, and the proof on texts."""
 
 from __future__ import annotations
 
@@ -29,6 +18,11 @@ from secateur.vocabulary.axes import Axes
 from secateur.vocabulary.choosing import Asked, Distance, Rows, choose, distances
 from secateur.vocabulary.result import Unseen
 from secateur.vocabulary.tokens import Ids, Tokens, reading
+
+# ---- How often a text has each token, and the text in passages, for what is proved and measured on it.
+#
+# Law: every token of the text is counted once; passages are held up to a limit, and joined they are the beginning of
+# it.
 
 PASSAGE = 200  # characters that a passage has at least, where lines allow it
 LONGEST = 20_000  # characters: what has no line ends is cut here
@@ -128,6 +122,11 @@ def encoded(backend: Any, texts: Sequence[str], *, special: bool = False) -> lis
         found = backend.encode_batch_fast(list(texts), add_special_tokens=special)
     return [np.array(each.ids, dtype=np.int64) for each in found]
 
+
+# The proof on texts: the smaller tokenizer turns a text whose tokens all stay into the same tokens, renumbered.
+#
+# Law: what is proved is said with how many texts it was proved on; one that is read otherwise is an error, not a
+# number.
 
 Encode = Callable[[Sequence[str]], Sequence[Ids]]
 RANDOM = 4000  # texts
@@ -237,6 +236,10 @@ def encoding(backend: Any, *, special: bool = True) -> Encode:
     """What a tokenizer of the `tokenizers` library makes of texts, as `agree` asks for it."""
     return lambda texts: encoded(backend, texts, special=special)
 
+
+# The plan of a smaller tokenizer: which tokens stay, the effect on the text, and the proof that nothing else changes.
+#
+# Law: nothing is changed here; what is returned was proved on the text and on random Unicode.
 
 _TENTH = 10
 _FEW = 20  # passages of which no tenth is left out

@@ -1,10 +1,5 @@
-"""The result of shrinking a vocabulary, as plain numbers and as tables.
-
-Law: what is said of unseen text was measured on text that was not counted; what was not measured is None.
-
-The tables of a smaller vocabulary on a page: tensors that became shorter, and tokens of the text that leave.
-
-Law: tokens are shown as text that holds no control character.
+"""The result of shrinking a vocabulary, as plain numbers and as tables. The tables of a smaller vocabulary on a page:
+tensors that became shorter, and tokens of the text that leave.
 """
 
 from __future__ import annotations
@@ -19,6 +14,10 @@ import numpy as np
 from secateur.report import Cells, Chart, Reported, Sheet
 from secateur.support import Part, Rows, bytes_text, percent, printable
 from secateur.vocabulary.tokens import Ids
+
+# ---- The result of shrinking a vocabulary, as plain numbers and as tables.
+#
+# Law: what is said of unseen text was measured on text that was not counted; what was not measured is None.
 
 
 @dataclass(frozen=True)
@@ -132,6 +131,10 @@ def _some(names: list[str], count: int = 3) -> str:
     more = f" and {len(names) - count} more" if len(names) > count else ""
     return ", ".join(printable(name) for name in names[:count]) + more
 
+
+# ---- The tables of a smaller vocabulary on a page: tensors that became shorter, and tokens of the text that leave.
+#
+# Law: tokens are shown as text that holds no control character.
 
 _SHOWN = 1000  # rows of tokens
 

@@ -1,13 +1,5 @@
-"""How the tokens of byte-pair encoding are made: of which two each is, when a text has it.
-
-Law: a text whose tokens all stay is read as before if each of them keeps the two that it is made of, and these theirs:
-merges happen lowest rank first, and of those that happened none is gone, of those that are gone none happened.
-
-A tokenizer as its ``tokenizer.json`` says it: which tokens there are, which have to stay, and a smaller one of them.
-
-Law: of a text whose tokens all stay the smaller tokenizer makes the same tokens under their new numbers. Merges lose
-what is made last and nothing that is made of it; of pieces with scores the worst stays, by which the unknown is
-scored; where the longest piece wins, a word that was unknown stays so.
+"""How the tokens of byte-pair encoding are made: of which two each is, when a text has it. A tokenizer as its
+``tokenizer.json`` says it: which tokens there are, which have to stay, and a smaller one of them.
 """
 
 from __future__ import annotations
@@ -25,6 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from secateur.support import printable
+
+# ---- How the tokens of byte-pair encoding are made: of which two each is, when a text has it.
+#
+# Law: a text whose tokens all stay is read as before if each of them keeps the two that it is made of, and these
+# theirs: merges happen lowest rank first, and of those that happened none is gone, of those that are gone none
+# happened.
 
 
 def pairs_of(model: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -107,6 +105,13 @@ class Merges:
         kept = frozenset(kept)
         return [pair for pair in self.pairs if pair[0] in kept and pair[1] in kept and self.merged(*pair) in kept]
 
+
+# A tokenizer as its ``tokenizer.json`` says it: which tokens there are, which have to stay, and a smaller one of
+# them.
+#
+# Law: of a text whose tokens all stay the smaller tokenizer makes the same tokens under their new numbers. Merges
+# lose what is made last and nothing that is made of it; of pieces with scores the worst stays, by which the unknown
+# is scored; where the longest piece wins, a word that was unknown stays so.
 
 Ids = npt.NDArray[np.int64]
 BPE, UNIGRAM, WORDPIECE, WORDLEVEL = "BPE", "Unigram", "WordPiece", "WordLevel"

@@ -1,11 +1,4 @@
-"""Indexing: reading from a tensor, or writing to it, by index.
-
-Law: what an index or a tensor chooses stays whole; a slice is cut where the code says.
-
-Tensors joined and cut along a dimension.
-
-Law: joined dimensions are a sum of axes; a cut is at a boundary of axes, which the code's number has to follow.
-"""
+"""Indexing: reading from a tensor, or writing to it, by index. Tensors joined and cut along a dimension."""
 
 from __future__ import annotations
 
@@ -22,6 +15,10 @@ from secateur.coupling.operations import declare, rule
 from secateur.coupling.rules.pointwise import broadcast, plain
 from secateur.coupling.rules.shapes import sized
 from secateur.coupling.trace import Call, Dims, without_rule
+
+# ---- Indexing: reading from a tensor, or writing to it, by index.
+#
+# Law: what an index or a tensor chooses stays whole; a slice is cut where the code says.
 
 
 @rule("getitem", values="kept", rows="moved")
@@ -226,6 +223,10 @@ def _embedding(call: Call) -> None:
     out = call.out[0] if isinstance(call.out, tuple) else call.out
     call.returns([call.fresh(out.shape[0], "bags"), table[1]], out)
 
+
+# ---- Tensors joined and cut along a dimension.
+#
+# Law: joined dimensions are a sum of axes; a cut is at a boundary of axes, which the code's number has to follow.
 
 _NAMED = {"column_stack": 1, "hstack": 1, "vstack": 0, "dstack": 2}  # and the dimension that each joins along
 

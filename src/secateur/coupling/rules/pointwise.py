@@ -1,16 +1,4 @@
-"""Arguments of calls, as rules read them.
-
-Law: a rule's own arithmetic is not the model's, so that it asks for no equation.
-
-Functions that compare the positions of a dimension and choose some: softmax, topk, argmax, sorting and counting.
-
-Law: a thing whose score is minus infinity is missed by none of these. Where it is not known that this is all that is
-done with a dimension, it stays whole.
-
-Functions value by value, of tensors that are stretched to one shape.
-
-Law: dimensions that meet are the same axes, and the result has them.
-"""
+"""Functions value by value, and those that compare the positions of a dimension and choose some."""
 
 from __future__ import annotations
 
@@ -25,6 +13,10 @@ from secateur.coupling.axes import Axis, Expression, concatenated, cut, freeze, 
 from secateur.coupling.numbers import Known, Outcome, formula_of
 from secateur.coupling.operations import rule
 from secateur.coupling.trace import Call, Dims, tensors_of_tree, without_rule
+
+# ---- Arguments of calls, as rules read them.
+#
+# Law: a rule's own arithmetic is not the model's, so that it asks for no equation.
 
 
 def each_of(given: Any, at: int) -> Any:
@@ -42,6 +34,12 @@ def places(given: Any, rank: int) -> set[int]:
 def plain(number: Any) -> Any:
     """Without its origin: the rule's own arithmetic is not the model's."""
     return int.__index__(number) if isinstance(number, int) else number
+
+
+# Functions that compare the positions of a dimension and choose some: softmax, topk, argmax, sorting and counting.
+#
+# Law: a thing whose score is minus infinity is missed by none of these. Where it is not known that this is all that
+# is done with a dimension, it stays whole.
 
 
 @rule("softmax", "log_softmax", "cumsum")
@@ -153,6 +151,10 @@ def follow_comparison(call: Call) -> None:
     elif 0 <= number <= size_of(places):
         freeze(places, "one of it is taken by its number")
 
+
+# ---- Functions value by value, of tensors that are stretched to one shape.
+#
+# Law: dimensions that meet are the same axes, and the result has them.
 
 _OTHERS = """
     abs absolute acos acosh addcdiv addcmul and angle asin asinh atan atan2 atanh bitwise_and bitwise_not

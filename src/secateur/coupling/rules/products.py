@@ -1,15 +1,4 @@
-"""Linear layers and products of matrices.
-
-Law: what is summed over is one axis of both sides; the others are the result's.
-
-Attention as one function.
-
-Law: queries and keys share their width, keys and values their places, which the softmax keeps whole.
-
-Recurrent layers and cells, by their weights.
-
-Law: one axis of units is in the state, and in each gate of each weight.
-"""
+"""Linear layers, products of matrices, attention as one function, recurrent layers and cells."""
 
 from __future__ import annotations
 
@@ -21,6 +10,10 @@ from torch import Tensor
 from secateur.coupling.axes import Axis, Expression, concatenated, factored, freeze, size_of, unify
 from secateur.coupling.operations import Weight, declare, rule
 from secateur.coupling.trace import Call, Dims, tensors_of_tree, without_rule
+
+# ---- Linear layers and products of matrices.
+#
+# Law: what is summed over is one axis of both sides; the others are the result's.
 
 _AT_ONCE = 16  # bytes that kernels of grouped products load: the rows of what they are given have to be multiples
 
@@ -196,6 +189,11 @@ def _tensordot(call: Call) -> None:
     )
 
 
+# ---- Attention as one function.
+#
+# Law: queries and keys share their width, keys and values their places, which the softmax keeps whole.
+
+
 def _without_dropout(func: Any, *args: Any, **kwargs: Any) -> Any:
     if len(args) > 4:
         args = (*args[:4], 0.0, *args[5:])
@@ -234,6 +232,11 @@ def _attention(call: Call) -> None:
 
 
 declare("multi_head_attention_forward", stream="contraction")  # what it is written in has its rules
+
+
+# ---- Recurrent layers and cells, by their weights.
+#
+# Law: one axis of units is in the state, and in each gate of each weight.
 
 
 @rule("lstm", "gru", "rnn_tanh", "rnn_relu", stream="contraction")

@@ -1,10 +1,5 @@
-"""Reductions: sums, means, maxima, distances.
-
-Law: entries that are zero are missed by no sum; a statistic is flagged; anything else keeps the axis whole.
-
-Functions along a dimension that keep it: cumulative sums and products, sorts, transforms.
-
-Law: the dimension stays whole.
+"""Reductions: sums, means, maxima, distances. Functions along a dimension that keep it: cumulative sums and products,
+sorts, transforms.
 """
 
 from __future__ import annotations
@@ -20,6 +15,11 @@ from secateur.coupling.rules.pointwise import broadcast, follow_extreme, places,
 from secateur.coupling.trace import Call, Dims, tensors_of_tree, without_rule
 
 # ---- in a form that does not count -----------------------------------------------------------------------------------
+
+
+# ---- Reductions: sums, means, maxima, distances.
+#
+# Law: entries that are zero are missed by no sum; a statistic is flagged; anything else keeps the axis whole.
 
 
 def _mean(x: Tensor, *args: Any, sums: bool, **kwargs: Any) -> Tensor:
@@ -119,6 +119,11 @@ def _distance(call: Call) -> None:
         freeze(whole[-1], "a small number is added along it")
     keeps = call.out.dim() == len(whole)
     call.returns([Axis(1) if other == at else dim for other, dim in enumerate(whole) if keeps or other != at])
+
+
+# ---- Functions along a dimension that keep it: cumulative sums and products, sorts, transforms.
+#
+# Law: the dimension stays whole.
 
 
 @rule(

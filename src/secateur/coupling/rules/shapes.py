@@ -1,15 +1,4 @@
-"""Tensors that the code makes: of zeros, of random numbers, of its own numbers.
-
-Law: a size that remembers is followed; one that is written in the code, or values that depend on their place, stay.
-
-Questions about a tensor: its sizes, and other facts.
-
-Law: the answer to a question for a size remembers what it is the size of; what leaves torch stays whole.
-
-Views, permutations, stretched and repeated tensors.
-
-Law: a view refines axes into factors or joins them; the sizes that the code asks for are those of the result's.
-"""
+"""Tensors that the code makes, questions about a tensor, views, permutations, stretched and repeated tensors."""
 
 from __future__ import annotations
 
@@ -27,6 +16,10 @@ from secateur.coupling.operations import declare, rule
 from secateur.coupling.rules.pointwise import places
 from secateur.coupling.trace import Call, Dims, tensors_of_tree, without_rule
 from secateur.support import private
+
+# ---- Tensors that the code makes: of zeros, of random numbers, of its own numbers.
+#
+# Law: a size that remembers is followed; one that is written in the code, or values that depend on their place, stay.
 
 
 def sized(call: Call, number: int, why: str) -> Expression:
@@ -68,6 +61,11 @@ def _new(call: Call) -> None:
 
 
 declare("randint", "randperm", draws=True)
+
+
+# ---- Questions about a tensor: its sizes, and other facts.
+#
+# Law: the answer to a question for a size remembers what it is the size of; what leaves torch stays whole.
 
 
 @rule("shape", asks="sizes")
@@ -123,6 +121,11 @@ declare("data_ptr", "device", "dtype", "element_size", "get_device", "grad", "gr
 declare("is_cpu", "is_cuda", "is_floating_point", "is_inference", "is_leaf", "is_meta", "is_mkldnn", asks="facts")
 declare("is_mps", "is_nested", "is_quantized", "is_same_size", "is_sparse", "is_xpu", "layout", "names", asks="facts")
 declare("result_type", "version", asks="facts")
+
+
+# ---- Views, permutations, stretched and repeated tensors.
+#
+# Law: a view refines axes into factors or joins them; the sizes that the code asks for are those of the result's.
 
 
 @rule("unsafe_view")

@@ -1,10 +1,5 @@
-"""Convolutions, transposed or not, in groups or not.
-
-Law: channels are axes as of a linear layer, in each group; what a kernel moves over stays whole.
-
-Functions of windows: pooling, interpolation, unfolding, pixel shuffling.
-
-Law: places stay whole; channels pass, whatever is made of their places.
+"""Convolutions, transposed or not, in groups or not. Functions of windows: pooling, interpolation, unfolding, pixel
+shuffling.
 """
 
 from __future__ import annotations
@@ -13,6 +8,10 @@ from secateur.coupling.axes import factored, freeze, multiplied, size_of, unify
 from secateur.coupling.operations import Weight, rule
 from secateur.coupling.rules.pointwise import each_of
 from secateur.coupling.trace import Call, tensors_of_tree, without_rule
+
+# ---- Convolutions, transposed or not, in groups or not.
+#
+# Law: channels are axes as of a linear layer, in each group; what a kernel moves over stays whole.
 
 
 @rule("conv1d", "conv2d", "conv3d", rows=Weight((1, "weight"), (2, "bias")), stream="contraction")
@@ -70,6 +69,11 @@ def _convolve(call: Call, groups: int, *, transposed: bool) -> None:
         [*batch, *moved, *weight[2:], *([channels, weight[1]] if transposed else [made, weight[1]])]
     )
     call.returns([*batch, made, *places])
+
+
+# ---- Functions of windows: pooling, interpolation, unfolding, pixel shuffling.
+#
+# Law: places stay whole; channels pass, whatever is made of their places.
 
 
 @rule(

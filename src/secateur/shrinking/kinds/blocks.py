@@ -1,24 +1,6 @@
-"""Blocks of a directory's model that can leave whole, and the configuration that says so.
-
-Law: which fields count a stack's blocks is learnt by building the model with one less, never by their names. A model of
-the new configuration, with the blocks that stay in their order, computes what the original does when the other blocks
-return their inputs: proved on random weights in float64, on a narrow model of the class with as many blocks.
-
-How far the outputs of a directory's model move without some of its blocks, on real inputs; which blocks to remove.
-
-Law: of the weights one block is in memory, and a pass reads each once, whatever the number of blocks that are tried:
-what is behind a block is run for it and once more without it. Blocks leave one by one, each the one without which the
-outputs move least, the others being gone, as branches in `secateur.shrinking.kinds.branches`.
-
-Repair after blocks left a directory: a weight before them is fitted to what they added to the residual stream.
-
-Law: a patch is merged into a weight that is there already, so that nothing is computed in addition; a weight is a place
-for one only if what it gives is added to what its block returns, which is tried out and not read off names. Of the
-weights one block is in memory; the source is read and the copy written, so that a repetition gives the same bytes.
-
-Each patch is one of `secateur.shrinking.kinds.patching`, for blocks one after the other together: the residual is
-the dense model's stream behind the last of them minus this model's stream before the first. First to last, each on what
-the patches before it give.
+"""Blocks of a directory's model that can leave whole, and the configuration that says so. How far the outputs of a
+directory's model move without some of its blocks, on real inputs; which blocks to remove. Repair after blocks left a
+directory: a weight before them is fitted to what they added to the residual stream.
 """
 
 from __future__ import annotations
@@ -52,6 +34,13 @@ from secateur.shrinking.kinds.patching import LinearSite, LinearSites, add_batch
 from secateur.shrinking.proof import difference, outputs, probe_of
 from secateur.shrinking.repair import free_in
 from secateur.support import mapped, moved, tensors_in, track
+
+# ---- Blocks of a directory's model that can leave whole, and the configuration that says so.
+#
+# Law: which fields count a stack's blocks is learnt by building the model with one less, never by their names. A
+# model of the new configuration, with the blocks that stay in their order, computes what the original does when the
+# other blocks return their inputs: proved on random weights in float64, on a narrow model of the class with as many
+# blocks.
 
 _NARROW = 16  # fields are not made smaller than this for a proof
 _Sizes = dict[str, torch.Size]
@@ -263,6 +252,12 @@ def prove_without(
     return None
 
 
+# How far the outputs of a directory's model move without some of its blocks, on real inputs; which blocks to remove.
+#
+# Law: of the weights one block is in memory, and a pass reads each once, whatever the number of blocks that are
+# tried: what is behind a block is run for it and once more without it. Blocks leave one by one, each the one without
+# which the outputs move least, the others being gone, as branches in `secateur.shrinking.kinds.branches`.
+
 _AT_ONCE = 4  # blocks that are tried in one pass, when not all are
 
 Costs = Callable[[Collection[str], Collection[str]], Mapping[str | None, float]]
@@ -387,6 +382,17 @@ def least(
         lost += known[best]
     return gone, lost
 
+
+# Repair after blocks left a directory: a weight before them is fitted to what they added to the residual stream.
+#
+# Law: a patch is merged into a weight that is there already, so that nothing is computed in addition; a weight is a
+# place for one only if what it gives is added to what its block returns, which is tried out and not read off names.
+# Of the weights one block is in memory; the source is read and the copy written, so that a repetition gives the same
+# bytes.
+#
+# Each patch is one of `secateur.shrinking.kinds.patching`, for blocks one after the other together: the residual is
+# the dense model's stream behind the last of them minus this model's stream before the first. First to last, each on
+# what the patches before it give.
 
 _LIKE = 0.99  # the cosine of what a change of a weight does with what it should do: rounding in half precision
 

@@ -1,13 +1,4 @@
-"""How far a model's outputs move without some of its residual branches, on real inputs; and which branches to remove.
-
-Law: costs are measured on the model as it will be, with what stays in place of the modules that left; it is as it was
-afterwards. Branches leave one by one, each the one without which the outputs move least, the others being gone.
-
-The choice of residual branches to remove: those whose removal changes the outputs least on real inputs; without
-inputs those that change their stream least, or have the smallest weights. Each removal has to pass the proof.
-
-Law: of N branches ``ceil(share * N)`` leave, and at least one stays; the branches within a branch leave with it.
-"""
+"""How far a model's outputs move without some of its residual branches. The choice of residual branches to remove."""
 
 from __future__ import annotations
 
@@ -41,6 +32,11 @@ from secateur.support import (
     track,
     unchanged,
 )
+
+# How far a model's outputs move without some of its residual branches, on real inputs; and which branches to remove.
+#
+# Law: costs are measured on the model as it will be, with what stays in place of the modules that left; it is as it
+# was afterwards. Branches leave one by one, each the one without which the outputs move least, the others being gone.
 
 _ROWS = 1024  # tokens, or examples of a classifier, that outputs are compared on: ranks move little with more
 _BATCHES = 4  # at most
@@ -180,6 +176,11 @@ def gone_with(chosen: Sequence[Branch], every: Sequence[Branch]) -> list[Branch]
 def _is_finite(outputs: Any) -> bool:
     return all(bool(each.isfinite().all()) for each in tensors_in(outputs) if each.is_floating_point())
 
+
+# The choice of residual branches to remove: those whose removal changes the outputs least on real inputs; without
+# inputs those that change their stream least, or have the smallest weights. Each removal has to pass the proof.
+#
+# Law: of N branches ``ceil(share * N)`` leave, and at least one stays; the branches within a branch leave with it.
 
 KEPT = "kept, as asked"
 

@@ -1,11 +1,5 @@
 """A directory of a mixture-of-experts model: which tensors hold which experts, and the experts' statistics on data.
-
-Law: the weights stay in the files; of them one block is in memory while a text is run, and none while a plan is made.
-Whether a file holds experts each by itself or all in one tensor makes no difference.
-
 What was learnt of the experts of a directory, in a file: what they give, and what the model loses without some.
-
-Law: a file that says something else is refused, with its name and the field.
 """
 
 from __future__ import annotations
@@ -43,6 +37,11 @@ from secateur.shrinking.plan import Plan, plan_of
 from secateur.shrinking.request import PruningTarget, Request, example_for, pruning_target
 from secateur.shrinking.select import rows_at_once
 from secateur.support import Fields, LazyTensors, Part, Undo, printable, private, write_whole
+
+# A directory of a mixture-of-experts model: which tensors hold which experts, and the experts' statistics on data.
+#
+# Law: the weights stay in the files; of them one block is in memory while a text is run, and none while a plan is
+# made. Whether a file holds experts each by itself or all in one tensor makes no difference.
 
 TOGETHER = (1 / 8, 1 / 4, 1 / 2)  # of the experts of all mixtures at once
 
@@ -324,6 +323,10 @@ class _Weights(LazyTensors):
     def known(self) -> Collection[str]:
         return self.walk.files.group_of
 
+
+# What was learnt of the experts of a directory, in a file: what they give, and what the model loses without some.
+#
+# Law: a file that says something else is refused, with its name and the field.
 
 _FORMAT = "secateur experts profile"
 _MOST = 1e300

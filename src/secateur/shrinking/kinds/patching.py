@@ -1,24 +1,5 @@
 """Where residual branches leave a stream: the linear layer just before them, and the residual of the stream behind
-them.
-
-Law: the model is run as it is, with the terms of the branches made zero, so that sums have one number in all runs; what
-is watched changes nothing. A place is one that a linear map can be merged into: a matrix whose outputs are added to the
-stream, or the scales of a layer normalization that gives it. Its parameters are used there and nowhere else.
-
-Sums, and their terms, are recognised by their memory: from the sum where a branch was added back to the
-last place that reaches it through sums alone.
-
-Repair after residual branches left: the weights before them are fitted to what the branches added.
-
-Law: a patch is merged into a weight that is there already, so that nothing is computed in addition; on the calibration
-the stream is nearer to the dense model's with it, and the outputs no further; where that is not so, there is none.
-Sums are in float64 and rounded once.
-
-A matrix W whose outputs are added to the stream becomes ``W + Δ``, and ``X Δᵀ + b`` is fitted by least squares
-to the residual: the dense stream behind the branches minus the present one; b only where there is a bias. ReplaceMe
-(arXiv:2505.02819) looks for ``T`` with ``Δ = T W - W``, which is among these. Where the stream is normalized (BERT),
-each of its channels is scaled and moved by the scales of the normalization, as LinearPatch (arXiv:2505.24680) does with
-a matrix of its own.
+them. Repair after residual branches left: the weights before them are fitted to what the branches added.
 """
 
 from __future__ import annotations
@@ -51,6 +32,17 @@ from secateur.shrinking.kinds.branches import OutputCosts, running
 from secateur.shrinking.repair import StreamCorrection
 from secateur.solvers import aimed
 from secateur.support import Forward, Undo, device_of, moved, private, run_batch, tensors_of, track
+
+# Where residual branches leave a stream: the linear layer just before them, and the residual of the stream behind
+# them.
+#
+# Law: the model is run as it is, with the terms of the branches made zero, so that sums have one number in all runs;
+# what is watched changes nothing. A place is one that a linear map can be merged into: a matrix whose outputs are
+# added to the stream, or the scales of a layer normalization that gives it. Its parameters are used there and nowhere
+# else.
+#
+# Sums, and their terms, are recognised by their memory: from the sum where a branch was added back to the last place
+# that reaches it through sums alone.
 
 _SUMS = 2  # of a chain x + f(x) + g(x), and where the stream before it came from
 
@@ -385,6 +377,18 @@ def _bias_of(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
         return inspect.signature(func).bind(*args, **kwargs).arguments.get("out_proj_bias")
     return None
 
+
+# ---- Repair after residual branches left: the weights before them are fitted to what the branches added.
+#
+# Law: a patch is merged into a weight that is there already, so that nothing is computed in addition; on the
+# calibration the stream is nearer to the dense model's with it, and the outputs no further; where that is not so,
+# there is none. Sums are in float64 and rounded once.
+#
+# A matrix W whose outputs are added to the stream becomes ``W + Δ``, and ``X Δᵀ + b`` is fitted by least squares to
+# the residual: the dense stream behind the branches minus the present one; b only where there is a bias. ReplaceMe
+# (arXiv:2505.02819) looks for ``T`` with ``Δ = T W - W``, which is among these. Where the stream is normalized
+# (BERT), each of its channels is scaled and moved by the scales of the normalization, as LinearPatch
+# (arXiv:2505.24680) does with a matrix of its own.
 
 DAMPINGS = (1e-7, 1e-3, 1e-2, 1e-1, 1.0)  # of the mean diagonal: the one that is best on rows that it did not see
 _HELD_OUT = 4  # every so many a batch, or a row where there are fewer batches

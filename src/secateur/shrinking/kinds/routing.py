@@ -1,24 +1,6 @@
-"""Statistics of experts on data: how many tokens each receives, and how large its outputs are.
-
-Law: nothing changes, and names of classes do not matter. An expert's contribution for a token is its outputs times the
-model's own weight for them, renormalized where the model does that; padding, and tokens with a contribution of zero, do
-not count.
-
-The weight is the derivative of the mixture's output by the expert's: the mixture is run once more on its inputs, one
-output gradient is used for all tokens, and the gradient at an expert's outputs is that gradient times the weight. So it
-is the same for experts that run in turn or all at once, with the weight on their outputs or inputs.
-
-For each token the inputs of each expert's last matrix, and the weight with which its output is summed.
-
-Law: for the tokens that are no padding, a mixture's outputs are the sum over rows of ``weight * matrix @ features``,
-and a term that does not depend on the last matrices; any other mixture has no rows.
-The mixture's own code shows which token a row belongs to: the output gradient encodes the token's number, a binary
-digit a column, so that one backward pass gives the weight and the number.
-
-Runs the dense model and the one with fewer experts beside each other, block by block.
-
-Law: a block of the smaller model is given what its own changed blocks before it gave; of both models together one
-block's weights are there at a time, and what blocks pass on.
+"""Statistics of experts on data: how many tokens each receives, and how large its outputs are. For each token the
+inputs of each expert's last matrix, and the weight with which its output is summed. Runs the dense model and the one
+with fewer experts beside each other, block by block.
 """
 
 from __future__ import annotations
@@ -53,6 +35,16 @@ from secateur.models import (
 )
 from secateur.shrinking.measure import check_finite
 from secateur.support import Forward, device_of, mapped, moved, run_batch, tensors_in, track, unchanged, unwrapped
+
+# ---- Statistics of experts on data: how many tokens each receives, and how large its outputs are.
+#
+# Law: nothing changes, and names of classes do not matter. An expert's contribution for a token is its outputs times
+# the model's own weight for them, renormalized where the model does that; padding, and tokens with a contribution of
+# zero, do not count.
+#
+# The weight is the derivative of the mixture's output by the expert's: the mixture is run once more on its inputs,
+# one output gradient is used for all tokens, and the gradient at an expert's outputs is that gradient times the
+# weight. So it is the same for experts that run in turn or all at once, with the weight on their outputs or inputs.
 
 RANKS = ("reap", "frequency", "criterion")
 
@@ -133,6 +125,14 @@ def mixture_of(model: nn.Module, group: Group) -> tuple[str, nn.Module]:
         common.pop()
     path = ".".join(common)
     return path, model.get_submodule(path)
+
+
+# ---- For each token the inputs of each expert's last matrix, and the weight with which its output is summed.
+#
+# Law: for the tokens that are no padding, a mixture's outputs are the sum over rows of ``weight * matrix @
+# features``, and a term that does not depend on the last matrices; any other mixture has no rows. The mixture's own
+# code shows which token a row belongs to: the output gradient encodes the token's number, a binary digit a column, so
+# that one backward pass gives the weight and the number.
 
 
 def _runs(module: nn.Module) -> bool:
@@ -445,6 +445,11 @@ def _told(out: Tensor, leaves: Sequence[Tensor]) -> list[tuple[Tensor, Tensor] |
         found.append((weights.detach().cpu(), number.cpu()))
     return found
 
+
+# ---- Runs the dense model and the one with fewer experts beside each other, block by block.
+#
+# Law: a block of the smaller model is given what its own changed blocks before it gave; of both models together one
+# block's weights are there at a time, and what blocks pass on.
 
 _NEAR = {torch.float64: 1e-6, torch.float32: 1e-3}  # as which a sum is seen; of other dtypes a twentieth
 
