@@ -1,4 +1,6 @@
-"""What the demo runs: digits, a small residual network, ways to prune, training, and what is measured of each network."""
+"""What the demo runs: digits, a small residual network, ways to prune, training, and what is measured of each
+network.
+"""
 
 import copy
 import functools

@@ -1,4 +1,6 @@
-"""Measures units on calibration data: which columns consume them, in which order they should leave, and at what loss."""
+"""Measures units on calibration data: which columns consume them, in which order they should leave, and at what
+loss.
+"""
 
 from __future__ import annotations
 
