@@ -153,8 +153,8 @@ def router_of(beside: PairedBlocks, model: Any, block: str, group: Group) -> Rou
     for number, each in enumerate(beside.passes(block, group)):
         (hidden, *_), _ = each.given
         rows.append(hidden.reshape(-1, hidden.shape[-1]))
-        lacks.append(each.lack)
-        unseen.append(torch.full((len(each.lack),), number % _UNSEEN == _UNSEEN - 1))
+        lacks.append(each.residual)
+        unseen.append(torch.full((len(each.residual),), number % _UNSEEN == _UNSEEN - 1))
     every, experts, outputs = torch.cat(rows), mixture.experts, []
     for up, down in zip(experts.gate_up_proj, experts.down_proj, strict=True):
         gate, values = linear(every, up).chunk(2, -1)
