@@ -182,6 +182,7 @@ class Bare(nn.Module):
         (lambda: collect(network(), pairs(), ["colour"]), TypeError, "this call asks for .* collects: colour"),
         (lambda: collect(network(), pairs(), "movement"), TypeError, "movement adds up over training steps.*a Pruner"),
         (lambda: collect(network(), [], "grad"), ValueError, "there are no batches"),
+        (lambda: collect(network(), [torch.zeros(0, 6)], "gram"), ValueError, "hold no token and no sample"),
         (lambda: collect(network(), pairs(), "grad"), TypeError, "pass loss="),
         (lambda: collect(network(), [3], "flow"), TypeError, "pass forward="),
         (

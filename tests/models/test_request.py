@@ -1,5 +1,7 @@
 """What a walk is asked for, and the batches it goes through."""
 
+import copy
+
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -30,11 +32,25 @@ def test_batches_are_what_a_dataloader_yields(form):
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True))
 
 
+def test_batches_without_a_sample_prune_nothing():
+    model = stack()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match="the batches hold no token and no sample"):
+        oneshot(model, [each[:0] for each in data()], 0.5)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
 def test_batches_are_held_once_and_must_be_some():
     every, share = held_batches(iter([1, 2, 3]))
     assert list(every) == list(share) == [1, 2, 3]
     with pytest.raises(ValueError, match="there are no batches"):
         held_batches([])
+    masked = {"input_ids": torch.ones(1, 4).long(), "attention_mask": torch.zeros(1, 4).long()}
+    for nothing in ([torch.zeros(0, 8)], [(torch.zeros(0, 8), torch.zeros(0))] * 2, [masked]):
+        with pytest.raises(ValueError, match="the batches hold no token and no sample, or all is padding"):
+            held_batches(nothing)
+    one_of_them = [torch.zeros(0, 8), torch.ones(1, 8)]
+    assert held_batches(one_of_them) == (one_of_them, one_of_them)
     for single in (torch.ones(2, 5), {"x": torch.ones(2, 5)}, "text"):
         with pytest.raises(TypeError, match=r"an iterable of batches, not a .*; pass \[batch\]"):
             held_batches(single)

@@ -164,6 +164,8 @@ def test_what_is_wrong_is_said(pair):
     for local in (0, 1):
         with pytest.raises(ValueError, match="there are no batches"):
             recover(model, teacher, [], local=local)
+        with pytest.raises(ValueError, match=r"batch 1 of 2 \(input_ids of shape \(0, 12\), .* holds no token"):
+            recover(model, teacher, [tokens[0], {"input_ids": tokens[0]["input_ids"][:0]}], local=local)
     with pytest.raises(ValueError, match="adapters= finds no weight of"):
         recover(model, teacher, tokens, local=0, adapters=2, include="*norm*")
     with pytest.raises(ValueError, match="no parameter of LlamaForCausalLM is to be trained"):

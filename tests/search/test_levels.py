@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+import pickle
 import shutil
 
 import pytest
@@ -32,6 +33,18 @@ def outputs(model, batches):
 
 def every(levels, at):
     return {name: min(at, len(each) - 1) for name, each in levels.items()}
+
+
+def test_levels_can_be_pickled_after_use(made):
+    model, batches, levels = made
+    dense = outputs(model, batches)
+    with levels.assembled(model, every(levels, 1)):
+        wanted = outputs(model, batches)
+    again = pickle.loads(pickle.dumps(levels))
+    assert str(again) == str(levels)
+    with again.assembled(model, every(again, 1)):
+        assert torch.equal(outputs(model, batches), wanted)
+    assert not torch.equal(wanted, dense)
 
 
 # ---- what a level is ------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Laws of making levels: the model stays, the same call gives the same bytes, a killed run goes on, what is refused."""
 
+import functools
 import os
 import warnings
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from secateur.search import Levels, make_levels, making
+from secateur.search import Levels, fit, make_levels, making, sensitivity
 from secateur.search.levels import FILE
 from support.fitting import blocks, inputs
 from support.measured import text, words
@@ -214,6 +215,15 @@ def test_a_matrix_that_does_not_fit_the_pattern_has_no_level():
 def test_no_batches():
     with pytest.raises(ValueError, match="there are no batches"):
         make_levels(words(), [])
+
+
+@pytest.mark.parametrize("verb", [make_levels, sensitivity, functools.partial(fit, budget={"params": 0.6})])
+def test_data_without_a_sample_and_multiples_of_0_are_refused(verb):
+    with pytest.raises(ValueError, match="the batches hold no token and no sample"):
+        verb(blocks(2), [each[:0] for each in inputs()])
+    for none in (0, -1):
+        with pytest.raises(ValueError, match=f"round_to must be at least 1, not {none}"):
+            verb(blocks(2), inputs(), round_to=none)
 
 
 def test_a_weight_that_is_not_finite_is_named():

@@ -372,6 +372,8 @@ def test_no_batches(batches):
     state = state_of(model)
     with pytest.raises(ValueError, match="there are no batches"):
         shrink(model, batches[0], 0.3, batches=[])
+    with pytest.raises(ValueError, match="the batches hold no token and no sample"):
+        shrink(model, batches[0], 0.3, batches=[each[:0] for each in batches])
     assert is_unchanged(model, state)
 
 

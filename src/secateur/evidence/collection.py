@@ -23,6 +23,7 @@ from secateur.support import (
     check_batches,
     device_of,
     free_memory,
+    is_empty,
     is_sharded,
     loss_of,
     moved,
@@ -222,7 +223,7 @@ def collect(
     device = device_of(inner)
     if "gram" in words:
         _check_room(places, device)
-    first, count = None, 0
+    first, count, empty = None, 0, True
     gradients = Gradients(places, frozenset(words) & GRADIENTS)
     statistics = Observation(places, frozenset(words) & frozenset(STATISTICS))
     with unchanged(inner), torch.inference_mode(False), statistics.hooked():
@@ -231,6 +232,7 @@ def collect(
         for batch in track(batches, "gathering evidence"):
             batch = moved(batch, device)
             first, count = (batch if first is None else first), count + 1
+            empty = empty and is_empty(batch)
             if not statistics.words and not gradients.words:
                 break  # flow looks at the first batch's shapes
             with torch.set_grad_enabled(bool(gradients.words)):
@@ -240,8 +242,9 @@ def collect(
                     loss_of(outputs, batch, loss, count - 1).backward()  # type: ignore[no-untyped-call]
                     gradients.end_batch()
             del outputs
-        if not count:
-            raise ValueError("there are no batches: evidence comes from running the model.")
+        if empty:
+            said = "the batches hold no token and no sample, or all is padding" if count else "there are no batches"
+            raise ValueError(f"{said}: evidence comes from running the model.")
         gradients.refuse_unreached()
         _merge(found, "grad", averaged(gradients.sums, count, group))
         _merge(found, "grad_sq", averaged(gradients.squares, count, group))

@@ -1,6 +1,6 @@
 """The engine: a model run block by block or layer by layer, in memory or from files, with data; `oneshot`."""
 
-from secateur.models.batches import longest_sequence, naming_batch, read_calibration, with_batch_in_errors
+from secateur.models.batches import longest_sequence, naming_batch, read_calibration, refuse_empty, with_batch_in_errors
 from secateur.models.blocks import block_of, choose_targets, find_blocks, full_name, parts_of
 from secateur.models.files import BlockFiles, build_on_meta, parameters_on_meta
 from secateur.models.in_directory import DirectoryWalk
@@ -76,6 +76,7 @@ __all__ = [
     "pruned_blocks_sheets",
     "rank_and_world",
     "read_calibration",
+    "refuse_empty",
     "refuse_repeated",
     "run_through",
     "slopes",

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from secateur.checkpoints import CheckpointError, read_json
 from secateur.models.replay import LostOutputError
-from secateur.support import Forward, documents, printable, run_batch, track
+from secateur.support import Forward, documents, is_empty, printable, run_batch, track
 
 # ---- Calibration data: token batches from a text file, a file of JSON records, or what the caller has.
 #
@@ -442,6 +442,12 @@ def which(batches: Sequence[Any], batch: Any) -> str:
     shapes = " and ".join(_spelled(batch)) or f"a {type(batch).__name__}"
     number = next((at for at, each in enumerate(batches) if each is batch), None)
     return f"a batch of {shapes}" if number is None else f"batch {number} of {len(batches)} ({shapes})"
+
+
+def refuse_empty(batches: Sequence[Any], batch: Any) -> None:
+    """Raises ValueError for a batch without a sample, of which no loss can be taken."""
+    if is_empty(batch):
+        raise ValueError(f"{which(batches, batch)} holds no token and no sample, or all is padding; leave it out.")
 
 
 def _spelled(batch: Any, name: str = "") -> Iterator[str]:

@@ -24,7 +24,7 @@ from secateur.models.products import InputStats, WeightView
 from secateur.models.replay import Outputs
 from secateur.patterns import Pattern, Rows, Unstructured, word_of
 from secateur.solvers import aimed, best_mask, from_criterion
-from secateur.support import Forward, check_batches, described
+from secateur.support import Forward, check_batches, check_data, described
 from secateur.targets import is_expert
 
 # ---- Solves a stage of a block: new values and masks of its matrices, and a `Layer` for each.
@@ -321,8 +321,7 @@ def held_batches(batches: Iterable[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
     """
     check_batches(batches)
     every = batches if isinstance(batches, Sequence) else list(batches)
-    if not len(every):
-        raise ValueError("there are no batches: pass at least one, since pruning needs the inputs of each layer.")
+    check_data(every, "since pruning needs the inputs of each layer")
     rank, world = rank_and_world()
     if len(every) < world:
         warnings.warn(

@@ -44,6 +44,7 @@ from secateur.models import (
     held_batches,
     prepared,
     rank_and_world,
+    refuse_empty,
 )
 from secateur.recovery.descent import moving, removed_of
 from secateur.recovery.local import (
@@ -164,6 +165,8 @@ def recover_checkpoint(
         held: Any = every
     else:
         every, held = held_batches(asked)
+        for batch in held:
+            refuse_empty(held, batch)
     place = _Place.of(source, dense, unfinished_copy(out), held, request, activations, device)
     check_text(place.student.model, every, request.share if request.steps else 1.0)
     said = _said_of(request, asked if isinstance(asked, Sampled) else every, place.theirs.source)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur.checkpoints import CheckpointError
-from secateur.models import Tokens, longest_sequence, naming_batch
+from secateur.models import Tokens, longest_sequence, naming_batch, refuse_empty
 from secateur.recovery.descent import Descent, order_of, widened_batch
 from secateur.recovery.losses import NO_TEXT, OutputLoss, chosen_for, count_rows, features_of, loss_between, text_loss
 from secateur.recovery.result import Judged
@@ -349,6 +349,7 @@ class Steps:
 
     def _lost(self, batch: Any) -> tuple[Tensor, int]:
         """The loss of one of the batches, and of how many rows."""
+        refuse_empty(self.every, batch)
         wanted = None
         if self.share:
             where = device_of(self.teacher) or device_of(self.model)  # a teacher in files is nowhere yet

@@ -20,6 +20,7 @@ from secateur.models import (
     find_blocks,
     prepared,
     rank_and_world,
+    refuse_empty,
     refuse_repeated,
     with_batch_in_errors,
 )
@@ -405,6 +406,8 @@ def recovered_locally(
     wide = [mapped(batch, widened_batch) for batch in held]  # the model is float32 by now; the teacher is what it is
     if not held:
         raise ValueError(NO_BATCHES)
+    for batch in held:
+        refuse_empty(batches if isinstance(batches, Sequence) else (), batch)
     runs = [with_batch_in_errors(own, request.forward) for own in (wide, held)]
     for each, own, run in ((model, wide, runs[0]), (teacher, held, runs[1])):  # an error of a model's own ends it
         with torch.no_grad():

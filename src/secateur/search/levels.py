@@ -335,6 +335,9 @@ class Levels(Mapping[str, tuple[Level, ...]], Shown):
         self._levels = {entry.name: self._levels_of(number, entry) for number, entry in enumerate(entries)}
         self._known: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
+    def __reduce__(self) -> tuple[Any, ...]:  # the models that were found to be theirs are looked at again
+        return type(self), ([*self._entries.values()], self._bill, self.made, self.left_alone)
+
     def _levels_of(self, number: int, entry: Stored) -> tuple[Level, ...]:
         def costs(left: Mapping[str, float]) -> dict[str, float]:
             return {target: self._bill.own(target, number, left[target]) for target in TARGETS}

@@ -70,7 +70,7 @@ from secateur.shrinking import (
     ties_around,
 )
 from secateur.solvers import admm
-from secateur.support import Forward, check_batches, described, matches, unwrapped
+from secateur.support import Forward, check_batches, check_data, described, matches, unwrapped
 
 SHARES = (0.1, 0.3, 0.5, 0.7)
 OVER = ("shrink", "oneshot")
@@ -144,8 +144,7 @@ def make_levels(
     include, exclude = _globs(include), _globs(exclude)
     check_batches(batches)
     held = list(batches)
-    if not held:
-        raise ValueError("there are no batches: pass at least one, since levels are measured by running the model.")
+    check_data(held, "since levels are measured by running the model")
     if forward is not None and example_inputs is None:
         raise ValueError("with forward= the batches do not say what the model is called with; pass example_inputs=.")
     inner = unwrapped(model)

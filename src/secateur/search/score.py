@@ -18,7 +18,18 @@ from torch import Tensor, nn
 
 from secateur.models import Tokens, divergence, parts_of
 from secateur.shrinking import check_finite, running
-from secateur.support import Forward, device_of, mapped, moved, name_of, run_batch, share_of, tensors_in, unwrapped
+from secateur.support import (
+    Forward,
+    check_data,
+    device_of,
+    mapped,
+    moved,
+    name_of,
+    run_batch,
+    share_of,
+    tensors_in,
+    unwrapped,
+)
 
 # ---- The distance of a model from the dense one: by its outputs on real inputs, or by a custom score.
 #
@@ -473,14 +484,13 @@ def split(batches: Sequence[Any], held_back: int | None) -> tuple[list[Any], lis
     single batch is used for both.
 
     Raises:
-        ValueError: no batches, or not as many that one is left for the levels.
+        ValueError: no batches, none with a sample, or not as many that one is left for the levels.
 
     >>> split(range(8), None), split(range(4), 1)
     (([0, 1, 2, 4, 5, 6], [3, 7]), ([0, 1, 2], [3]))
     """
     every = list(batches)
-    if not every:
-        raise ValueError("there are no batches: pass at least one, since the loss is measured by running the model.")
+    check_data(every, "since the loss is measured by running the model")
     if len(every) == 1 and held_back is None:
         return every, every
     count = max(1, len(every) // _QUARTER) if held_back is None else held_back

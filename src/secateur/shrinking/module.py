@@ -36,7 +36,7 @@ from secateur.shrinking.plan import Plan, plan_without
 from secateur.shrinking.request import Request, example_of, pruning_target, request, shorter, warn_without_data
 from secateur.shrinking.result import shrunk_parts
 from secateur.shrinking.select import Choice, check_globs, choose, names_of, tie_roles
-from secateur.support import Forward, Part, Undo, check_batches, private, tensors_of
+from secateur.support import Forward, Part, Undo, check_batches, check_data, private, tensors_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -388,8 +388,8 @@ def _check_values(model: nn.Module) -> None:
 
 def _held(batches: Iterable[Any]) -> list[Any]:
     check_batches(batches)
-    if not (held := list(batches)):
-        raise ValueError("there are no batches: pass at least one, or leave batches out to rank by the criterion.")
+    held = list(batches)
+    check_data(held, "or leave batches out to rank by the criterion")
     return held
 
 

@@ -122,6 +122,10 @@ class Request:
     rank_experts: str | None = None
     unreached_first: bool = False
 
+    def __post_init__(self) -> None:
+        if self.round_to is not None and self.round_to < 1:
+            raise ValueError(f"round_to must be at least 1, not {self.round_to}.")
+
     @property
     def globs(self) -> tuple[str, ...]:
         """All of them: each has to match something."""
@@ -159,8 +163,6 @@ def request(
         raise ValueError(f"target must be one of {', '.join(map(repr, TARGETS))}, not {made.target!r}.")
     if made.sparsity is not None:
         check_sparsity(made.sparsity)
-    if made.round_to is not None and made.round_to < 1:
-        raise ValueError(f"round_to must be at least 1, not {made.round_to}.")
     if made.rank_experts not in (None, *RANKS):
         raise ValueError(f"rank_experts must be one of {', '.join(map(repr, RANKS))}, not {made.rank_experts!r}.")
     if not isinstance(made.branches, tuple):

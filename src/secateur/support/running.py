@@ -11,7 +11,7 @@ import random
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -230,6 +230,35 @@ def check_batches(batches: Iterable[Any]) -> None:
     """Raises TypeError for one batch: going through a tensor or a dict gives its rows or its keys, and no batches."""
     if isinstance(batches, Tensor | Mapping | str):
         raise TypeError(f"batches is an iterable of batches, not a {type(batches).__name__}; pass [batch].")
+
+
+def is_empty(batch: Any) -> bool:
+    """Whether a batch has tensors but no entry in them, or an ``attention_mask`` that calls all tokens padding.
+
+    >>> is_empty((torch.zeros(0, 8), torch.zeros(0))), is_empty(torch.zeros(1, 8)), is_empty("a text")
+    (True, False, False)
+    """
+    mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
+    if isinstance(mask, Tensor) and mask.dim() == 2 and not mask.any():
+        return True
+    found = list(tensors_in(batch))
+    return bool(found) and not any(each.numel() for each in found)
+
+
+def check_data(batches: Sequence[Any], why: str) -> None:
+    """Raises ValueError where there are no batches, or none of them holds a sample.
+
+    >>> check_data([torch.zeros(0, 8)], "since levels are measured by running the model")
+    Traceback (most recent call last):
+      ...
+    ValueError: the batches hold no token and no sample, or all is padding: pass at least one that does, since levels are measured by running the model.
+    """  # noqa: E501
+    if not len(batches):
+        raise ValueError(f"there are no batches: pass at least one, {why}.")
+    if all(map(is_empty, batches)):
+        raise ValueError(
+            f"the batches hold no token and no sample, or all is padding: pass at least one that does, {why}."
+        )
 
 
 def repeatable(batches: Iterable[Any]) -> Iterable[Any]:
