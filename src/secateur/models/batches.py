@@ -445,7 +445,10 @@ def which(batches: Sequence[Any], batch: Any) -> str:
 
 
 def refuse_empty(batches: Sequence[Any], batch: Any) -> None:
-    """Raises ValueError for a batch without a sample, of which no loss can be taken."""
+    """Raises ValueError for a batch without a sample, of which no loss can be taken.
+
+    >>> refuse_empty([torch.ones(1, 2)], torch.ones(1, 2))
+    """
     if is_empty(batch):
         raise ValueError(f"{which(batches, batch)} holds no token and no sample, or all is padding; leave it out.")
 
