@@ -59,7 +59,7 @@ def shrunken(source: Path, scratch: Path, texts: list[str], keep: int | None, **
     out = scratch / f"{source.name}-{keep or 'seen'}"
     if out.exists():
         shutil.rmtree(out)
-    done = shrink_vocabulary_checkpoint(source, out, ["\n".join(texts)], keep=keep, **how)
+    done = shrink_vocabulary_checkpoint(source, out, ["\n".join(texts)], keep=keep, exact=keep is None, **how)
     found = verify_checkpoint(out, source)
     if not found.ok:
         raise SystemExit(f"{out}: {found.problems[0]}")
@@ -254,6 +254,17 @@ def smollm2(options: argparse.Namespace) -> None:
         shutil.rmtree(done.out)
 
 
+@torch.no_grad()
+def nats(model: nn.Module, tokenizer: Any, text: str) -> float:
+    """Nats a character of the same text, however many tokens it has: windows of 2,000 characters."""
+    loss = 0.0
+    for begin in track(range(0, len(text), 2000), "measuring"):
+        ids = tokenizer(text[begin : begin + 2000], verbose=False)["input_ids"]
+        rows = torch.tensor([[tokenizer.bos_token_id, *ids]])
+        loss += float(model(input_ids=rows, labels=rows).loss) * len(ids)
+    return loss / len(text)
+
+
 def trim(options: argparse.Namespace) -> None:
     """The default and ``exact`` on samples of three sizes; nats a character of text of the same kind."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -269,7 +280,7 @@ def trim(options: argparse.Namespace) -> None:
     print(head(["text", "characters", "asked", "tokens", "parameters gone", "unseen tokens stay", "nats", "more"]))
     tokenizer = AutoTokenizer.from_pretrained(options.smollm2)
     for name, (text, unseen) in samples.items():
-        unseen = unseen[: options.windows * 512 * 8]
+        unseen = unseen[: options.windows * 2000]
         whole = 0.0
         for asked in (None, False, True):
             directory, cells = options.smollm2, ["whole", "49,152", "0%", "100%"]
@@ -284,9 +295,7 @@ def trim(options: argparse.Namespace) -> None:
                 directory, cells = out, ["exact" if asked else "default", f"{done.rows[1]:,}", gone, stays]
                 print(done, file=sys.stderr)
             model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
-            found = math.log(
-                bits(model, AutoTokenizer.from_pretrained(directory), unseen, 512, options.windows)[0]
-            )
+            found = nats(model, AutoTokenizer.from_pretrained(directory), unseen)
             whole = whole or found
             print(row([name, f"{len(text):,}", *cells, f"{found:.4f}", f"{found / whole - 1:+.2%}"]), flush=True)
 
@@ -313,7 +322,7 @@ def _parser() -> Iterator[argparse.ArgumentParser]:
     one = commands.add_parser("trim")
     one.add_argument("--smollm2", type=Path, required=True, metavar="DIR")
     one.add_argument("--scratch", type=Path, required=True, metavar="FOLDER")
-    one.add_argument("--windows", type=int, default=12, metavar="N")
+    one.add_argument("--windows", type=int, default=16, metavar="N", help="of 2,000 characters")
     one.set_defaults(run=trim)
     one = commands.add_parser("combinations")
     one.add_argument("--tools", default="secateur,hf-trim,vocabtrimmer,textpruner")

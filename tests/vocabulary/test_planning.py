@@ -37,13 +37,13 @@ def test_unseen_text_is_the_last_tenth(kind, monkeypatch):
     monkeypatch.setattr("secateur.vocabulary.planning.PASSAGE", 1)
     tokens = MADE[kind]
     common = ["The rose and the hedge.\n"] * 18
-    found = planned(tokens, [*common, "The rose.\n", TEXT[:90]], asked(with_text=True), set(), tokens.size, "it").unseen
+    found = planned(tokens, [*common, "The rose.\n", TEXT[:90]], asked(exact=True, with_text=True), set(), tokens.size, "it").unseen
     assert found.passages[0] == 2
     assert found.passages[1] == 1
     assert 0 < found.tokens[1] < found.tokens[0]
     assert (found.unknown > 0) == (kind == "WordLevel")
     assert (found.pieces > 0) == (kind != "WordLevel")
-    assert planned(tokens, ["The rose."], asked(with_text=True), set(), tokens.size, "it").unseen is None
+    assert planned(tokens, ["The rose."], asked(exact=True, with_text=True), set(), tokens.size, "it").unseen is None
 
 
 def test_what_would_be_read_otherwise_is_refused(monkeypatch):
@@ -58,10 +58,10 @@ def test_what_would_be_read_otherwise_is_refused(monkeypatch):
 
     monkeypatch.setattr(Tokens, "pruned", wrong)
     with pytest.raises(ValueError, match=r"it: the tokens of .* though each of them stays"):
-        planned(tokens, ["a hedge"], asked(with_text=True), set(), tokens.size, "it")
+        planned(tokens, ["a hedge"], asked(exact=True, with_text=True), set(), tokens.size, "it")
     monkeypatch.setattr(planning, "agree", lambda texts, *_, **__: (0, [[] for _ in texts]))
     with pytest.raises(ValueError, match=r"it: the pair .* would be read otherwise"):
-        planned(tokens, ["a hedge"], asked(with_text=True), set(), tokens.size, "it")
+        planned(tokens, ["a hedge"], asked(exact=True, with_text=True), set(), tokens.size, "it")
 
 
 def test_nothing_that_leaves_is_said():
