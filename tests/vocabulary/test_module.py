@@ -82,7 +82,7 @@ def test_tokens_of_chat_templates_stay():
     tokenizer = wrapped("byte level")
     tokenizer.chat_template = "{{ 'gardener prunes' }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
     wanted = set(tokenizer("gardener prunes", add_special_tokens=False)["input_ids"])
-    done = shrink_vocabulary(model_of("tied", len(tokenizer)), tokenizer, ["It's"])
+    done = shrink_vocabulary(model_of("tied", len(tokenizer)), tokenizer, ["It's"], exact=True)
     assert wanted <= set(done.order)
     assert tokenizer.chat_template.startswith("{{ 'gardener")
 

@@ -47,7 +47,8 @@ def vocabulary(
         ),
     ] = None,
     exact: Annotated[
-        bool, typer.Option("--exact", help="Keep only the text's own tokens, and none that other text of its kind needs.")
+        bool,
+        typer.Option("--exact", help="Keep only the text's own tokens, and none that other text of its kind needs."),
     ] = False,
     field: Annotated[str, typer.Option(metavar="NAME", help="Of the records in .jsonl that holds the text.")] = "text",
     dry_run: DryRun = False,
