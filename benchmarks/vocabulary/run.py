@@ -273,8 +273,8 @@ def trim(options: argparse.Namespace) -> None:
     reference = corpora.language_reference()
     texts, others = corpora.of_packages()
     samples = {
-        "language reference": (reference[:50_000], reference[-100_000:]),
         "docstrings of modules": (first[:340_000], second),
+        "language reference": (reference[:50_000], reference[-100_000:]),
         "docstrings of packages": ("\n\n".join(texts)[:2_000_000], "\n\n".join(others)),
     }
     print(head(["text", "characters", "asked", "tokens", "parameters gone", "unseen tokens stay", "nats", "more"]))

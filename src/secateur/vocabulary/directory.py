@@ -216,8 +216,9 @@ def shrink_vocabulary_checkpoint(
         source: a directory with ``config.json``, safetensors files and a tokenizer, sharded or not; or one of
             sentence-transformers.
         out: must not exist, nor lie inside ``source``. None: only say what would leave.
-        texts: documents, of which each is read once. They are a sample: beside their tokens the first of the tokenizer's own
-            order stay, as many as nine tenths of the text need for 99.5 % of the last tenth's tokens to stay.
+        texts: documents, of which each is read once. They are a sample: beside their tokens the first of the
+            tokenizer's own order stay, as many as nine tenths of the text need for 99.5 % of the last tenth's tokens
+            to stay.
         keep: how many tokens stay at most; with a text and no ``cover`` as many stay. Without a text the tokenizer's
             own order says what is rare.
         cover: the share of the text's tokens that stays, such as 0.9999: the rarest leave as well.

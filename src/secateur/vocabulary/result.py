@@ -155,7 +155,7 @@ def _sampled(found: Sample) -> Iterator[str]:
         )
     without, left = found.once
     yield (
-        f"Good-Turing: {percent(left)} of other text's tokens are missing; {percent(without)} with the text's own alone."
+        f"Good-Turing: {percent(left)} of other text's tokens are missing, {percent(without)} with the text's alone."
     )
 
 
