@@ -111,6 +111,6 @@ def test_a_text_that_is_too_short_keeps_nine_tenths_of_the_order(kind):
 
 
 def test_exact_is_of_a_text_alone():
-    for how in ({"keep": 9, "with_text": True}, {"cover": 0.5, "with_text": True}, {"script": "Latin", "with_text": False}):
+    for how in ({"keep": 9}, {"cover": 0.5}, {"script": "Latin", "with_text": False}):
         with pytest.raises(ValueError, match="exact keeps the tokens that a text has"):
-            asked(exact=True, **how)
+            asked(**{"exact": True, "with_text": True, **how})
