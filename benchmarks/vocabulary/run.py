@@ -3,6 +3,7 @@
     python benchmarks/vocabulary/run.py minilm --minilm DIR --scratch FOLDER [--keep 8000,10000] [--rank distance]
     python benchmarks/vocabulary/run.py minilm --minilm DIR --scratch FOLDER --changed
     python benchmarks/vocabulary/run.py smollm2 --smollm2 DIR --scratch FOLDER [--keep 16000,24000,32000]
+    python benchmarks/vocabulary/run.py trim --smollm2 DIR --scratch FOLDER [--windows 12]
     python benchmarks/vocabulary/run.py combinations [--tools secateur,hf-trim,vocabtrimmer,textpruner]
 
 Law: what is counted and what is measured share no sentence; both are docstrings of what is installed here, each
@@ -58,7 +59,7 @@ def shrunken(source: Path, scratch: Path, texts: list[str], keep: int | None, **
     out = scratch / f"{source.name}-{keep or 'seen'}"
     if out.exists():
         shutil.rmtree(out)
-    done = shrink_vocabulary_checkpoint(source, out, ["\n".join(texts)], keep=keep, **how)
+    done = shrink_vocabulary_checkpoint(source, out, ["\n".join(texts)], keep=keep, exact=keep is None, **how)
     found = verify_checkpoint(out, source)
     if not found.ok:
         raise SystemExit(f"{out}: {found.problems[0]}")
@@ -253,6 +254,52 @@ def smollm2(options: argparse.Namespace) -> None:
         shutil.rmtree(done.out)
 
 
+@torch.no_grad()
+def nats(model: nn.Module, tokenizer: Any, text: str) -> float:
+    """Nats a character of the same text, however many tokens it has: windows of 2,000 characters."""
+    loss = 0.0
+    for begin in track(range(0, len(text), 2000), "measuring"):
+        ids = tokenizer(text[begin : begin + 2000], verbose=False)["input_ids"]
+        rows = torch.tensor([[tokenizer.bos_token_id, *ids]])
+        loss += float(model(input_ids=rows, labels=rows).loss) * len(ids)
+    return loss / len(text)
+
+
+def trim(options: argparse.Namespace) -> None:
+    """The default and ``exact`` on samples of three sizes; nats a character of text of the same kind."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    first, second = corpora.of_modules()
+    reference = corpora.language_reference()
+    texts, others = corpora.of_packages()
+    samples = {
+        "docstrings of modules": (first[:340_000], second),
+        "language reference": (reference[:50_000], reference[-100_000:]),
+        "docstrings of packages": ("\n\n".join(texts)[:2_000_000], "\n\n".join(others)),
+    }
+    print(head(["text", "characters", "asked", "tokens", "parameters gone", "unseen tokens stay", "nats", "more"]))
+    tokenizer = AutoTokenizer.from_pretrained(options.smollm2)
+    for name, (text, unseen) in samples.items():
+        unseen = unseen[: options.windows * 2000]
+        whole = 0.0
+        for asked in (None, False, True):
+            directory, cells = options.smollm2, ["whole", "49,152", "0%", "100%"]
+            if asked is not None:
+                out = options.scratch / f"trimmed-{asked}"
+                if out.exists():
+                    shutil.rmtree(out)
+                done = shrink_vocabulary_checkpoint(options.smollm2, out, [text], exact=asked)
+                ids = numpy.array(tokenizer(unseen, verbose=False)["input_ids"])
+                gone = f"{1 - done.parameters[1] / done.parameters[0]:.1%}"
+                stays = f"{numpy.isin(ids, done.order).mean():.2%}"
+                directory, cells = out, ["exact" if asked else "default", f"{done.rows[1]:,}", gone, stays]
+                print(done, file=sys.stderr)
+            model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+            found = nats(model, AutoTokenizer.from_pretrained(directory), unseen)
+            whole = whole or found
+            print(row([name, f"{len(text):,}", *cells, f"{found:.4f}", f"{found / whole - 1:+.2%}"]), flush=True)
+
+
 def _numbers(text: str) -> list[int | None]:
     return [int(part) or None for part in text.split(",")]
 
@@ -272,6 +319,11 @@ def _parser() -> Iterator[argparse.ArgumentParser]:
         one.add_argument("--rank", choices=("count", "distance"), help="what leaves next")
         one.add_argument("--windows", type=int, default=48, metavar="N")
         one.set_defaults(run=run)
+    one = commands.add_parser("trim")
+    one.add_argument("--smollm2", type=Path, required=True, metavar="DIR")
+    one.add_argument("--scratch", type=Path, required=True, metavar="FOLDER")
+    one.add_argument("--windows", type=int, default=16, metavar="N", help="of 2,000 characters")
+    one.set_defaults(run=trim)
     one = commands.add_parser("combinations")
     one.add_argument("--tools", default="secateur,hf-trim,vocabtrimmer,textpruner")
     one.set_defaults(run=lambda options: combinations(options.tools.split(",")))

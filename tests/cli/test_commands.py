@@ -81,7 +81,7 @@ OWN = {
 
 def test_an_option_of_one_name_is_declared_once():
     declared = {}
-    for command in cli.app.registered_commands:
+    for command in (each for each in cli.app.registered_commands if not each.hidden):  # another name of one
         name = command.name or command.callback.__name__
         for word, hint in typing.get_type_hints(command.callback, include_extras=True).items():
             if word != "return" and name not in OWN.get(word, ()):

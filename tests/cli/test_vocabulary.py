@@ -38,6 +38,12 @@ def test_it_writes_what_the_library_writes(dense, text, tmp_path):
     assert said.endswith(f"--data {text} --cover 0.95")
 
 
+def test_trim_is_another_name(dense, text):
+    options = (dense, "--data", text, "--cover", "0.95", "--dry-run")
+    lines = [run(name, *options).stdout.splitlines() for name in ("trim", "vocabulary")]
+    assert lines[0][:-1] == lines[1][:-1] != []  # the last line has seconds
+
+
 def test_several_texts_and_all_options(dense, text, tmp_path):
     (tmp_path / "more.jsonl").write_text(json.dumps({"words": "hedges"}) + "\n")
     more = ["--keep", "330", "--multiple", "16", "--script", "latin", "--script", "Han", "--field", "words"]

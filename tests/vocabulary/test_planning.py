@@ -37,13 +37,15 @@ def test_unseen_text_is_the_last_tenth(kind, monkeypatch):
     monkeypatch.setattr("secateur.vocabulary.planning.PASSAGE", 1)
     tokens = MADE[kind]
     common = ["The rose and the hedge.\n"] * 18
-    found = planned(tokens, [*common, "The rose.\n", TEXT[:90]], asked(with_text=True), set(), tokens.size, "it").unseen
+    found = planned(
+        tokens, [*common, "The rose.\n", TEXT[:90]], asked(exact=True, with_text=True), set(), tokens.size, "it"
+    ).unseen
     assert found.passages[0] == 2
     assert found.passages[1] == 1
     assert 0 < found.tokens[1] < found.tokens[0]
     assert (found.unknown > 0) == (kind == "WordLevel")
     assert (found.pieces > 0) == (kind != "WordLevel")
-    assert planned(tokens, ["The rose."], asked(with_text=True), set(), tokens.size, "it").unseen is None
+    assert planned(tokens, ["The rose."], asked(exact=True, with_text=True), set(), tokens.size, "it").unseen is None
 
 
 def test_what_would_be_read_otherwise_is_refused(monkeypatch):
@@ -58,10 +60,10 @@ def test_what_would_be_read_otherwise_is_refused(monkeypatch):
 
     monkeypatch.setattr(Tokens, "pruned", wrong)
     with pytest.raises(ValueError, match=r"it: the tokens of .* though each of them stays"):
-        planned(tokens, ["a hedge"], asked(with_text=True), set(), tokens.size, "it")
+        planned(tokens, ["a hedge"], asked(exact=True, with_text=True), set(), tokens.size, "it")
     monkeypatch.setattr(planning, "agree", lambda texts, *_, **__: (0, [[] for _ in texts]))
     with pytest.raises(ValueError, match=r"it: the pair .* would be read otherwise"):
-        planned(tokens, ["a hedge"], asked(with_text=True), set(), tokens.size, "it")
+        planned(tokens, ["a hedge"], asked(exact=True, with_text=True), set(), tokens.size, "it")
 
 
 def test_nothing_that_leaves_is_said():
@@ -78,3 +80,37 @@ def test_positions_that_are_counted_from_the_padding_keep_its_number():
         axes = axes_of(model, builder(type(model)))
         assert positions_begin_behind(model, axes, 3) == expected
         assert positions_begin_behind(model, axes, None) == set()
+
+
+def test_a_sample_keeps_what_unseen_text_needs():
+    """The fewest of the tokenizer's own order with which 99.5 % of the last tenth stay; one fewer is too few."""
+    tokens = MADE["byte level"]
+    texts = ["Pruned hedges and gardeners.\n" * 2000, "Pruned hedges, a rose.\n" * 100]
+    found = planned(tokens, texts, asked(with_text=True), set(), tokens.size, "it")
+    exact = planned(tokens, texts, asked(exact=True, with_text=True), set(), tokens.size, "it")
+    sample, unseen = found.sample, found.unseen
+    assert exact.sample is None
+    assert set(exact.order) <= set(found.order)
+    assert sample.tokens == unseen.tokens[0]
+    assert unseen.tokens[1] >= sample.share * unseen.tokens[0] - 1e-6
+    assert sample.share >= 0.995
+    assert set(tokens.ranked()[: sample.first]) <= set(found.order)
+    once = found.counted.counts == 1
+    assert sample.once[0] == once.sum() / found.counted.tokens >= sample.once[1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_text_that_is_too_short_keeps_nine_tenths_of_the_order(kind):
+    tokens = MADE[kind]
+    sample = planning._sample(
+        tokens, planning.count(tokens.backend, ["a rose"], tokens.size), asked(with_text=True), set(), tokens.size
+    )
+    assert sample.share is None
+    assert sample.first >= 0.9 * len(tokens.model) == 0.9 * sample.of
+    assert sorted(tokens.ranked()) == sorted(tokens.model.values())
+
+
+def test_exact_is_of_a_text_alone():
+    for how in ({"keep": 9}, {"cover": 0.5}, {"script": "Latin", "with_text": False}):
+        with pytest.raises(ValueError, match="exact keeps the tokens that a text has"):
+            asked(**{"exact": True, "with_text": True, **how})

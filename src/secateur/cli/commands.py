@@ -76,3 +76,4 @@ for verb, line in (
     (demo, "Train a small network, prune it, report what that cost."),
 ):
     app.command(short_help=line)(verb)
+app.command("trim", hidden=True)(vocabulary)

@@ -22,7 +22,7 @@ def vocabulary(
     ] = None,
     data: Annotated[
         list[Path] | None,
-        typer.Option(metavar="FILE", help="Text, .txt or .jsonl: tokens that it does not have leave. Repeatable."),
+        typer.Option(metavar="FILE", help="Text, .txt or .jsonl, a sample of what will be read. Repeatable."),
     ] = None,
     keep: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Keep this many tokens, those that the text has most often.")
@@ -45,6 +45,10 @@ def vocabulary(
             help="What leaves next: count, the rarest; or distance, times how far its row is from others.",
         ),
     ] = None,
+    exact: Annotated[
+        bool,
+        typer.Option("--exact", help="Keep only the text's own tokens, and none that other text of its kind needs."),
+    ] = False,
     field: Annotated[str, typer.Option(metavar="NAME", help="Of the records in .jsonl that holds the text.")] = "text",
     dry_run: DryRun = False,
     report: Report = None,
@@ -54,6 +58,10 @@ def vocabulary(
     Their rows leave the embedding, the head and what else counts tokens; tokenizer, configurations and special tokens
     follow, and from_pretrained loads all of OUT. A text whose tokens all stay is read as before, under new numbers, and
     its hidden states are the same bit for bit: that is proved on the text and on random Unicode, in each run.
+
+    A text is a sample: beside its tokens as many of the tokenizer's own order stay as the last tenth of the text says
+    are needed for 99.5 % of unseen tokens to stay. --exact keeps the text's own alone; --keep and --cover say it
+    otherwise. `secateur trim` is another name of this command.
 
     Added and special tokens, those of chat templates, bytes and single letters stay. Without a text the tokenizer's own
     order says what is rare. At least one of --data, --keep and --script says what may leave.
@@ -70,6 +78,7 @@ def vocabulary(
             "script": script,
             "multiple": multiple,
             "rank": rank,
+            "exact": exact,
             "field": field if field != "text" else None,
             "dry_run": dry_run,
         }
@@ -88,6 +97,7 @@ def vocabulary(
             script=script,
             multiple=multiple,
             rank=rank,
+            exact=exact,
             arguments={"command": command_line("vocabulary", directory, **asked)},
         )
         show(shrunken_parts(done))

@@ -2,9 +2,10 @@
 
 from secateur.vocabulary.directory import shrink_vocabulary_checkpoint
 from secateur.vocabulary.module import shrink_vocabulary
-from secateur.vocabulary.result import ShrunkVocabulary, Unseen, shrunken_sheets, vocabulary_parts
+from secateur.vocabulary.result import Sample, ShrunkVocabulary, Unseen, shrunken_sheets, vocabulary_parts
 
 __all__ = [
+    "Sample",
     "ShrunkVocabulary",
     "Unseen",
     "shrink_vocabulary",

@@ -138,6 +138,8 @@ class Asked:
         scripts: those that the letters of tokens are of; empty for all.
         multiple: what the number of tokens is a multiple of.
         rank: "count", or "distance": by what the next one that leaves is found.
+        sample: whether the text is a sample, beside whose tokens some of the tokenizer's own order stay.
+        first: how many of these.
     """
 
     keep: int | None = None
@@ -145,6 +147,8 @@ class Asked:
     scripts: frozenset[str] = frozenset()
     multiple: int = 1
     rank: str = "count"
+    sample: bool = False
+    first: int = 0
 
 
 def asked(
@@ -154,6 +158,7 @@ def asked(
     multiple: int | None = None,
     rank: str | None = None,
     *,
+    exact: bool = False,
     with_text: bool,
 ) -> Asked:
     """What was asked for, checked.
@@ -180,7 +185,10 @@ def asked(
         raise ValueError(f"rank must be {' or '.join(map(repr, RANKS))}, not {rank!r}.")
     if rank == "distance" and not with_text:
         raise ValueError('rank="distance" weighs how often a text has each token: give the text as well.')
-    return Asked(keep, cover, scripts, multiple or 1, rank or "count")
+    if exact and (keep is not None or cover is not None or not with_text):
+        raise ValueError("exact keeps the tokens that a text has: give a text, and neither keep nor cover.")
+    sample = with_text and not exact and keep is None and cover is None
+    return Asked(keep, cover, scripts, multiple or 1, rank or "count", sample)
 
 
 def choose(
@@ -212,6 +220,7 @@ def choose(
     if asked.scripts:
         texts = {number: tokens.text_of(token) for token, number in tokens.model.items()}
         foreign |= {number for number in numbers if (text := texts[number]) is None or not is_of(text, asked.scripts)}
+    fixed |= {number for number in tokens.ranked()[: asked.first] if number in numbers} - foreign
     fixed |= characters if not tokens.says_unknown else characters - foreign
     unmade = {number for number in tokens.unmade() if counts is None or not counts[number]}
     fixed -= (opened | unmade) - set(needed)

@@ -38,6 +38,7 @@ def shrink_vocabulary(
     script: str | Iterable[str] | None = None,
     multiple: int | None = None,
     rank: str | None = None,
+    exact: bool = False,
 ) -> ShrunkVocabulary:
     """Removes tokens that a text does not contain from a model and its tokenizer, both in place.
 
@@ -49,7 +50,7 @@ def shrink_vocabulary(
     Args:
         model: one of transformers', with its configuration.
         tokenizer: its tokenizer, of the `tokenizers` library inside.
-        texts, keep, cover, script, multiple, rank: as for `shrink_vocabulary_checkpoint`.
+        texts, keep, cover, script, multiple, rank, exact: as for `shrink_vocabulary_checkpoint`.
 
     Raises:
         TypeError: a tokenizer of another kind.
@@ -64,12 +65,12 @@ def shrink_vocabulary(
     >>> tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", eos_token="</s>")
     >>> config = GPT2Config(vocab_size=6, n_embd=8, n_layer=1, n_head=2, bos_token_id=1, eos_token_id=1)
     >>> model = GPT2LMHeadModel(config)
-    >>> done = shrink_vocabulary(model, tokenizer, ["a rose and a rose"])
+    >>> done = shrink_vocabulary(model, tokenizer, ["a rose and a rose"], exact=True)
     >>> done.rows, model.lm_head.weight.shape, tokenizer("a rose")["input_ids"]
     ((6, 5), torch.Size([5, 8]), [2, 3])
     """
     started = time.monotonic()
-    wanted = asked(keep, cover, script, multiple, rank, with_text=texts is not None)
+    wanted = asked(keep, cover, script, multiple, rank, exact=exact, with_text=texts is not None)
     inside: Any = unwrapped(model)
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
@@ -127,6 +128,7 @@ def shrink_vocabulary(
         time.monotonic() - started,
         plan.counting,
         plan.gone,
+        sample=plan.sample,
     )
 
 

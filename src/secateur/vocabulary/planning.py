@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from torch import nn
 from secateur.support import printable, track
 from secateur.vocabulary.axes import Axes
 from secateur.vocabulary.choosing import Asked, Distance, Rows, choose, distances
-from secateur.vocabulary.result import Unseen
+from secateur.vocabulary.result import Sample, Unseen
 from secateur.vocabulary.tokens import Ids, Tokens, reading
 
 # ---- How often a text has each token, and the text in passages, for what is proved and measured on it.
@@ -243,6 +244,9 @@ def encoding(backend: Any, *, special: bool = True) -> Encode:
 
 _TENTH = 10
 _FEW = 20  # passages of which no tenth is left out
+_SHARE = 0.995  # of unseen tokens that shall stay
+_TOO_FEW = 600  # unseen tokens: were one of 200 missing, fewer than these could by chance have none (1 of 20 times)
+_SAFE = 0.9  # of the tokenizer's own order, where the text is too short to say
 _PAIRS = 100  # of random texts
 _PROVED = "proved on"
 
@@ -260,6 +264,7 @@ class Planned:
         seen: how many of the text's tokens stay.
         gone: tokens that the text has and that leave, with how often.
         unseen: what the choice does to text that it has not seen.
+        sample: how many of the tokenizer's own order stay beside the text's; None where it was asked otherwise.
         passages, random: on which the law was seen.
         proof: the same in words.
         counting: seconds that counting took.
@@ -273,6 +278,7 @@ class Planned:
     seen: int | None
     gone: dict[str, int]
     unseen: Unseen | None
+    sample: Sample | None
     random: list[str]
     proof: str
     counting: float
@@ -298,9 +304,12 @@ def planned(
     counted = None if texts is None else count(tokens.backend, texts, size)
     counting = time.monotonic() - began
     distance = None if row_of is None or asked.rank != "distance" else distances(tokens, row_of(), rows)
+    sample = None if counted is None or not asked.sample else _sample(tokens, counted, asked, needed, rows)
+    if sample is not None:
+        asked = replace(asked, first=sample.first)
     order = tokens.order(choose(tokens, _counts(counted), asked, needed, rows, distance))
     if int((order < rows).sum()) == rows:
-        raise ValueError(f"{where}: all {rows:,} tokens would stay; keep fewer, or cover less.")
+        raise ValueError(f"{where}: all {rows:,} tokens would stay; give more text, keep fewer, cover less, or exact.")
     smaller, new = Tokens.of(tokens.pruned(order), f"{where}, pruned,"), renaming(order, size)
     beyond = order >= rows
     if beyond.any() and not beyond[np.argmax(beyond) :].all():
@@ -328,6 +337,7 @@ def planned(
         seen,
         _gone(tokens, counted, new),
         None if counted is None else _unseen(tokens, counted, asked, needed, rows, distance),
+        sample,
         random,
         f"{_PROVED} {' and on '.join(said)}: the same tokens, renamed",
         counting,
@@ -361,6 +371,35 @@ def _check_pairs(tokens: Tokens, smaller: Tokens, random: list[str], new: Ids, w
             raise ValueError(f"{where}: the pair {pair!r} would be read otherwise: nothing was changed.")
         if tokens.backend.decode(old.ids) != smaller.backend.decode(now.ids):
             raise ValueError(f"{where}: the pair {pair!r} would be written otherwise: nothing was changed.")
+
+
+def _sample(tokens: Tokens, counted: Counted, asked: Asked, needed: Collection[int], rows: int) -> Sample:
+    """How many of the tokenizer's own order stay: the fewest with which nearly all tokens of the last tenth do."""
+    ranked = tokens.ranked()
+    rank = np.full(len(counted.counts), -1)
+    rank[ranked] = np.arange(len(ranked))
+    many = len(counted.ids) // _TENTH
+    last = together(counted.ids[len(counted.ids) - many :]).numbers
+    enough = len(counted.ids) >= _FEW and len(last) >= _TOO_FEW
+    share = None
+    first = math.ceil(_SAFE * len(ranked))
+    if enough:
+        counts = counted.counts - np.bincount(last, minlength=len(counted.counts))
+        kept = choose(tokens, counts, asked, needed, rows)
+        whole = choose(tokens, counts, replace(asked, first=len(ranked)), needed, rows)  # without other scripts
+        may = last[np.isin(last, whole)]
+        missing = np.sort(rank[may[~np.isin(may, kept)]])
+        spare = int((1 - _SHARE) * len(may) + 1e-9)
+        first = 0 if len(missing) <= spare else int(missing[len(missing) - 1 - spare]) + 1
+        share = 1 - int((missing >= first).sum()) / max(1, len(may))
+    once = counted.counts == 1
+    return Sample(
+        first,
+        len(ranked),
+        len(last),
+        share,
+        (int(once.sum()) / counted.tokens, int((once & (rank >= first)).sum()) / counted.tokens),
+    )
 
 
 def _unseen(

@@ -37,6 +37,26 @@ class Unseen:
     unknown: int
 
 
+@dataclass(frozen=True)
+class Sample:
+    """How many of the tokenizer's own order stay beside the tokens of a text, which is a sample of what will be read.
+
+    Attributes:
+        first: so many of them, the most frequent ones.
+        of: how many the order has.
+        tokens: of the last tenth of the text, which says how many are needed.
+        share: of these, what stays where nine tenths choose; None where there are too few to say.
+        once: Good and Turing's estimate of the share of other text's tokens that the text does not have, with none of
+            the order and with the first; those that it has once, of all.
+    """
+
+    first: int
+    of: int
+    tokens: int
+    share: float | None
+    once: tuple[float, float]
+
+
 @dataclass(frozen=True, eq=False)
 class ShrunkVocabulary(Reported):
     """The result of `shrink_vocabulary` or `shrink_vocabulary_checkpoint`; prints as tables.
@@ -57,6 +77,7 @@ class ShrunkVocabulary(Reported):
         out: the directory that was written, if one was.
         left_out: files that say old numbers in other forms, and were not copied.
         left_whole: tensors in the files that are as long and no part of the model.
+        sample: how many of the tokenizer's own order stay beside the text's; None where it was asked otherwise.
         seconds: wall time; ``counting`` of it for the text.
     """
 
@@ -78,6 +99,7 @@ class ShrunkVocabulary(Reported):
     out: Path | None = None
     left_out: tuple[Path, ...] = ()
     left_whole: tuple[str, ...] = ()
+    sample: Sample | None = None
 
     def _parts(self) -> Iterator[Part]:
         return vocabulary_parts(self)
@@ -108,12 +130,32 @@ def vocabulary_parts(done: ShrunkVocabulary) -> Iterator[Part]:
     yield f"The tokenizer's kind is {done.kind}. Shorter: {_some(list(done.tensors))}."
     if done.tokens is not None and done.seen is not None:
         yield f"Of the text's {done.tokens[0]:,} tokens, {percent(done.seen / done.tokens[0])} stay."
+    if done.sample is not None:
+        yield from _sampled(done.sample)
     if done.unseen is not None:
         yield from _unseen(done.unseen)
     if done.gone:
         most = ", ".join(f"{printable(token, 30)!r} {count:,}" for token, count in list(done.gone.items())[:6])
         yield f"Most frequent of those that leave: {most}."
     yield f"{done.proof[0].upper()}{done.proof[1:]}."
+
+
+def _sampled(found: Sample) -> Iterator[str]:
+    if found.share is None:
+        yield (
+            f"The text is too short to say what other text needs (its last tenth has {found.tokens:,} tokens): beside "
+            f"its own tokens the first {found.first:,} of {found.of:,} in the tokenizer's order stay. Give more text, "
+            "--keep, or --exact for its own tokens alone."
+        )
+    else:
+        yield (
+            f"The text is a sample: beside its tokens the first {found.first:,} of {found.of:,} in the tokenizer's "
+            f"order stay, so that {percent(found.share)} of {found.tokens:,} unseen tokens do."
+        )
+    without, left = found.once
+    yield (
+        f"Good-Turing: {percent(left)} of other text's tokens are missing, {percent(without)} with the text's alone."
+    )
 
 
 def _unseen(found: Unseen) -> Iterator[str]:

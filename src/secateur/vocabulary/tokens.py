@@ -298,6 +298,18 @@ class Tokens:
     def _of_model(self) -> frozenset[int]:
         return frozenset(self.model.values())
 
+    def ranked(self) -> list[int]:
+        """The model's own tokens, the most frequent of what the tokenizer was trained on first: merges by rank, pieces
+        by score, others by number. What no merge makes comes behind the merges."""
+        numbers = sorted(self.model.values())
+        if self.kind == BPE:
+            ranks = {self.merges.merged(*pair): at for at, pair in reversed([*enumerate(self.merges.pairs)])}
+            return sorted(numbers, key=lambda number: ranks.get(self.by_id[number], len(ranks)))
+        if self.kind == UNIGRAM:
+            scores = [float(score) for _, score in self.values["model"]["vocab"]]
+            return sorted(numbers, key=lambda number: -scores[number])
+        return numbers
+
     def open_pieces(self) -> set[int]:
         """The numbers of pieces of WordPiece that would read words which are unknown now, once other pieces are gone.
 
