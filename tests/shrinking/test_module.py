@@ -261,6 +261,32 @@ def test_modes_buffers_random_numbers_and_gradients_are_as_before():
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+class Rotated(nn.Module):
+    """Fills a table at the first call, as rotary embeddings do, and remembers in a number how much of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 16), nn.Linear(16, 3)
+        self.register_buffer("table", torch.zeros(8), persistent=False)
+        self.known = 0
+
+    def forward(self, x):
+        if self.known < x.shape[1]:
+            self.known = x.shape[1]
+            self.table[: self.known] = torch.arange(self.known).cos()
+        return self.down(self.up(x).relu() * self.table[: x.shape[1], None])
+
+
+def test_a_table_that_the_first_call_fills_is_not_left_empty_and_called_full():
+    torch.manual_seed(0)
+    model, x = Rotated(), torch.randn(2, 5, 4)
+    smaller = shrink(model, x, 0.3).model
+    assert smaller.known == 0
+    other = copy.deepcopy(smaller)
+    other.known, other.table = 5, torch.arange(8).cos()
+    torch.testing.assert_close(smaller(x), other(x))
+
+
 def test_tied_weights_stay_tied():
     class Tied(nn.Module):
         def __init__(self):

@@ -52,9 +52,32 @@ def test_modes_are_as_they_were_also_after_an_error(training):
 def test_buffers_are_as_they_were():
     model = nn.BatchNorm1d(2)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    with restored(tensors_of(model)):
+    with restored(model):
         model(torch.randn(4, 2))
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+class Remembering(nn.Module):
+    """Computes a table at the first call, and remembers in a number that it did."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("table", torch.zeros(4), persistent=False)
+        self.known, self.ready = 0, False
+
+    def forward(self, x):
+        if self.known < len(x) or not self.ready:
+            self.table[: len(x)] = torch.arange(len(x)) + 1.0
+            self.known, self.ready = len(x), True
+        return x * self.table[: len(x)]
+
+
+def test_a_number_that_says_what_a_buffer_holds_is_as_it_was():
+    model = Remembering()
+    with restored(model):
+        model(torch.ones(3))
+    assert (model.known, model.ready) == (0, False)
+    assert model(torch.ones(3)).tolist() == [1, 2, 3]
 
 
 def test_tensors_each_once():

@@ -157,24 +157,16 @@ def _without_dropout(model: nn.Module) -> None:
 
 
 def _outputs(model: nn.Module, example: Any, counts: _Counts, *, training: bool) -> list[Tensor]:
-    model.train(training)
-    buffers = {name: value.detach().clone() for name, value in model.named_buffers()}
+    model = copy.deepcopy(model).train(training)  # a pass may change buffers, and numbers that say what they hold
     torch.manual_seed(3)
     random.seed(3)
-    try:
-        with torch.no_grad(), counts:
-            if isinstance(example, Mapping):
-                out = model(**copy.deepcopy(dict(example)))
-            elif isinstance(example, tuple | list):
-                out = model(*copy.deepcopy(example))
-            else:
-                out = model(copy.deepcopy(example))
-    finally:
-        with torch.no_grad():
-            for name, value in model.named_buffers():
-                if name in buffers and buffers[name].shape == value.shape:
-                    value.copy_(buffers[name])
-        model.eval()
+    with torch.no_grad(), counts:
+        if isinstance(example, Mapping):
+            out = model(**copy.deepcopy(dict(example)))
+        elif isinstance(example, tuple | list):
+            out = model(*copy.deepcopy(example))
+        else:
+            out = model(copy.deepcopy(example))
     return [each.detach() for each in _flat(out)]
 
 

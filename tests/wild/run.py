@@ -25,12 +25,12 @@ from typing import Any
 from .models import Wild, models_of, registries
 from .one import tried
 
-QUICK = {  # the quickest of as many kinds
-    "timm": (
-        "fasternet_t0 ghostnet_050 hgnetv2_b0 iformer_t lcnet_035 test_byobnet test_convnext test_efficientnet "
-        "test_mambaout test_maxvit test_nfnet test_resnet test_vit test_vit_relpos"
-    ),
-    "torchvision": "squeezenet1_1",
+QUICK = {  # fifteen of as many kinds, quick to run and of libraries that are quick to install
+    "diffusers": "UNet2DConditionModel",
+    "timm": "ghostnet_050 test_byobnet test_convnext test_efficientnet test_maxvit test_resnet test_vit",
+    "torch_geometric": "GAT GIN",
+    "torchvision": "fcos_resnet50_fpn lraspp_mobilenet_v3_large squeezenet1_1",
+    "transformers": "bert t5",
 }
 MEMORY = 10 << 30  # bytes that a process may ask for
 _BAD = ("wrong", "crash", "timeout")

@@ -177,7 +177,7 @@ def _watch(model: nn.Module, inputs: Any, trace: Trace, tensors: Mapping[str, Te
     remembering = numbers_that_remember(model, trace.equations)
     assert trace.where is not None
     try:
-        with in_mode(model, training=training), restored(tensors), seeded(), remembering, trace.where:
+        with in_mode(model, training=training), restored(model), seeded(), remembering, trace.where:
             for each in tensors_in(inputs):
                 trace.declare(each, [_frozen(size, "an input of the model") for size in each.shape])
             flow = Flow(model, trace, trace.in_pass, tensors_in(inputs))

@@ -328,7 +328,7 @@ def outputs(
     zeroed: Iterable[tuple[int, int]] | None = None,
     oracle: RouterMask | None = None,
 ) -> list[Tensor]:
-    """All tensors that a probe returns; buffers and random numbers as before.
+    """All tensors that a probe returns; its buffers and the random numbers are as before.
 
     ``statistics`` are the calls, by name and number, that may not count the entries of their axis: ``form`` says
     whether they become "sums", which entries that are zero do not change, or are left out ("affine"). ``zeroed`` are
@@ -336,10 +336,9 @@ def outputs(
     ``oracle`` says which of the units that are chosen between have no chance.
     """
     inputs = private.tree_map_only(Tensor, _wide, inputs)
-    buffers = dict(model.named_buffers())
     with (
         in_mode(model, training=training),
-        restored(buffers),
+        restored(model),
         seeded(),
         contextlib.nullcontext() if oracle is None else CallSites(model) as where,
         _Comparable(statistics, sums=form == "sums", oracle=oracle, where=where),

@@ -458,15 +458,21 @@ def in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def restored(tensors: Mapping[str, Tensor]) -> Iterator[None]:
-    """A context that restores those of the tensors that are buffers."""
-    saved = {name: tensor.clone() for name, tensor in tensors.items() if not isinstance(tensor, nn.Parameter)}
+def restored(model: nn.Module) -> Iterator[None]:
+    """A context that restores buffers, and numbers and flags of modules: they often say how much a buffer holds."""
+    saved = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    plain = [(module, name, value) for module in model.modules() for name, value in vars(module).items()]
+    plain = [each for each in plain if type(each[2]) in (bool, int, float)]
     try:
         yield
     finally:
-        for name, value in saved.items():
-            if tensors[name].shape == value.shape and not value.is_meta:
-                tensors[name].data.copy_(value)
+        for buffer, value in saved:
+            if buffer.shape == value.shape and not value.is_meta:
+                buffer.data.copy_(value)
+        for module, name, value in plain:
+            now = vars(module).get(name)
+            if isinstance(now, int | float) and now != value:  # also one that remembers where it is from
+                setattr(module, name, value)
 
 
 def seed_torch(number: int) -> None:

@@ -231,7 +231,7 @@ def influences(model: nn.Module, coupling: Coupling, inputs: Sequence[Any]) -> d
 
             return then
 
-        watched = in_mode(model, training=training), restored(tensors_of(model))
+        watched = in_mode(model, training=training), restored(model)
         with watched[0], watched[1], seeded(), torch.no_grad(), SameDraws(seen=seen):
             run_example(model, inputs[number])
     return totals
