@@ -28,7 +28,6 @@ from secateur.support import (
     seeded,
     share_of,
     tensors_in,
-    tensors_of,
     track,
     unchanged,
 )
