@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from secateur import allocation, criteria, patterns
-from secateur.checkpoints import CheckpointError, open_checkpoint, read_header, sparsify_checkpoint
+from secateur.checkpoints import CheckpointError, called_as, open_checkpoint, read_header, sparsify_checkpoint
 from secateur.checkpoints import sparsify as checkpoint_sparsification
 from secateur.checkpoints.sparsify import choose_targets
 from secateur.pipeline import make_masks
@@ -130,7 +130,8 @@ def test_everything_else_stays_byte_for_byte(source, tmp_path):
 
 
 def test_the_record(source, tmp_path):
-    done = sparsify_checkpoint(source, tmp_path / "out", 0.5, arguments={"sparsity": 0.5})
+    with called_as({"sparsity": 0.5}):
+        done = sparsify_checkpoint(source, tmp_path / "out", 0.5)
     record = json.loads((tmp_path / "out/secateur.json").read_text())
     assert record["arguments"] == {"sparsity": 0.5}
     assert (record["criterion"], record["allocate"]) == ("magnitude", "everywhere")

@@ -7,11 +7,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from secateur import shrink_checkpoint, sparsify_checkpoint
+from secateur import sparsify_checkpoint
 from secateur.checkpoints import (
     RECORD,
     CheckpointError,
-    check_arguments,
+    called_as,
     check_places,
     places,
     previous_record,
@@ -35,17 +35,26 @@ def dense(tmp_path):
 
 
 @pytest.mark.parametrize("odd", [math.nan, math.inf, {"deep": [math.nan]}, {1, 2}, object()], ids=range(5))
-@pytest.mark.parametrize("verb", [sparsify_checkpoint, shrink_checkpoint])
-def test_what_is_no_json_is_refused_before_anything_is_done(dense, tmp_path, verb, odd):
-    with pytest.raises(ValueError, match=r"arguments= is what secateur\.json shall say, as JSON: seed cannot be"):
-        verb(dense, tmp_path / "out", 0.5, arguments={"sparsity": 0.5, "seed": odd})
-    assert [path.name for path in tmp_path.iterdir()] == ["dense"]
+def test_what_is_no_json_is_refused_before_anything_is_done(odd):
+    with (
+        pytest.raises(ValueError, match=r"secateur\.json is JSON and cannot say of the arguments: seed is"),
+        called_as({"sparsity": 0.5, "seed": odd}),
+    ):
+        raise AssertionError
+
+
+def test_what_a_record_says_of_the_call_holds_within_the_context_alone():
+    with called_as({"a": 1}):
+        with pytest.raises(OSError, match="full"), called_as({"b": 2}):
+            raise OSError("full")
+        assert strictly(record_text("m", {}))["arguments"] == {"a": 1}
+    assert strictly(record_text("m", {}))["arguments"] == {}
 
 
 def test_no_number_that_is_none_comes_from_a_record_before(dense, tmp_path):
     """Python reads NaN, and earlier records had it where a layer's error overflowed."""
     (dense / RECORD).write_text('{"layers": {"a": {"error": NaN}, "b": [Infinity, 1.5]}, "pruned": {}}')
-    sparsify_checkpoint(dense, tmp_path / "out", 0.5, arguments={"sparsity": 0.5})
+    sparsify_checkpoint(dense, tmp_path / "out", 0.5)
     record = strictly((tmp_path / "out" / RECORD).read_text())
     assert record["previous"] == {"layers": {"a": {"error": None}, "b": [None, 1.5]}, "pruned": {}}
     assert record["pruned"] == {"a.weight": 0.5}
@@ -56,11 +65,11 @@ def test_the_writer_has_no_way_to_write_them():
         with pytest.raises(ValueError, match="not JSON compliant"):
             record_text("sparsify", {"pruned": {"a": odd}})
     assert strictly(record_text("sparsify", {"ä": 0.1}))["ä"] == 0.1
-    assert check_arguments(None) == {}
 
 
 def test_every_record_begins_alike():
-    record = strictly(record_text("m", {"found": 1}, arguments={"a": 2}, previous={"b": 3}, versions={"other": "4"}))
+    with called_as({"a": 2}):
+        record = strictly(record_text("m", {"found": 1}, previous={"b": 3}, versions={"other": "4"}))
     assert list(record) == ["secateur", "torch", "other", "method", "arguments", "found", "previous"]
     assert (record["torch"], record["method"], record["arguments"]) == (torch.__version__, "m", {"a": 2})
     assert list(strictly(record_text("m", {}))) == ["secateur", "torch", "method", "arguments"]
@@ -88,15 +97,14 @@ def test_places_that_cannot_be(dense, tmp_path):
 def test_places_are_checked_before_anything_is_read(tmp_path):
     dense = tmp_path / "dense"
     dense.mkdir()
-    assert places(str(dense), str(tmp_path / "out"), {"seed": 1}) == (dense, tmp_path / "out", {"seed": 1})
-    assert places(dense, None, None) == (dense, None, {})
+    assert places(str(dense), str(tmp_path / "out")) == (dense, tmp_path / "out")
+    assert places(dense, None) == (dense, None)
     (tmp_path / "taken").mkdir()
-    for source, out, arguments, message in (
-        (tmp_path / "gone", None, None, "gone: no such directory"),
-        (dense, dense / "out", None, "inside the input"),
-        (dense, tmp_path / "taken", None, "taken: already exists; nothing is overwritten"),
-        (dense, tmp_path / "no/such", None, "no: no such directory; create it first"),
-        (dense, None, {"seed": float("nan")}, "seed cannot be, nan"),
+    for source, out, message in (
+        (tmp_path / "gone", None, "gone: no such directory"),
+        (dense, dense / "out", "inside the input"),
+        (dense, tmp_path / "taken", "taken: already exists; nothing is overwritten"),
+        (dense, tmp_path / "no/such", "no: no such directory; create it first"),
     ):
         with pytest.raises(ValueError, match=message):
-            places(source, out, arguments)
+            places(source, out)

@@ -11,7 +11,7 @@ import signal
 import pytest
 
 from secateur import Rows
-from secateur.checkpoints import CheckpointError
+from secateur.checkpoints import CheckpointError, called_as
 from secateur.checkpoints import run as resumable
 from secateur.checkpoints.run import JOURNAL
 from secateur.models import files as block_files
@@ -26,7 +26,8 @@ from support.stacks import contents
 
 def test_a_directory_keeps_everything_but_the_pruned_bytes(llama, tmp_path):
     before = contents(llama)
-    done = oneshot(llama, batches("llama"), 0.5, out=tmp_path / "out", arguments={"command": "secateur oneshot"})
+    with called_as({"command": "secateur oneshot"}):
+        done = oneshot(llama, batches("llama"), 0.5, out=tmp_path / "out")
     assert contents(llama) == before, "the source"
     after = contents(tmp_path / "out")
     assert after.keys() == before.keys() | {"secateur.json"}

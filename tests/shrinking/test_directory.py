@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from secateur import shrink
-from secateur.checkpoints import Checkpoint, CheckpointError, open_checkpoint, sha256_of, slicing
+from secateur.checkpoints import Checkpoint, CheckpointError, called_as, open_checkpoint, sha256_of, slicing
 from secateur.criteria import wanda
 from secateur.shrinking import directory as checkpoint_shrinking
 from secateur.shrinking import request as subject
@@ -49,7 +49,8 @@ def dense(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def smaller(dense):
-    return shrink_checkpoint(dense, dense.parent / "small", 0.4, arguments={"sparsity": 0.4})
+    with called_as({"sparsity": 0.4}):
+        return shrink_checkpoint(dense, dense.parent / "small", 0.4)
 
 
 def files_of(folder):

@@ -11,6 +11,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -36,18 +37,17 @@ def record_text(
     method: str,
     found: Mapping[str, Any],
     *,
-    arguments: Mapping[str, Any] | None = None,
     previous: Mapping[str, Any] | None = None,
     versions: Mapping[str, str] | None = None,
 ) -> str:
     """What ``secateur.json`` holds; `ValueError` for NaN or infinity, which Python writes though JSON has none.
 
-    No time and no path of our own: the same call on the same files writes the same bytes.
+    No time and no path of our own: the same call on the same files writes the same bytes. How the verb was called is
+    said by `called_as`.
 
     Args:
         method: the verb.
         found: what it says of the result.
-        arguments: how it was called, see `check_arguments`.
         previous: of the source, see `previous_record`.
         versions: of what else the result depends on, beside this library and torch.
 
@@ -59,7 +59,7 @@ def record_text(
         "torch": torch.__version__,
         **(versions or {}),
         "method": method,
-        "arguments": dict(arguments or {}),
+        "arguments": dict(_CALLED_AS.get()),
         **found,
     }
     if previous is not None:
@@ -78,23 +78,32 @@ def library_versions() -> dict[str, str]:
     return {"secateur": __version__, "torch": torch.__version__, "transformers": transformers.__version__}
 
 
-def check_arguments(arguments: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The arguments that a record shall name, if it can: before anything is done.
+_CALLED_AS: ContextVar[Mapping[str, Any]] = ContextVar("called_as", default=MappingProxyType({}))
+
+
+@contextlib.contextmanager
+def called_as(arguments: Mapping[str, Any]) -> Iterator[None]:
+    """A context in which ``secateur.json`` says that a verb was called with these arguments, as commands do.
 
     Raises:
         ValueError: NaN or infinity is among them, or what is no value of JSON.
 
-    >>> check_arguments({"sparsity": float("nan")})
+    >>> with called_as({"sparsity": float("nan")}):
+    ...     pass
     Traceback (most recent call last):
-    ValueError: arguments= is what secateur.json shall say, as JSON: sparsity cannot be, nan.
+    ValueError: secateur.json is JSON and cannot say of the arguments: sparsity is nan.
     """
-    for name, value in (arguments or {}).items():
+    for name, value in arguments.items():
         try:
             json.dumps({name: value}, allow_nan=False)
         except (TypeError, ValueError, RecursionError):
             what = printable(repr(value), 60)
-            raise ValueError(f"arguments= is what {RECORD} shall say, as JSON: {name} cannot be, {what}.") from None
-    return dict(arguments or {})
+            raise ValueError(f"{RECORD} is JSON and cannot say of the arguments: {name} is {what}.") from None
+    token = _CALLED_AS.set(arguments)
+    try:
+        yield
+    finally:
+        _CALLED_AS.reset(token)
 
 
 def previous_record(source: Path) -> dict[str, Any] | None:
@@ -116,21 +125,17 @@ def _finite(value: Any) -> Any:
     return [_finite(inner) for inner in value] if isinstance(value, list) else value
 
 
-def places(
-    source: Path | str, out: Path | str | None, arguments: Mapping[str, Any] | None
-) -> tuple[Path, Path | None, dict[str, Any]]:
-    """The checked ``source`` and ``out`` of a verb, and its arguments for the record.
+def places(source: Path | str, out: Path | str | None) -> tuple[Path, Path | None]:
+    """The checked ``source`` and ``out`` of a verb.
 
     Raises:
         CheckpointError: as `check_places` and `check_new`.
-        ValueError: as `check_arguments`.
     """
     root, out = Path(source), None if out is None else Path(out)
-    said = check_arguments(arguments)
     check_places(root, root.parent / f"{root.name}.smaller" if out is None else out)
     if out is not None:
         check_new(out)
-    return root, out, said
+    return root, out
 
 
 def check_new(out: Path) -> None:

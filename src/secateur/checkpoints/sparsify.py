@@ -19,7 +19,7 @@ from torch import Tensor
 from secateur.allocation import Allocation, check_sparsity, settled
 from secateur.checkpoints.inspect import Inspection, Layout, TensorInspection, inspect_checkpoint, layout_of
 from secateur.checkpoints.reading import Checkpoint, TensorEntry, open_checkpoint
-from secateur.checkpoints.record import RECORD, check_arguments, check_places, previous_record, record_text
+from secateur.checkpoints.record import RECORD, check_places, previous_record, record_text
 from secateur.checkpoints.results import left_alone_rows, pruned_rows
 from secateur.checkpoints.writing import copy_tree, new_directory, other_weights, write_tensor
 from secateur.criteria import magnitude
@@ -83,7 +83,6 @@ def sparsify_checkpoint(
     include: str | Iterable[str] | None = None,
     exclude: str | Iterable[str] | None = None,
     seed: int = 0,
-    arguments: Mapping[str, Any] | None = None,
 ) -> CheckpointSparsification:
     """Writes to ``out`` a copy of the checkpoint directory ``source`` with the chosen weights zeroed.
 
@@ -97,7 +96,6 @@ def sparsify_checkpoint(
         pattern, criterion, allocate: as in `secateur.pipeline.make_masks`.
         include, exclude: globs over tensor names; see `choose_targets`.
         seed: of criteria that draw random numbers.
-        arguments: what ``secateur.json`` shall say of how this was called.
 
     Raises:
         CheckpointError: a damaged checkpoint, or an ``out`` that cannot be.
@@ -117,7 +115,6 @@ def sparsify_checkpoint(
     source, out = Path(source), Path(out)
     criterion, pattern, allocate = settled(criterion, pattern, allocate)
     _check_sparsity(sparsity, pattern)
-    said = check_arguments(arguments)
     check_places(source, out)
     checkpoint = open_checkpoint(source)
     previous = previous_record(source)
@@ -147,7 +144,7 @@ def sparsify_checkpoint(
             "allocate": None if pattern.density is not None else described(allocate),
             "pattern": word_of(pattern),
         }
-        _write_record(temporary / RECORD, done, how, removed, said, previous)
+        _write_record(temporary / RECORD, done, how, removed, previous)
     return done
 
 
@@ -264,7 +261,6 @@ def _write_record(
     done: CheckpointSparsification,
     how: Mapping[str, Any],
     removed: Mapping[str, int],
-    arguments: Mapping[str, Any],
     previous: Mapping[str, Any] | None,
 ) -> None:
     chosen = set(done.targets)
@@ -275,4 +271,4 @@ def _write_record(
         "removed": dict(removed),
         "left_alone": {reason: list(names) for reason, names in done.left_alone.items()},
     }
-    path.write_text(record_text("sparsify", found, arguments=arguments, previous=previous), "utf-8")
+    path.write_text(record_text("sparsify", found, previous=previous), "utf-8")

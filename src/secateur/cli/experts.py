@@ -114,6 +114,7 @@ def experts(
             "sequence_length": sequence_length,
             "seed": seed if data is not None else None,
         }
+        from secateur.checkpoints import called_as
         from secateur.cli.printing import experts_parts
         from secateur.shrinking import experts_sheets, shrink_experts_checkpoint
 
@@ -122,24 +123,24 @@ def experts(
         if data is not None:
             with warnings_as_lines():
                 batches = read_text(directory, data, samples=samples, sequence_length=sequence_length, seed=seed)
-        done = shrink_experts_checkpoint(
-            directory,
-            None if dry_run else out,
-            remove,
-            batches=batches,
-            profile=profile,
-            plan=plan,
-            rank=rank,
-            unreached_first=unreached_first,
-            repair=not no_repair,
-            include=include,
-            exclude=exclude,
-            text=data or "",
-            activations=activations,
-            device=device,
-            verify=not no_verify,
-            arguments={"command": command_line("experts", directory, **asked)},
-        )
+        with called_as({"command": command_line("experts", directory, **asked)}):
+            done = shrink_experts_checkpoint(
+                directory,
+                None if dry_run else out,
+                remove,
+                batches=batches,
+                profile=profile,
+                plan=plan,
+                rank=rank,
+                unreached_first=unreached_first,
+                repair=not no_repair,
+                include=include,
+                exclude=exclude,
+                text=data or "",
+                activations=activations,
+                device=device,
+                verify=not no_verify,
+            )
         if int(os.environ.get("RANK", "0")):
             return
         show(experts_parts(done, profile))

@@ -114,7 +114,7 @@ def fit(
     that was stopped goes on if the same command is given again; OUT appears complete or not at all.
     """
     with clear_errors(), terminable(), resumable():
-        from secateur.checkpoints import check_new
+        from secateur.checkpoints import called_as, check_new
         from secateur.cli.measuring import model_in
         from secateur.search import budget_in_words, fit_checkpoint, fitted_sheets
 
@@ -149,7 +149,8 @@ def fit(
             "store": store,
             "levels": levels,
         }
-        with warnings_as_lines():
+        said = {"command": command_line("fit", directory, **asked), "directory": str(directory)}
+        with warnings_as_lines(), called_as(said):
             batches = read_text(directory, data, samples=samples, sequence_length=sequence_length, seed=seed)
             done = fit_checkpoint(
                 directory,
@@ -173,7 +174,6 @@ def fit(
                 seed=seed,
                 store=store,
                 levels=levels,
-                arguments={"command": command_line("fit", directory, **asked), "directory": str(directory)},
             )
         parts = [*done.parts()]
         show(parts)

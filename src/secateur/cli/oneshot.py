@@ -94,6 +94,7 @@ def oneshot(
     with clear_errors(), terminable(), resumable():
         from secateur import allocation, patterns, solvers
         from secateur.allocation import narrowest
+        from secateur.checkpoints import called_as
         from secateur.cli.printing import pruned_blocks_parts
         from secateur.models import oneshot as prune_blocks
         from secateur.models import pruned_blocks_sheets
@@ -120,7 +121,7 @@ def oneshot(
         join_processes(device)
         if chosen.density is not None and shared is not allocation.uniform:
             raise ValueError(f"{pattern} keeps the same share of every weight; leave --allocate out.")
-        with warnings_as_lines():
+        with warnings_as_lines(), called_as(arguments_said("oneshot", directory, options)):
             batches = read_text(directory, data, samples=samples, sequence_length=sequence_length, seed=seed)
             done = prune_blocks(
                 directory,
@@ -137,7 +138,6 @@ def oneshot(
                 out=out,
                 activations=activations,
                 device=device,
-                arguments=arguments_said("oneshot", directory, options),
                 on_layer=functools.partial(_print_layer, started=time.monotonic()),
             )
         if int(os.environ.get("RANK", "0")) == 0:

@@ -36,7 +36,7 @@ def prune(
     """
     with clear_errors(), terminable():
         from secateur import allocation
-        from secateur.checkpoints import pruned_sheets, sparsify_checkpoint
+        from secateur.checkpoints import called_as, pruned_sheets, sparsify_checkpoint
         from secateur.cli.printing import pruned_parts
         from secateur.patterns import word_of
 
@@ -55,18 +55,18 @@ def prune(
             "include": include or [],
             "exclude": exclude or [],
         }
-        done = sparsify_checkpoint(
-            directory,
-            out,
-            sparsity,
-            pattern=chosen,
-            criterion=scores,
-            allocate=shared,
-            include=include or (),
-            exclude=exclude or (),
-            seed=seed,
-            arguments=arguments_said("prune", directory, options),
-        )
+        with called_as(arguments_said("prune", directory, options)):
+            done = sparsify_checkpoint(
+                directory,
+                out,
+                sparsity,
+                pattern=chosen,
+                criterion=scores,
+                allocate=shared,
+                include=include or (),
+                exclude=exclude or (),
+                seed=seed,
+            )
         show(pruned_parts(done))
         page.write(
             f"{directory}, pruned",

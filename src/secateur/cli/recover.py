@@ -127,6 +127,7 @@ def recover(
     not at all, and secateur verify OUT counts its zeros.
     """
     with clear_errors(), terminable(), resumable():
+        from secateur.checkpoints import called_as
         from secateur.cli.printing import recovered_parts
         from secateur.recovery import Sampled, recover_checkpoint, recovered_sheets
 
@@ -152,7 +153,7 @@ def recover(
             "include": include or [],
             "exclude": exclude or [],
         }
-        with warnings_as_lines():
+        with warnings_as_lines(), called_as(arguments_said("recover", directory, options)):
             if data is None:
                 batches: Any = Sampled(samples, sequence_length, batch)
             else:
@@ -178,7 +179,6 @@ def recover(
                 activations=activations,
                 teacher_on_disk=teacher_on_disk,
                 device=device,
-                arguments=arguments_said("recover", directory, options),
                 on_part=_say_part,
                 on_step=_saying(steps),
             )

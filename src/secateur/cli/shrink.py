@@ -228,6 +228,7 @@ def shrink(
                 raise ValueError(f"{factory} is a directory: leave out --weights.")
             if branches:
                 _check_blocks(factory, how, sparsity=sparsity, data=data)
+            from secateur.checkpoints import called_as
             from secateur.cli.measuring import inputs_of
             from secateur.cli.printing import blocks_parts, directory_parts
             from secateur.shrinking import blocks_sheets, directory_sheets, shrink_checkpoint, shrink_depth_checkpoint
@@ -249,17 +250,20 @@ def shrink(
                 said["branches"] = branches
             flags = {"no_verify": no_verify, "without_data": without_data, "no_repair": no_repair}
             command = command_line("shrink", factory, sparsity=sparsity, out=out, **said, **flags)
-            with calibration(
-                Path(factory),
-                data,
-                samples=samples,
-                sequence_length=sequence_length,
-                seed=seed,
-                activations=activations,
-                device=device,
-                repair=not no_repair,
-                without_data=without_data,
-            ) as calibrated:
+            with (
+                called_as({"command": command, "sparsity": sparsity, **said}),
+                calibration(
+                    Path(factory),
+                    data,
+                    samples=samples,
+                    sequence_length=sequence_length,
+                    seed=seed,
+                    activations=activations,
+                    device=device,
+                    repair=not no_repair,
+                    without_data=without_data,
+                ) as calibrated,
+            ):
                 if branches:
                     short = shrink_depth_checkpoint(
                         factory,
@@ -269,7 +273,6 @@ def shrink(
                         exclude=exclude,
                         example_inputs=None if example is None else inputs_of(example),
                         verify=not no_verify,
-                        arguments={"command": command, "sparsity": sparsity, **said},
                         **calibrated,
                     )
                     show(blocks_parts(short))
@@ -289,7 +292,6 @@ def shrink(
                     sparsity,
                     example_inputs=None if example is None else inputs_of(example),
                     verify=not no_verify,
-                    arguments={"command": command, "sparsity": sparsity, **said},
                     **how,
                     **calibrated,
                 )

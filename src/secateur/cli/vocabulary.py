@@ -82,24 +82,25 @@ def vocabulary(
             "field": field if field != "text" else None,
             "dry_run": dry_run,
         }
+        from secateur.checkpoints import called_as
         from secateur.cli.printing import shrunken_parts
         from secateur.support import documents
         from secateur.vocabulary import shrink_vocabulary_checkpoint, shrunken_sheets
 
         for path in data or ():
             documents.checked_kind(path)
-        done = shrink_vocabulary_checkpoint(
-            directory,
-            None if dry_run else out,
-            (text for path in data for text in documents.read_documents(path, field)) if data else None,
-            keep=keep,
-            cover=cover,
-            script=script,
-            multiple=multiple,
-            rank=rank,
-            exact=exact,
-            arguments={"command": command_line("vocabulary", directory, **asked)},
-        )
+        with called_as({"command": command_line("vocabulary", directory, **asked)}):
+            done = shrink_vocabulary_checkpoint(
+                directory,
+                None if dry_run else out,
+                (text for path in data for text in documents.read_documents(path, field)) if data else None,
+                keep=keep,
+                cover=cover,
+                script=script,
+                multiple=multiple,
+                rank=rank,
+                exact=exact,
+            )
         show(shrunken_parts(done))
         page.write(
             f"{directory}, its vocabulary",

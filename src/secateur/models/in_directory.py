@@ -22,7 +22,6 @@ from secateur.checkpoints import (
     CheckpointError,
     Unfinished,
     blaming_config,
-    check_arguments,
     check_new,
     check_places,
     open_checkpoint,
@@ -55,7 +54,6 @@ def prune_directory(
     started = time.monotonic()
     check_new(out)
     check_places(source, out)
-    check_arguments(request.arguments)
     checkpoint = open_checkpoint(source)
     previous = previous_record(source)
     every, held = held_batches(batches)

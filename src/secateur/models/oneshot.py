@@ -7,7 +7,7 @@ the activations between two, of the dense model as well where that runs beside.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,6 @@ def oneshot(
     forward: Forward | None = None,
     activations: Path | str | None = None,
     device: torch.device | str | None = None,
-    arguments: Mapping[str, Any] | None = None,
     on_layer: Callable[[Layer], None] | None = None,
 ) -> OneShot:
     """Prunes a model of repeated blocks with calibration data, block by block, as SparseGPT does (Frantar & Alistarh
@@ -103,7 +102,6 @@ def oneshot(
         forward: ``(model, batch) -> outputs``; by default ``model(inputs)``, or ``model(**mapping)``.
         activations: a folder for what blocks pass on, in files mapped into memory; by default it stays in memory.
         device: for a directory, where blocks are computed; by default the processor.
-        arguments: what ``secateur.json`` shall say of how this was called.
         on_layer: called with each `Layer` once it is solved.
 
     Returns:
@@ -154,7 +152,6 @@ def oneshot(
         _listed(exclude),
         forward,
         None if activations is None else Path(activations),
-        arguments or {},
         on_layer,
         stages,
         float(aim),

@@ -200,7 +200,6 @@ def write_record(
     text = record_text(
         "oneshot",
         record,
-        arguments=request.arguments,
         previous=previous,
         versions={"transformers": said["versions"]["transformers"]},
     )

@@ -275,7 +275,6 @@ class Request:
     exclude: list[str] | None = None
     forward: Forward | None = None
     activations: Path | None = None
-    arguments: Mapping[str, Any] | None = None
     on_layer: Callable[[Layer], None] | None = None
     stages: bool = False
     aim: float = 0.0

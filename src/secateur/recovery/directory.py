@@ -24,7 +24,6 @@ from secateur.checkpoints import (
     CheckpointError,
     Unfinished,
     blaming_config,
-    check_arguments,
     check_new,
     check_places,
     copy_tree,
@@ -104,7 +103,6 @@ def recover_checkpoint(
     activations: Path | str | None = None,
     teacher_on_disk: bool = False,
     device: torch.device | str | None = None,
-    arguments: Mapping[str, Any] | None = None,
     on_part: OnPart | None = None,
     on_step: OnStep | None = None,
 ) -> Recovered:
@@ -125,7 +123,6 @@ def recover_checkpoint(
         teacher_on_disk: by the outputs, too, one block of the teacher is in memory, and all of them are read at each
             step. The bytes of the result are the same.
         device: where the models compute; None: the processor.
-        arguments: what the record shall say of the call.
         on_part: called with each part of a block when it is done.
         on_step: called with the number of each step by the outputs, from 1, and its loss.
 
@@ -157,7 +154,6 @@ def recover_checkpoint(
     check_new(out)
     check_places(source, out)
     check_places(dense, out)
-    check_arguments(arguments)
     asked = Sampled() if batches is None else batches
     if isinstance(asked, Sampled):
         asked = asked.of(build_on_meta(open_checkpoint(dense)))
@@ -176,7 +172,7 @@ def recover_checkpoint(
             said = {**said, "data": digest(every)}
         parts, left_out = _local(place, begun, request, on_part)
         ended = _by_outputs(place, begun, request, every, on_step, on_disk=teacher_on_disk) if request.steps else None
-        zeros, folder = _written(place, begun, ended, parts, said, previous_record(source), arguments)
+        zeros, folder = _written(place, begun, ended, parts, said, previous_record(source))
         begun.publish(folder)
     return Recovered(
         losses=() if ended is None else tuple(ended.steps.losses),
@@ -473,7 +469,6 @@ def _written(
     parts: Sequence[LocalPart],
     said: Mapping[str, Any],
     previous: Mapping[str, Any] | None,
-    arguments: Mapping[str, Any] | None,
 ) -> tuple[dict[str, tuple[int, int]], Path]:
     """The folder that becomes OUT, and the zeros of the weights that have any, as they lie in the files."""
     touched = {name for block in begun.blocks for name in block["tensors"]}
@@ -505,7 +500,7 @@ def _written(
         "judged": None if ended is None else ended.judged.described(),
     }
     versions = {"transformers": said["versions"]["transformers"]}
-    text = record_text("recover", record, arguments=arguments, previous=previous, versions=versions)
+    text = record_text("recover", record, previous=previous, versions=versions)
     if ended is None:
         begun.add(RECORD, text)
     else:

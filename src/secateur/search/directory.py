@@ -264,7 +264,6 @@ def fit_checkpoint(
     seed: int = 0,
     store: Path | str | None = None,
     levels: Levels | Sensitivity | Path | str | None = None,
-    arguments: Mapping[str, Any] | None = None,
 ) -> Fitted:
     """Writes to ``out`` what `secateur.fit` with ``uniform=True`` makes of a directory; ``from_pretrained`` loads it.
 
@@ -278,7 +277,6 @@ def fit_checkpoint(
             and what was chosen (unless ``store`` names a folder for these), and with what verbs write on the way. One
             process at a time is in it; nothing in it is anybody else's.
         model: the module that the directory holds, in memory; it stays as it is.
-        arguments: what ``secateur.json`` shall say of how this was called.
 
     The others are as for `secateur.fit`.
 
@@ -385,7 +383,7 @@ def fit_checkpoint(
                 else _kept(choosing, carrying, asked.keep, finals)
             )
             write_whole(folder / FILE, json.dumps(_to_json(chosen, said), indent=1))
-        task = _Task(source, every, solver, include, exclude, its, made, chosen, arguments)
+        task = _Task(source, every, solver, include, exclude, its, made, chosen)
         try:
             done = task.written(place, _sha256([said, chosen.choice, chosen.units]))
             got = _got(asked, chosen, done, made)
@@ -442,7 +440,6 @@ class _Task:
     pattern: Pattern
     levels: Levels
     chosen: Chosen
-    arguments: Mapping[str, Any] | None
 
     def written(self, place: FitWorkspace, made_of: str) -> _Done:
         """The result, not yet under its name.
@@ -470,7 +467,6 @@ class _Task:
                     allocate=Units(units),
                     round_to=1,
                     batches=self.batches,
-                    arguments=self.arguments,
                     **scope,
                 )
             sizes = {name: mask.size for name, mask in self.levels.kept(self.chosen.choice).items()}
@@ -482,7 +478,6 @@ class _Task:
             self.batches,
             solver=self.solver,
             out=result,
-            arguments=self.arguments,
             **told_entries(entries, self.pattern, scope),
         )
         check_all_pruned(pruned, entries, self.pattern)

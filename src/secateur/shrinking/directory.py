@@ -149,7 +149,6 @@ def shrink_checkpoint(
     activations: Path | str | None = None,
     device: torch.device | str | None = None,
     verify: bool = True,
-    arguments: Mapping[str, Any] | None = None,
 ) -> CheckpointShrinking:
     """Writes to ``out`` a smaller model than the Hugging Face directory ``source`` holds; ``from_pretrained`` loads it.
 
@@ -180,7 +179,6 @@ def shrink_checkpoint(
         forward, activations, device: as for `oneshot`.
         verify: prove on random weights that nothing else changes: on this model if it is small, otherwise on one of the
             same class with few and narrow layers. What is not right there is frozen here.
-        arguments: what ``secateur.json`` shall say of how this was called.
 
     Raises:
         CheckpointError: a damaged checkpoint, one that is not of this model, or an ``out`` that cannot be.
@@ -211,7 +209,7 @@ def shrink_checkpoint(
         uniform=True,
         verify=verify,
     )
-    root, out, said = places(source, out, arguments)
+    root, out = places(source, out)
     checkpoint = open_checkpoint(root)
     previous = previous_record(root)
     if batches is not None and model is not None:
@@ -231,7 +229,7 @@ def shrink_checkpoint(
             return planned
         with new_directory(out) as temporary:
             digests = _write_directory(checkpoint, temporary, dense, planned, choice)
-            (temporary / RECORD).write_text(_record(planned, asked, said, previous, sha256=digests), "utf-8")
+            (temporary / RECORD).write_text(_record(planned, asked, previous, sha256=digests), "utf-8")
         return replace(planned, seconds=time.monotonic() - started)
     check_globs(names_of(dense.subject.coupling), asked.globs)
     groups_in_scope(dense.subject.coupling, asked)
@@ -253,7 +251,7 @@ def shrink_checkpoint(
             }
             folder = begun.remade()
             digests = _write_directory(open_checkpoint(begun.folder), folder, dense, planned, found.choice)
-            record = _record(planned, asked, said, previous, calibration=calibration, sha256=digests)
+            record = _record(planned, asked, previous, calibration=calibration, sha256=digests)
             (folder / RECORD).write_text(record, "utf-8")
             begun.publish(folder)
         barrier()
@@ -552,7 +550,6 @@ def _public(config: Any) -> dict[str, Any]:
 def _record(
     done: CheckpointShrinking,
     asked: Request,
-    arguments: Mapping[str, Any],
     previous: Mapping[str, Any] | None,
     **more: Any,
 ) -> str:
@@ -564,7 +561,7 @@ def _record(
         "criterion": described(asked.criterion),
         "allocate": None if asked.allocate is None else described(asked.allocate),
     }
-    return record_text("shrink", {**found, **more}, arguments=arguments, previous=previous)
+    return record_text("shrink", {**found, **more}, previous=previous)
 
 
 # Origins: from which tensor of the source each tensor of a directory was copied, and which rows; written and read.

@@ -201,7 +201,6 @@ def shrink_vocabulary_checkpoint(
     multiple: int | None = None,
     rank: str | None = None,
     exact: bool = False,
-    arguments: Mapping[str, Any] | None = None,
 ) -> ShrunkVocabulary:
     """Writes to ``out`` the model of a Hugging Face directory with fewer tokens; ``from_pretrained`` loads both its
     model and its tokenizer.
@@ -227,7 +226,6 @@ def shrink_vocabulary_checkpoint(
             which its count times its distance is least, which is 1 minus the cosine of its row of the embedding and the
             mean of the rows that are read instead.
         exact: whether only the tokens that the text has stay, beside those that have to.
-        arguments: what ``secateur.json`` shall say of how this was called.
 
     Raises:
         CheckpointError: a damaged directory, a tokenizer of a form that is not known, or an ``out`` that cannot be.
@@ -249,7 +247,7 @@ def shrink_vocabulary_checkpoint(
     """
     started = time.monotonic()
     wanted = asked(keep, cover, script, multiple, rank, exact=exact, with_text=texts is not None)
-    root, out, said = places(source, out, arguments)
+    root, out = places(source, out)
     dense = source_of(root)
     previous = previous_record(root)
     plan = planned(dense.tokens, texts, wanted, dense.needed(), dense.axes.rows, str(dense.checkpoint.root), dense.rows)
@@ -257,7 +255,7 @@ def shrink_vocabulary_checkpoint(
     if out is None:
         return done
     with new_directory(out) as temporary:
-        proof = _write(dense, plan, done, temporary, said, previous)
+        proof = _write(dense, plan, done, temporary, previous)
     return replace(done, proof=proof, seconds=time.monotonic() - started)
 
 
@@ -374,7 +372,6 @@ def _write(
     plan: Planned,
     done: ShrunkVocabulary,
     target: Path,
-    said: Mapping[str, Any],
     previous: Mapping[str, Any] | None,
 ) -> str:
     """The directory; returns on what the law was seen, in words."""
@@ -399,7 +396,7 @@ def _write(
         "shorter": {name: {"dimension": at} for name, at in done.tensors.items()},
         "proof": proof,
     }
-    (target / RECORD).write_text(record_text("vocabulary", found, arguments=said, previous=previous), "utf-8")
+    (target / RECORD).write_text(record_text("vocabulary", found, previous=previous), "utf-8")
     return proof
 
 

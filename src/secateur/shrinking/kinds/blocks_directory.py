@@ -131,7 +131,6 @@ def shrink_depth_checkpoint(
     activations: Path | str | None = None,
     device: torch.device | str | None = None,
     verify: bool = True,
-    arguments: Mapping[str, Any] | None = None,
 ) -> ShrunkDepth:
     """Writes to ``out`` the model of a Hugging Face directory with fewer blocks; ``from_pretrained`` loads it.
 
@@ -152,7 +151,6 @@ def shrink_depth_checkpoint(
         example_inputs: what the proof runs; by default what transformers takes as an example.
         forward, activations, device: as for `oneshot`.
         verify: prove on random weights, on a narrow model of the class, that nothing else changes.
-        arguments: what ``secateur.json`` shall say of how this was called.
 
     Raises:
         CheckpointError: a damaged checkpoint, one of another model, or an ``out`` that cannot be.
@@ -176,7 +174,7 @@ def shrink_depth_checkpoint(
         raise ValueError("say how many of the blocks leave: branches is 0.")
     if rank_and_world()[1] > 1:
         raise ValueError("blocks of a directory are chosen by one process: start it without torchrun.")
-    root, out, said = places(source, out, arguments)
+    root, out = places(source, out)
     every, held = held_batches(batches)
     checkpoint = open_checkpoint(root)
     previous = previous_record(root)
@@ -219,7 +217,7 @@ def shrink_depth_checkpoint(
         gone, stayed, lost, proof = _noted(begun, deep, candidates, target, example_inputs, verify=verify)
         patched = _patched(begun, deep, gone) if repair else {}
         done = _planned(deep, out, gone, stayed, lost, proof, patched, started)
-        _publish(begun, deep, done, {"data": {"sha256": request_said["data"]}, "repair": repair}, said, previous)
+        _publish(begun, deep, done, {"data": {"sha256": request_said["data"]}, "repair": repair}, previous)
     return replace(done, seconds=time.monotonic() - started)
 
 
@@ -358,7 +356,6 @@ def _publish(
     deep: _Deep,
     done: ShrunkDepth,
     calibration: Mapping[str, Any],
-    said: Mapping[str, Any],
     previous: Mapping[str, Any] | None,
 ) -> None:
     folder, copied = begun.remade(), open_checkpoint(begun.folder)
@@ -380,5 +377,5 @@ def _publish(
         },
         "sha256": digests,
     }
-    (folder / RECORD).write_text(record_text("shrink", found, arguments=said, previous=previous), "utf-8")
+    (folder / RECORD).write_text(record_text("shrink", found, previous=previous), "utf-8")
     begun.publish(folder)

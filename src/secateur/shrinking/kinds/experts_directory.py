@@ -131,7 +131,6 @@ def shrink_experts_checkpoint(
     activations: Path | str | None = None,
     device: torch.device | str | None = None,
     verify: bool = True,
-    arguments: Mapping[str, Any] | None = None,
 ) -> ShrunkExperts:
     """Writes to ``out`` the model of a Hugging Face directory with fewer experts; ``from_pretrained`` loads it.
 
@@ -160,7 +159,6 @@ def shrink_experts_checkpoint(
         text: what the profile calls the batches.
         forward, activations, device: as for `oneshot`.
         verify: prove on random weights, on a smaller model of the class, that nothing else changes.
-        arguments: what ``secateur.json`` shall say of how this was called.
 
     Raises:
         CheckpointError: a damaged checkpoint or profile, one of another model, or an ``out`` that cannot be.
@@ -199,7 +197,7 @@ def shrink_experts_checkpoint(
         raise ValueError("profile= is written from batches: pass batches= as well.")
     if profile is not None and os.path.lexists(profile):
         raise CheckpointError(f"{profile}: is there already; give plan= to use it, or name another file.")
-    root, out, said = places(source, out, arguments)
+    root, out = places(source, out)
     if out is not None and not remove:
         raise ValueError("remove is 0, so no expert leaves: pass a fraction in (0, 1), or a number of experts.")
     checkpoint = open_checkpoint(root)
@@ -235,7 +233,7 @@ def shrink_experts_checkpoint(
                 done = _repaired(begun, run, written, done)
             done = replace(done, seconds=time.monotonic() - started)
             if not rank_and_world()[0]:
-                _add_records(begun.folder, mixtures, done, written, digests, said, previous)
+                _add_records(begun.folder, mixtures, done, written, digests, previous)
                 if profile is not None and learned is not None:
                     write_profile(learned, Path(profile))
                 begun.publish()
@@ -483,7 +481,6 @@ def _add_records(
     done: ShrunkExperts,
     written: Mapping[str, Origin],
     digests: Mapping[str, str],
-    said: Mapping[str, Any],
     previous: Mapping[str, Any] | None,
 ) -> None:
     (target / EXPERTS).write_text(origins_text(mixtures.checkpoint, written, FORMAT), "utf-8")
@@ -500,7 +497,7 @@ def _add_records(
         "proof": done.proof,
         "sha256": {**digests, **{name: sha256_of(small, name) for name in done.repaired}},
     }
-    (target / RECORD).write_text(record_text("experts", found, arguments=said, previous=previous), "utf-8")
+    (target / RECORD).write_text(record_text("experts", found, previous=previous), "utf-8")
 
 
 # ---- what stays is changed -------------------------------------------------------------------------------------------
