@@ -31,7 +31,6 @@ from secateur import (
     schedules,
     shrink,
     sparsify,
-    sparsify_checkpoint,
 )
 from secateur.allocation import above, by_name, erk, everywhere, owl, progression, uniform
 from secateur.cli.commands import app
@@ -304,11 +303,9 @@ def test_words_mean_their_values_in_every_verb(tmp_path):
     assert same(*pruned)
 
     make("llama").save_pretrained(tmp_path / "dense")
-    words = sparsify_checkpoint(
-        tmp_path / "dense", tmp_path / "a", 0.5, criterion="lamp", pattern="4x4", allocate="erk"
-    )
-    values = sparsify_checkpoint(
-        tmp_path / "dense", tmp_path / "b", 0.5, criterion=criteria.lamp, pattern=Block(4, 4), allocate=erk
+    words = sparsify(tmp_path / "dense", 0.5, out=tmp_path / "a", criterion="lamp", pattern="4x4", allocate="erk")
+    values = sparsify(
+        tmp_path / "dense", 0.5, out=tmp_path / "b", criterion=criteria.lamp, pattern=Block(4, 4), allocate=erk
     )
     assert [t.zeros for t in words.inspection.tensors] == [t.zeros for t in values.inspection.tensors]
 
@@ -351,9 +348,10 @@ def test_what_is_neither_a_word_nor_a_value_is_a_type_error():
 
 
 def test_weights_without_a_module_are_an_error_that_says_what_takes_them():
-    for what in (two_layers().state_dict(), "directory"):
-        with pytest.raises(TypeError, match=r"found in a module, not in a .*make_masks.*sparsify_checkpoint"):
-            sparsify(what, 0.5)
+    with pytest.raises(
+        TypeError, match=r"a module or the path of a directory, not OrderedDict; of a dict .*make_masks"
+    ):
+        sparsify(two_layers().state_dict(), 0.5)
 
 
 # ---- the command ---------------------------------------------------------------------------------------------------

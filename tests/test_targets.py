@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from secateur.checkpoints import sparsify_checkpoint
+from secateur.checkpoints import sparsify
 from secateur.models import oneshot
 from secateur.models.solving import NOT_A_PRODUCT
 from secateur.targets import KINDS, find_layers, find_targets, kinds_by_name, kinds_within, left_alone
@@ -38,7 +38,7 @@ def test_a_module_a_directory_and_blocks_leave_the_same_alone(family, tmp_path):
     assert in_memory == of_one_expert_or_all(kinds_within(model))
 
     model.save_pretrained(tmp_path / "dense")
-    done = sparsify_checkpoint(tmp_path / "dense", tmp_path / "sparse", 0.5)
+    done = sparsify(tmp_path / "dense", 0.5, out=tmp_path / "sparse")
     stored = {NAMES.get(name, name) for names in done.left_alone.values() for name in names}
     stored = {name.replace("block_sparse_moe", "mlp") for name in stored}  # Mixtral's, as transformers reads it
     assert of_one_expert_or_all(stored & matrices(model)) == in_memory
@@ -93,7 +93,7 @@ MODELS = {
 def test_a_model_and_the_directory_that_it_is_saved_in_have_the_same_targets(name, tmp_path):
     model = MODELS[name]()
     model.save_pretrained(tmp_path / "dense")
-    sparsify_checkpoint(tmp_path / "dense", tmp_path / "sparse", 0.5)
+    sparsify(tmp_path / "dense", 0.5, out=tmp_path / "sparse")
     pruned = type(model).from_pretrained(tmp_path / "sparse")  # which reads files that name tensors otherwise, too
     changed = {name for name, each in pruned.named_parameters() if not torch.equal(each, model.get_parameter(name))}
     assert changed == set(find_targets(model))
@@ -128,7 +128,7 @@ def test_modules_of_torch_have_the_same_targets_in_a_file(tmp_path):
     (tmp_path / "dense").mkdir()
     state = {name: each.clone().contiguous() for name, each in model.state_dict().items() if name != "words.weight"}
     save_file(state, tmp_path / "dense/model.safetensors")
-    done = sparsify_checkpoint(tmp_path / "dense", tmp_path / "sparse", 0.5)
+    done = sparsify(tmp_path / "dense", 0.5, out=tmp_path / "sparse")
     assert set(done.targets) == set(find_targets(model))
     assert "rnn.weight_hh_l1_reverse" in done.targets
 

@@ -51,9 +51,9 @@ def _loaded(folder: Path, model: str) -> tuple[Any, Any]:
 
 
 def secateur(source: Path, out: Path, model: str, texts: Sequence[str]) -> tuple[Any, Any]:
-    from secateur import shrink_vocabulary_checkpoint
+    from secateur import shrink_vocabulary
 
-    shrink_vocabulary_checkpoint(source, out, texts)
+    shrink_vocabulary(source, texts=texts, out=out)
     return _loaded(out, model)
 
 

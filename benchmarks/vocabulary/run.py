@@ -34,7 +34,7 @@ if not __package__:  # run as a script
 from benchmarks.support import corpora
 from benchmarks.support.tables import head, row
 from benchmarks.vocabulary.combinations import combinations
-from secateur import shrink_vocabulary_checkpoint, verify_checkpoint
+from secateur import shrink_vocabulary, verify_checkpoint
 from secateur.support import track
 from secateur.vocabulary import ShrunkVocabulary
 
@@ -59,7 +59,7 @@ def shrunken(source: Path, scratch: Path, texts: list[str], keep: int | None, **
     out = scratch / f"{source.name}-{keep or 'seen'}"
     if out.exists():
         shutil.rmtree(out)
-    done = shrink_vocabulary_checkpoint(source, out, ["\n".join(texts)], keep=keep, exact=keep is None, **how)
+    done = shrink_vocabulary(source, texts=["\n".join(texts)], out=out, keep=keep, exact=keep is None, **how)
     found = verify_checkpoint(out, source)
     if not found.ok:
         raise SystemExit(f"{out}: {found.problems[0]}")
@@ -288,7 +288,7 @@ def trim(options: argparse.Namespace) -> None:
                 out = options.scratch / f"trimmed-{asked}"
                 if out.exists():
                     shutil.rmtree(out)
-                done = shrink_vocabulary_checkpoint(options.smollm2, out, [text], exact=asked)
+                done = shrink_vocabulary(options.smollm2, texts=[text], out=out, exact=asked)
                 ids = numpy.array(tokenizer(unseen, verbose=False)["input_ids"])
                 gone = f"{1 - done.parameters[1] / done.parameters[0]:.1%}"
                 stays = f"{numpy.isin(ids, done.order).mean():.2%}"

@@ -12,7 +12,7 @@ from . import schedules as schedules
 from . import solvers as solvers
 from . import storage as storage
 from . import targets as targets
-from .checkpoints import sparsify_checkpoint as sparsify_checkpoint
+from .checkpoints import sparsify as sparsify
 from .checkpoints import verify_checkpoint as verify_checkpoint
 from .inference import pack as pack
 from .models import oneshot as oneshot
@@ -27,7 +27,6 @@ from .pipeline import apply_ as apply_
 from .pipeline import attach as attach
 from .pipeline import detach as detach
 from .pipeline import make_masks as make_masks
-from .pipeline import sparsify as sparsify
 from .pipeline import sparsity_of as sparsity_of
 from .recovery import recover as recover
 from .search import fit as fit
@@ -43,4 +42,3 @@ from .storage import save_compressed as save_compressed
 from .training import Pruner as Pruner
 from .version import __version__ as __version__
 from .vocabulary import shrink_vocabulary as shrink_vocabulary
-from .vocabulary import shrink_vocabulary_checkpoint as shrink_vocabulary_checkpoint

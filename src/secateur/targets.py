@@ -395,7 +395,7 @@ def find_targets(
         raise TypeError(
             f"weights are found in a module, not in a {type(model).__name__}. For a dict of tensors call "
             "make_masks(weights, ...) on those that are to be pruned, and apply_(weights, masks); for a directory of "
-            "safetensors files, sparsify_checkpoint(source, out, ...)."
+            "safetensors files, sparsify(DIR, ..., out=OUT)."
         )
     parameters = dict(model.named_parameters(remove_duplicate=False))
     first_names: dict[Hashable, str] = {}

@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from secateur import allocation, criteria, patterns
-from secateur.checkpoints import CheckpointError, called_as, open_checkpoint, read_header, sparsify_checkpoint
-from secateur.checkpoints import sparsify as checkpoint_sparsification
-from secateur.checkpoints.sparsify import choose_targets
+from secateur.checkpoints import CheckpointError, called_as, open_checkpoint, read_header, sparsify
+from secateur.checkpoints import sparsify_directory as checkpoint_sparsification
+from secateur.checkpoints.sparsify_directory import choose_targets
 from secateur.pipeline import make_masks
 
 UNSTRUCTURED = patterns.parse("unstructured")
@@ -93,7 +93,7 @@ def test_the_masks_are_those_of_the_pipeline(source, tmp_path, word, allocate):
     pattern = patterns.parse(word)
     sparsity = None if pattern.density is not None else 0.6
     allocate = getattr(allocation, allocate)
-    done = sparsify_checkpoint(source, tmp_path / "out", sparsity, pattern=pattern, allocate=allocate)
+    done = sparsify(source, sparsity, out=tmp_path / "out", pattern=pattern, allocate=allocate)
     before, after = weights(source), weights(tmp_path / "out")
     assert sorted(done.targets) == TARGETS
     assert before.keys() == after.keys()
@@ -108,7 +108,7 @@ def test_the_masks_are_those_of_the_pipeline(source, tmp_path, word, allocate):
 
 def test_everything_else_stays_byte_for_byte(source, tmp_path):
     out = tmp_path / "out"
-    sparsify_checkpoint(source, out, 0.5)
+    sparsify(source, 0.5, out=out)
     for path in source.rglob("*"):
         copy = out / path.relative_to(source)
         assert not copy.is_symlink()
@@ -131,25 +131,25 @@ def test_everything_else_stays_byte_for_byte(source, tmp_path):
 
 def test_the_record(source, tmp_path):
     with called_as({"sparsity": 0.5}):
-        done = sparsify_checkpoint(source, tmp_path / "out", 0.5)
+        done = sparsify(source, 0.5, out=tmp_path / "out")
     record = json.loads((tmp_path / "out/secateur.json").read_text())
     assert record["arguments"] == {"sparsity": 0.5}
     assert (record["criterion"], record["allocate"]) == ("magnitude", "everywhere")
     assert record["sparsity"]["targets"] == done.target_sparsity == pytest.approx(0.5, abs=1e-3)
     assert sorted(record["pruned"]) == TARGETS
     assert record["torch"] == torch.__version__
-    sparsify_checkpoint(tmp_path / "out", tmp_path / "again", 0.75)
+    sparsify(tmp_path / "out", 0.75, out=tmp_path / "again")
     again = json.loads((tmp_path / "again/secateur.json").read_text())
     assert again["previous"] == record
     how = {"criterion": functools.partial(criteria.ln_norm, n=1), "pattern": "1:2"}
-    sparsify_checkpoint(source, tmp_path / "other", **how)
+    sparsify(source, out=tmp_path / "other", **how)
     other = json.loads((tmp_path / "other/secateur.json").read_text())
     assert (other["criterion"], other["allocate"]) == ("ln_norm(n=1)", None)  # the pattern says how many
 
 
 def test_the_result_prints_as_a_table(source, tmp_path):
     (source / "pytorch_model.bin").write_bytes(b"weights")
-    done = sparsify_checkpoint(source, tmp_path / "out", 0.5)
+    done = sparsify(source, 0.5, out=tmp_path / "out")
     lines = str(done).splitlines()
     assert lines[0].split() == ["Tensors", "Parameters", "Zeros"]
     assert lines[1].split()[:2] == ["pruned", str(len(TARGETS))]
@@ -163,7 +163,7 @@ def test_the_result_prints_as_a_table(source, tmp_path):
 def test_the_same_call_writes_the_same_bytes(source, tmp_path):
     def run(name, seed):
         state = torch.get_rng_state()
-        sparsify_checkpoint(source, tmp_path / name, 0.5, criterion=criteria.random, seed=seed)
+        sparsify(source, 0.5, out=tmp_path / name, criterion=criteria.random, seed=seed)
         assert torch.equal(torch.get_rng_state(), state)
         return {path.name: path.read_bytes() for path in (tmp_path / name).iterdir() if path.is_file()}
 
@@ -178,7 +178,7 @@ def test_gpt2_is_pruned_along_its_inputs(tmp_path):
     torch.manual_seed(0)
     stored = torch.randn(16, 24)
     save_file({"h.0.mlp.c_fc.weight": stored, "h.0.x.weight": torch.randn(8, 8)}, tmp_path / "in/model.safetensors")
-    sparsify_checkpoint(tmp_path / "in", tmp_path / "out", pattern=patterns.parse("2:4"))
+    sparsify(tmp_path / "in", out=tmp_path / "out", pattern=patterns.parse("2:4"))
     after = weights(tmp_path / "out")["h.0.mlp.c_fc.weight"]
     assert ((after != 0).reshape(4, 4, 24).sum(1) == 2).all()
     assert ((after != 0).reshape(16, 6, 4).sum(2) != 2).any()
@@ -202,7 +202,7 @@ def test_fused_experts_are_pruned_as_matrices(tmp_path):
         "l.0.router.weight": torch.randn(2, 8),
     }
     save_file(tensors, tmp_path / "in/model.safetensors")
-    done = sparsify_checkpoint(tmp_path / "in", tmp_path / "out", pattern=patterns.parse("1:4"))
+    done = sparsify(tmp_path / "in", out=tmp_path / "out", pattern=patterns.parse("1:4"))
     assert sorted(done.targets) == ["l.0.experts.down_proj", "l.0.experts.gate_up_proj"]
     after = weights(tmp_path / "out")
     assert ((after["l.0.experts.gate_up_proj"] != 0).reshape(2, 2, 4, 24).sum(2) == 1).all()
@@ -213,10 +213,10 @@ def test_8_bit_floats_only_when_asked(tmp_path):
     (tmp_path / "in").mkdir()
     tensors = {"a.weight": torch.randn(8, 8), "b.weight": torch.randn(8, 8).to(torch.float8_e4m3fn)}
     save_file(tensors, tmp_path / "in/model.safetensors")
-    done = sparsify_checkpoint(tmp_path / "in", tmp_path / "out", 0.5)
+    done = sparsify(tmp_path / "in", 0.5, out=tmp_path / "out")
     assert done.targets == ("a.weight",)
     assert "8-bit floats, which need their scales to be ranked" in done.left_alone
-    done = sparsify_checkpoint(tmp_path / "in", tmp_path / "asked", pattern=patterns.parse("2:4"), include=["b.*"])
+    done = sparsify(tmp_path / "in", out=tmp_path / "asked", pattern=patterns.parse("2:4"), include=["b.*"])
     assert done.targets == ("b.weight",)
     assert {tensor.name: tensor.pattern for tensor in done.inspection.tensors} == {"a.weight": "", "b.weight": "2:4"}
 
@@ -352,7 +352,7 @@ def test_include_and_exclude(source):
 )
 def test_globs_that_match_nothing(source, tmp_path, globs, message):
     with pytest.raises(ValueError, match=message):
-        sparsify_checkpoint(source, tmp_path / "out", 0.5, **globs)
+        sparsify(source, 0.5, out=tmp_path / "out", **globs)
     assert {path.name for path in tmp_path.iterdir()} == {"dense", "blobs"}
 
 
@@ -361,7 +361,7 @@ def test_an_opaque_tensor_cannot_be_included(tmp_path):
     (tmp_path / "in").mkdir()
     (tmp_path / "in/model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(8))
     with pytest.raises(ValueError, match="of dtype F4, which cannot be read"):
-        sparsify_checkpoint(tmp_path / "in", tmp_path / "out", 0.5, include=["a.weight"])
+        sparsify(tmp_path / "in", 0.5, out=tmp_path / "out", include=["a.weight"])
 
 
 # ---- failures ----------------------------------------------------------------------------------------------------
@@ -381,7 +381,7 @@ def test_an_opaque_tensor_cannot_be_included(tmp_path):
 )
 def test_wrong_sparsities(source, tmp_path, sparsity, word, message):
     with pytest.raises(ValueError, match=message):
-        sparsify_checkpoint(source, tmp_path / "out", sparsity, pattern=patterns.parse(word))
+        sparsify(source, sparsity, out=tmp_path / "out", pattern=patterns.parse(word))
 
 
 def test_wrong_places(source, tmp_path):
@@ -397,11 +397,11 @@ def test_wrong_places(source, tmp_path):
         (tmp_path / "no/such", "no such directory"),
     ]:
         with pytest.raises(CheckpointError, match=message):
-            sparsify_checkpoint(source, out, 0.5)
+            sparsify(source, 0.5, out=out)
     with pytest.raises(CheckpointError, match="not a directory"):
-        sparsify_checkpoint(source / "config.json", tmp_path / "out", 0.5)
+        sparsify(source / "config.json", 0.5, out=tmp_path / "out")
     with pytest.raises(CheckpointError, match="no such directory"):
-        sparsify_checkpoint(tmp_path / "gone", tmp_path / "out", 0.5)
+        sparsify(tmp_path / "gone", 0.5, out=tmp_path / "out")
 
 
 @pytest.mark.parametrize("failure", [OSError(28, "No space left on device"), KeyboardInterrupt()])
@@ -415,7 +415,7 @@ def test_a_failure_in_the_middle_leaves_nothing(source, tmp_path, monkeypatch, f
 
     monkeypatch.setattr(checkpoint_sparsification, "write_tensor", fail)
     with pytest.raises(type(failure)):
-        sparsify_checkpoint(source, tmp_path / "out", 0.5)
+        sparsify(source, 0.5, out=tmp_path / "out")
     assert {path.name for path in tmp_path.iterdir()} == {"dense", "blobs"}
 
 
@@ -424,7 +424,7 @@ def test_nan_is_named_before_anything_is_copied(tmp_path):
     save_file({"a.weight": torch.tensor([[1.0, float("nan")]])}, tmp_path / "in/model.safetensors")
     for allocate in (allocation.everywhere, allocation.uniform):
         with pytest.raises(ValueError, match=r"a\.weight.*NaN"):
-            sparsify_checkpoint(tmp_path / "in", tmp_path / "out", 0.5, allocate=allocate)
+            sparsify(tmp_path / "in", 0.5, out=tmp_path / "out", allocate=allocate)
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
@@ -445,14 +445,14 @@ def test_memory_is_that_of_a_few_tensors(tmp_path):
         file.writelines(weight.numpy().data for _ in names)
     script = """
         import sys
-        from secateur.checkpoints import sparsify_checkpoint
+        from secateur.checkpoints import sparsify
 
         def peak():  # of this program; ru_maxrss begins at the parent's
             with open("/proc/self/status") as status:
                 return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
 
         before = peak()
-        sparsify_checkpoint(sys.argv[1], sys.argv[2], 0.5)
+        sparsify(sys.argv[1], 0.5, out=sys.argv[2])
         print(peak() - before)
     """
     arguments = [sys.executable, "-c", textwrap.dedent(script), tmp_path / "in", tmp_path / "out"]

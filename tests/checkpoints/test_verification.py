@@ -1,4 +1,4 @@
-"""Verification: what sparsify_checkpoint writes holds, and every way to tamper with it is found."""
+"""Verification: what `sparsify` writes holds, and every way to tamper with it is found."""
 
 import json
 import math
@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from secateur import patterns
 from secateur.allocation import uniform
-from secateur.checkpoints import RECORD, CheckpointError, open_checkpoint, sparsify_checkpoint, verify_checkpoint
+from secateur.checkpoints import RECORD, CheckpointError, open_checkpoint, sparsify, verify_checkpoint
 from secateur.checkpoints import verify as verification
 from secateur.support import percent
 
@@ -57,7 +57,7 @@ def write(folder, values):
 
 def pruned(dense, word="2:4", sparsity=None, **options):
     out = dense.parent / "out"
-    sparsify_checkpoint(dense, out, sparsity, pattern=patterns.parse(word), **options)
+    sparsify(dense, sparsity, out=out, pattern=patterns.parse(word), **options)
     return out
 
 
@@ -153,7 +153,7 @@ def test_the_result_prints_as_a_table(dense):
 def test_a_pruned_checkpoint_pruned_again(dense):
     out = pruned(dense)
     again = out.parent / "again"
-    sparsify_checkpoint(out, again, 0.75, include=["*up*"])
+    sparsify(out, 0.75, out=again, include=["*up*"])
     found = verify_checkpoint(again, out)
     assert found.problems == ()
 

@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from secateur.checkpoints import sparsify as checkpoint_sparsification
+from secateur.checkpoints import sparsify_directory as checkpoint_sparsification
 from secateur.cli import terminal
 from support.commands import run
 
@@ -72,7 +72,7 @@ def test_a_fault_of_our_own_is_not_hidden(model, tmp_path, monkeypatch):
 STALLED = """
 import signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what runs in the background
-from secateur.checkpoints import sparsify as checkpoint_sparsification
+from secateur.checkpoints import sparsify_directory as checkpoint_sparsification
 def wait(*_):
     print("writing", flush=True)
     time.sleep(60)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from secateur.vocabulary import shrink_vocabulary_checkpoint
+from secateur.vocabulary import shrink_vocabulary
 from support.commands import fails, run
 from support.vocabularies import TEXT, model_of, wrapped
 
@@ -27,7 +27,7 @@ def text(tmp_path):
 def test_it_writes_what_the_library_writes(dense, text, tmp_path):
     ended = run("vocabulary", dense, "--data", text, "--cover", "0.95", "--out", tmp_path / "out")
     assert (ended.exit_code, ended.stderr) == (0, ""), ended.output
-    done = shrink_vocabulary_checkpoint(dense, tmp_path / "same", [TEXT[:500]], cover=0.95)
+    done = shrink_vocabulary(dense, texts=[TEXT[:500]], out=tmp_path / "same", cover=0.95)
     for path in (tmp_path / "same").iterdir():
         if path.name != "secateur.json":
             assert path.read_bytes() == (tmp_path / "out" / path.name).read_bytes()

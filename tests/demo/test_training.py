@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from secateur import sparsify, sparsity_of
 from secateur.demo import load_digits
 from secateur.demo.trials import BATCH, DigitsNet, accuracy, train
-from secateur.pipeline import sparsify, sparsity_of
 from secateur.training import Pruner
 
 

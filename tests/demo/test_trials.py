@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from secateur import sparsify
 from secateur.criteria import magnitude
 from secateur.demo import METHODS, load_digits, run_demo, trials
 from secateur.demo.trials import DigitsNet, choose_methods
-from secateur.pipeline import sparsify
 from secateur.report import Results, load_results, summarize
 from support.demos import ONE_SHOT, PARAMETERS, WEIGHTS
 

@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from secateur import shrink_checkpoint
-from secateur.checkpoints import CheckpointError, sparsify_checkpoint
+from secateur.checkpoints import CheckpointError, sparsify
 from secateur.models import oneshot
 from support.families import batches
 from support.stacks import MAGNITUDE
@@ -19,7 +19,7 @@ def test_the_record_of_a_source_is_carried_on_or_refused(llama, tmp_path):
     (llama / "secateur.json").write_text('{"a":' * 50_000 + "1" + "}" * 50_000)
     for call in (
         lambda out: oneshot(llama, batches("llama"), 0.5, out=out),
-        lambda out: sparsify_checkpoint(llama, out, 0.5),
+        lambda out: sparsify(llama, 0.5, out=out),
         lambda out: shrink_checkpoint(llama, out, 0.5),
     ):
         with pytest.raises(

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
 from secateur import verify_checkpoint
-from secateur.checkpoints import CheckpointError, inspect_checkpoint, open_checkpoint, sparsify_checkpoint
+from secateur.checkpoints import CheckpointError, inspect_checkpoint, open_checkpoint, sparsify
 from secateur.checkpoints import run as resumable
 from secateur.models import files as block_files
 from secateur.recovery import directory as recovery
@@ -235,7 +235,7 @@ def test_a_file_that_may_not_grow_is_told_as_a_full_disk_is(directories):
 
 def test_zeros_that_one_run_does_not_move_are_kept_by_the_next(directories):
     dense, first, second, third = (directories / name for name in ("dense", "first", "second", "third"))
-    sparsify_checkpoint(dense, first, 0.5, include="*embed*")
+    sparsify(dense, 0.5, out=first, include="*embed*")
     name, options = "model.embed_tokens.weight", {"steps": 2, "local": 0, "include": "*", **FAST}
 
     def zeros(of):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from secateur.checkpoints import CheckpointError, sparsify_checkpoint, verify_checkpoint
+from secateur.checkpoints import CheckpointError, sparsify, verify_checkpoint
 from secateur.models import oneshot
 from secateur.shrinking import shrink_checkpoint
 from support.commands import run
@@ -216,7 +216,7 @@ def test_what_was_shrunk_and_then_pruned_is_verified_by_either_source(made, twic
 
 
 def test_a_mask_of_what_was_shrunk_is_verified_too(made, tmp_path):
-    sparsify_checkpoint(made / "plain", tmp_path / "sparse", 0.5)
+    sparsify(made / "plain", 0.5, out=tmp_path / "sparse")
     assert verify_checkpoint(tmp_path / "sparse", made / "dense").ok
 
 

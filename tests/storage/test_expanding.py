@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from secateur.checkpoints import CheckpointError, open_checkpoint, sparsify_checkpoint, verify_checkpoint
+from secateur.checkpoints import CheckpointError, open_checkpoint, sparsify, verify_checkpoint
 from secateur.storage import expand_checkpoint, load_compressed, save_compressed
 from secateur.storage.compressed_files import header_of
 from support.stored import same, sparse, tree
@@ -34,7 +34,7 @@ def test_a_directory_comes_back_byte_for_byte(tmp_path, sharded, zstd):
 
 
 def test_a_compressed_directory_is_verified_once_it_is_expanded(tmp_path, sharded):
-    sparsify_checkpoint(sharded, tmp_path / "pruned", 0.5)
+    sparsify(sharded, 0.5, out=tmp_path / "pruned")
     save_compressed(tmp_path / "pruned", tmp_path / "small")
     with pytest.raises(CheckpointError, match=r"small: compressed, .* secateur expand"):
         verify_checkpoint(tmp_path / "small")

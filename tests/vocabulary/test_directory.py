@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from secateur import shrink_vocabulary, shrink_vocabulary_checkpoint
+from secateur import shrink_vocabulary
 from secateur.checkpoints import CheckpointError, slicing
 from secateur.vocabulary import directory
 from support.damaged import changed
@@ -41,7 +41,7 @@ def loaded(folder):
 def test_hidden_states_are_the_same_bit_for_bit(family, tmp_path, monkeypatch):
     dense = written(tmp_path / "dense", family)
     monkeypatch.setattr(slicing, "PIECE", 1000)
-    done = shrink_vocabulary_checkpoint(dense, tmp_path / "small", [TEXT[:200]], exact=True)
+    done = shrink_vocabulary(dense, texts=[TEXT[:200]], out=tmp_path / "small", exact=True)
     old, before = loaded(dense)
     new, after = loaded(tmp_path / "small")
     same_inside(old, new, done.order)
@@ -62,7 +62,7 @@ def test_hidden_states_are_the_same_bit_for_bit(family, tmp_path, monkeypatch):
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_tokenizer(kind, tmp_path):
     dense = written(tmp_path / "dense", kind=kind)
-    done = shrink_vocabulary_checkpoint(dense, tmp_path / "small", [TEXT], cover=0.9)
+    done = shrink_vocabulary(dense, texts=[TEXT], out=tmp_path / "small", cover=0.9)
     old, before = loaded(dense)
     new, after = loaded(tmp_path / "small")
     same_inside(old, new, done.order)
@@ -77,7 +77,7 @@ def test_shards_names_and_metadata_stay(tmp_path):
     dense = written(tmp_path / "dense", max_shard_size=20_000)
     shards = sorted(path.name for path in dense.glob("*.safetensors"))
     assert len(shards) > 1
-    done = shrink_vocabulary_checkpoint(dense, tmp_path / "small", [TEXT[:99]], multiple=8, exact=True)
+    done = shrink_vocabulary(dense, texts=[TEXT[:99]], out=tmp_path / "small", multiple=8, exact=True)
     assert sorted(path.name for path in (tmp_path / "small").glob("*.safetensors")) == shards
     assert done.rows[1] % 8 == 0
     index = json.loads((tmp_path / "small/model.safetensors.index.json").read_text())
@@ -88,9 +88,9 @@ def test_shards_names_and_metadata_stay(tmp_path):
 
 def test_a_dry_run_says_the_same_and_writes_nothing(tmp_path):
     dense = written(tmp_path / "dense")
-    said = shrink_vocabulary_checkpoint(dense, None, [TEXT[:99]], exact=True)
+    said = shrink_vocabulary(dense, texts=[TEXT[:99]], exact=True)
     assert [path.name for path in tmp_path.iterdir()] == ["dense"]
-    done = shrink_vocabulary_checkpoint(dense, tmp_path / "small", [TEXT[:99]], exact=True)
+    done = shrink_vocabulary(dense, texts=[TEXT[:99]], out=tmp_path / "small", exact=True)
     assert said == done
     assert (said.rows, said.nbytes, said.fields, said.tensors) == (done.rows, done.nbytes, done.fields, done.tensors)
 
@@ -100,7 +100,7 @@ def test_tensors_that_are_no_part_of_the_model_stay_whole_and_are_said(tmp_path)
     tensors = load_file(dense / "model.safetensors")
     rows = tensors["model.embed_tokens.weight"].shape[0]
     save_file(tensors | {"other.weight": torch.ones(rows, 3)}, dense / "model.safetensors", {"format": "pt"})
-    done = shrink_vocabulary_checkpoint(dense, tmp_path / "small", [TEXT[:99]], exact=True)
+    done = shrink_vocabulary(dense, texts=[TEXT[:99]], out=tmp_path / "small", exact=True)
     assert done.left_whole == ("other.weight",)
     assert load_file(tmp_path / "small/model.safetensors")["other.weight"].shape == (rows, 3)
     assert "other.weight" not in done.tensors
@@ -111,12 +111,12 @@ def test_names_in_files_that_transformers_renames(tmp_path):
     tensors = load_file(dense / "model.safetensors")
     tensors = {name.replace("model.", "old.inner.", 1): tensor for name, tensor in tensors.items()}
     save_file(tensors, dense / "model.safetensors", {"format": "pt"})
-    done = shrink_vocabulary_checkpoint(dense, tmp_path / "small", [TEXT[:99]], exact=True)
+    done = shrink_vocabulary(dense, texts=[TEXT[:99]], out=tmp_path / "small", exact=True)
     assert done.tensors == {"old.inner.embed_tokens.weight": 0}
     del tensors["old.inner.embed_tokens.weight"]
     save_file(tensors, dense / "model.safetensors", {"format": "pt"})
     with pytest.raises(CheckpointError, match="which has a row for each token, is not in the files"):
-        shrink_vocabulary_checkpoint(dense, None, [TEXT[:99]], exact=True)
+        shrink_vocabulary(dense, texts=[TEXT[:99]], exact=True)
 
 
 def test_a_folder_of_sentence_transformers(tmp_path):
@@ -129,7 +129,7 @@ def test_a_folder_of_sentence_transformers(tmp_path):
     (root / "modules.json").write_text(json.dumps(modules))
     (root / "1_Pooling").mkdir()
     (root / "1_Pooling/config.json").write_text("{}")
-    done = shrink_vocabulary_checkpoint(root, tmp_path / "small", [TEXT[:99]], exact=True)
+    done = shrink_vocabulary(root, texts=[TEXT[:99]], out=tmp_path / "small", exact=True)
     assert (tmp_path / "small/1_Pooling/config.json").read_text() == "{}"
     same_inside(loaded(root / "0_Transformer")[0], loaded(tmp_path / "small/0_Transformer")[0], done.order)
     for modules[1]["type"], message in [
@@ -139,13 +139,13 @@ def test_a_folder_of_sentence_transformers(tmp_path):
     ]:
         (root / "modules.json").write_text(json.dumps(modules))
         with pytest.raises(CheckpointError, match=message):
-            shrink_vocabulary_checkpoint(root, None, [TEXT[:99]], exact=True)
+            shrink_vocabulary(root, texts=[TEXT[:99]], exact=True)
     modules[0]["path"] = "../dense/.."
     modules[1]["type"] = "a.Pooling"
     for text, message in [(json.dumps(modules), "is no folder in it"), ("[1]", "damaged"), ("{", "damaged")]:
         (root / "modules.json").write_text(text)
         with pytest.raises(CheckpointError, match=message):
-            shrink_vocabulary_checkpoint(root, None, [TEXT[:99]], exact=True)
+            shrink_vocabulary(root, texts=[TEXT[:99]], exact=True)
 
 
 # ---- nothing, or all of it ----
@@ -164,7 +164,7 @@ def test_a_failure_in_the_middle_leaves_nothing(tmp_path, monkeypatch, failure, 
 
     monkeypatch.setattr(directory, where, fails)
     with pytest.raises(type(failure)):
-        shrink_vocabulary_checkpoint(dense, tmp_path / "small", [TEXT[:99]], exact=True)
+        shrink_vocabulary(dense, texts=[TEXT[:99]], out=tmp_path / "small", exact=True)
     assert [path.name for path in tmp_path.iterdir()] == ["dense"]
     assert {path.name: path.read_bytes() for path in dense.iterdir()} == before
 
@@ -175,21 +175,21 @@ def test_a_process_that_is_killed_leaves_no_directory_of_the_name(tmp_path):
 
     def dying():
         directory.write_bytes = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-        shrink_vocabulary_checkpoint(dense, tmp_path / "small", ["a rose"], exact=True)
+        shrink_vocabulary(dense, texts=["a rose"], out=tmp_path / "small", exact=True)
 
     assert os.WTERMSIG(forked(dying)) == signal.SIGKILL
     assert not (tmp_path / "small").exists()
     (left,) = (path for path in tmp_path.iterdir() if path.name != "dense")
     assert left.name.startswith("small.unfinished-")
-    assert shrink_vocabulary_checkpoint(dense, tmp_path / "small", ["a rose"], exact=True).out == tmp_path / "small"
+    assert shrink_vocabulary(dense, texts=["a rose"], out=tmp_path / "small", exact=True).out == tmp_path / "small"
 
 
 def test_a_source_that_is_read_only(tmp_path):
     dense = written(tmp_path / "dense")
     for path in dense.iterdir():
         path.chmod(stat.S_IRUSR)
-    shrink_vocabulary_checkpoint(dense, tmp_path / "small", [TEXT[:99]], exact=True)
-    shrink_vocabulary_checkpoint(tmp_path / "small", tmp_path / "smaller", [TEXT[:30]], exact=True)
+    shrink_vocabulary(dense, texts=[TEXT[:99]], out=tmp_path / "small", exact=True)
+    shrink_vocabulary(tmp_path / "small", texts=[TEXT[:30]], out=tmp_path / "smaller", exact=True)
     record = json.loads((tmp_path / "smaller/secateur.json").read_text())
     assert record["previous"]["method"] == record["method"] == "vocabulary"
 
@@ -203,9 +203,9 @@ def test_wrong_places(tmp_path):
         (tmp_path / "there", "exists"),
     ]:
         with pytest.raises(CheckpointError, match=message):
-            shrink_vocabulary_checkpoint(dense, out, [TEXT[:99]], exact=True)
+            shrink_vocabulary(dense, texts=[TEXT[:99]], out=out, exact=True)
     with pytest.raises(CheckpointError, match="no such directory"):
-        shrink_vocabulary_checkpoint(tmp_path / "gone", tmp_path / "out", [TEXT[:99]], exact=True)
+        shrink_vocabulary(tmp_path / "gone", texts=[TEXT[:99]], out=tmp_path / "out", exact=True)
 
 
 def without(name):
@@ -240,7 +240,7 @@ def test_hostile_directories_are_one_line(tmp_path, change, message):
     dense = written(tmp_path / "dense", more=0)
     change(dense)
     with pytest.raises(ValueError, match=message) as told:
-        shrink_vocabulary_checkpoint(dense, tmp_path / "small", [TEXT[:99]], exact=True)
+        shrink_vocabulary(dense, texts=[TEXT[:99]], out=tmp_path / "small", exact=True)
     assert "\n" not in str(told.value)
     assert [path.name for path in tmp_path.iterdir()] == ["dense"]
 
@@ -256,6 +256,6 @@ def test_a_tokenizer_that_transformers_loads_otherwise_is_refused(tmp_path, monk
 
     monkeypatch.setattr(directory, "by_transformers", fails)
     with pytest.raises(ValueError, match="loads the source's tokenizer, and not the smaller one: no"):
-        shrink_vocabulary_checkpoint(dense, tmp_path / "small", [TEXT[:99]], exact=True)
+        shrink_vocabulary(dense, texts=[TEXT[:99]], out=tmp_path / "small", exact=True)
     shutil.rmtree(dense)
     assert not list(tmp_path.iterdir())

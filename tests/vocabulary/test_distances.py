@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from secateur import shrink_vocabulary, shrink_vocabulary_checkpoint
+from secateur import shrink_vocabulary
 from secateur.checkpoints import open_checkpoint
 from secateur.vocabulary.choosing import asked, choose, distances, rows_in_files, rows_of_tensor
 from secateur.vocabulary.planning import count
@@ -77,8 +77,8 @@ def test_a_model_and_its_directory_choose_alike(tmp_path):
     tokenizer.save_pretrained(tmp_path / "dense")
     model.save_pretrained(tmp_path / "dense")
     how = {"keep": 330, "rank": "distance"}
-    there = shrink_vocabulary_checkpoint(tmp_path / "dense", tmp_path / "out", [TEXT[:900]], **how)
-    plain = shrink_vocabulary_checkpoint(tmp_path / "dense", None, [TEXT[:900]], keep=330)
+    there = shrink_vocabulary(tmp_path / "dense", texts=[TEXT[:900]], out=tmp_path / "out", **how)
+    plain = shrink_vocabulary(tmp_path / "dense", texts=[TEXT[:900]], keep=330)
     here = shrink_vocabulary(model, tokenizer, [TEXT[:900]], **how)
     assert np.array_equal(there.order, here.order)
     assert len(there.order) == len(plain.order)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from secateur import shrink_vocabulary_checkpoint
+from secateur import shrink_vocabulary
 from secateur.checkpoints import CheckpointError
 from secateur.vocabulary.files import by_transformers, model_folder, read_tokens
 from support.vocabularies import TEXT, model_of, renamed_alike, wrapped
@@ -33,7 +33,7 @@ def test_all_that_numbers_tokens(tmp_path):
     (dense / "processor_config.json").write_text(json.dumps({"image_token_id": 400, "image_seq_length": 400}))
     (dense / "tokenizer.model").write_bytes(b"old numbers")
     (dense / "pytorch_model.bin").write_bytes(b"old weights")
-    done = shrink_vocabulary_checkpoint(dense, tmp_path / "small", [TEXT[:99]], exact=True)
+    done = shrink_vocabulary(dense, texts=[TEXT[:99]], out=tmp_path / "small", exact=True)
     small, last = tmp_path / "small", len(done.order) - 1
     read = lambda name: json.loads((small / name).read_text())  # noqa: E731
     assert read("added_tokens.json") == {"<|rose|>": last}
@@ -65,7 +65,7 @@ def test_a_vocabulary_without_tokenizer_json(tmp_path):
     (dense / "tokenizer.json").unlink()
     (dense / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer"}))
     before = by_transformers(dense)
-    done = shrink_vocabulary_checkpoint(dense, tmp_path / "small", [TEXT[:99]], exact=True)
+    done = shrink_vocabulary(dense, texts=[TEXT[:99]], out=tmp_path / "small", exact=True)
     after = by_transformers(tmp_path / "small")
     assert not (tmp_path / "small/tokenizer.json").exists()
     assert len((tmp_path / "small/vocab.txt").read_text().splitlines()) == len(done.order[done.order < len(vocabulary)])
@@ -77,7 +77,7 @@ def test_a_list_of_another_vocabulary_is_left_out(tmp_path):
     (dense / "vocab.txt").write_text("other\nwords\n")
     (dense / "merges.txt").write_text("a b\n")
     (dense / "vocab.json").write_text('{"other": 1}')
-    done = shrink_vocabulary_checkpoint(dense, tmp_path / "small", [TEXT[:99]], exact=True)
+    done = shrink_vocabulary(dense, texts=[TEXT[:99]], out=tmp_path / "small", exact=True)
     assert [str(path) for path in done.left_out] == ["merges.txt", "vocab.json", "vocab.txt"]
 
 
@@ -88,7 +88,7 @@ def test_numbers_that_the_class_adds_are_written_where_they_change(tmp_path):
     for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
         config.pop(key)
     (dense / "config.json").write_text(json.dumps(config | {"eos_token_id": 30}))
-    done = shrink_vocabulary_checkpoint(dense, tmp_path / "small", ["rose"], exact=True)
+    done = shrink_vocabulary(dense, texts=["rose"], out=tmp_path / "small", exact=True)
     small = json.loads((tmp_path / "small/config.json").read_text())
     assert small["eos_token_id"] == list(done.order).index(30)
     assert "bos_token_id" not in small
@@ -102,7 +102,7 @@ def test_a_row_that_no_token_has_stays_where_a_configuration_names_it(tmp_path):
     model = model_of("tied", len(tokenizer) + 5)
     model.config.pad_token_id = len(tokenizer) + 3
     model.save_pretrained(dense)
-    done = shrink_vocabulary_checkpoint(dense, tmp_path / "small", ["rose"], exact=True)
+    done = shrink_vocabulary(dense, texts=["rose"], out=tmp_path / "small", exact=True)
     small = json.loads((tmp_path / "small/config.json").read_text())
     assert done.order[-1] == len(tokenizer) + 3
     assert small["pad_token_id"] == len(done.order) - 1
@@ -117,7 +117,7 @@ def test_templates_and_special_tokens_stay(tmp_path):
     config |= {"sep_token": None, "extra_special_tokens": {"image_token": "ro"}, "cls_token": 1}
     config |= {"mask_token": {"content": "hed", "special": True}, "additional_special_tokens": ["<|rose|>"]}
     (dense / "tokenizer_config.json").write_text(json.dumps(config))
-    done = shrink_vocabulary_checkpoint(dense, tmp_path / "small", ["It's"], exact=True)
+    done = shrink_vocabulary(dense, texts=["It's"], out=tmp_path / "small", exact=True)
     wanted = {*tokenizer.encode("gardener", add_special_tokens=False).ids}
     wanted |= {tokenizer.token_to_id(token) for token in ("<|rose|>", "hed", "ro") if tokenizer.token_to_id(token)}
     assert wanted <= set(done.order)
@@ -135,7 +135,7 @@ def test_tokens_that_a_class_takes_for_special_stay(tmp_path):
         json.dumps(json.loads((dense / "config.json").read_text()) | {"bos_token_id": None, "eos_token_id": None})
     )
     (dense / "generation_config.json").unlink()
-    done = shrink_vocabulary_checkpoint(dense, tmp_path / "small", ["roses"], exact=True)
+    done = shrink_vocabulary(dense, texts=["roses"], out=tmp_path / "small", exact=True)
     after = by_transformers(tmp_path / "small")
     assert "LlamaTokenizer" in type(after).__name__
     assert {after.bos_token_id, after.eos_token_id} <= set(range(done.rows[1]))

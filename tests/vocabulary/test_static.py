@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import nn
 
-from secateur import shrink_vocabulary_checkpoint
+from secateur import shrink_vocabulary
 from secateur.checkpoints import CheckpointError, verify_checkpoint
 from support.damaged import tensor
 from support.vocabularies import TEXT, wrapped
@@ -41,7 +41,7 @@ def vector(folder, text, name="embedding.weight"):
 def test_vectors_are_the_same_bit_for_bit(kind, tmp_path):
     root = written(tmp_path / "dense", kind, more=3)
     text = TEXT[:200]
-    done = shrink_vocabulary_checkpoint(root, tmp_path / "small", [text], exact=True)
+    done = shrink_vocabulary(root, texts=[text], out=tmp_path / "small", exact=True)
     assert done.rows[1] < done.rows[0]
     inside = [each / "0_StaticEmbedding" for each in (root, tmp_path / "small")]
     assert torch.equal(*(vector(folder, text) for folder in inside))
@@ -53,7 +53,7 @@ def test_vectors_are_the_same_bit_for_bit(kind, tmp_path):
 def test_one_in_the_folder_itself_as_model2vec_writes_it(tmp_path):
     root = written(tmp_path / "dense", place="", name="embeddings")
     (root / "config.json").write_text('{"model_type": "model2vec", "hidden_dim": 6}')
-    shrink_vocabulary_checkpoint(root, tmp_path / "small", [TEXT[:99]], rank="distance", exact=True)
+    shrink_vocabulary(root, texts=[TEXT[:99]], out=tmp_path / "small", rank="distance", exact=True)
     assert torch.equal(*(vector(each, TEXT[:99], "embeddings") for each in (root, tmp_path / "small")))
     assert (tmp_path / "small/config.json").read_bytes() == (root / "config.json").read_bytes()
     tensor("embeddings", lambda table: table.flip(0))(tmp_path / "small")
@@ -74,5 +74,5 @@ def test_what_is_no_table_is_refused(tensors, message, tmp_path):
     root = written(tmp_path / "dense", place="")
     save_file(tensors, root / "model.safetensors")
     with pytest.raises(CheckpointError, match=message):
-        shrink_vocabulary_checkpoint(root, tmp_path / "small", [TEXT[:99]], exact=True)
+        shrink_vocabulary(root, texts=[TEXT[:99]], out=tmp_path / "small", exact=True)
     assert [each.name for each in tmp_path.iterdir()] == ["dense"]

@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 
-from secateur import shrink_vocabulary_checkpoint
+from secateur import shrink_vocabulary
 from secateur.checkpoints import CheckpointError, verify_checkpoint
 from support.commands import run
 from support.damaged import changed, tensor
@@ -25,7 +25,7 @@ def made(tmp_path_factory):
     model_of("llama", len(tokenizer) + 7).save_pretrained(folder / "dense")
     (folder / "dense/README.md").write_text("roses")
     (folder / "dense/tokenizer.model").write_bytes(b"old numbers")
-    shrink_vocabulary_checkpoint(folder / "dense", folder / "small", [TEXT[:99]], exact=True)
+    shrink_vocabulary(folder / "dense", texts=[TEXT[:99]], out=folder / "small", exact=True)
     return folder
 
 

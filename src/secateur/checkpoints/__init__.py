@@ -64,7 +64,8 @@ from secateur.checkpoints.slicing import (
     sliced_files,
     write_bytes,
 )
-from secateur.checkpoints.sparsify import CheckpointSparsification, sparsify_checkpoint
+from secateur.checkpoints.sparsification import sparsify
+from secateur.checkpoints.sparsify_directory import CheckpointSparsification
 from secateur.checkpoints.verify import Verification, VerifiedTensor, verify_checkpoint
 from secateur.checkpoints.writing import (
     OTHER_WEIGHTS,
@@ -143,7 +144,7 @@ __all__ = [
     "shape_of_cut",
     "sliced_files",
     "slicing",
-    "sparsify_checkpoint",
+    "sparsify",
     "unfinished",
     "unfinished_copy",
     "unfinished_folder",

@@ -83,22 +83,13 @@ _CALLED_AS: ContextVar[Mapping[str, Any]] = ContextVar("called_as", default=Mapp
 
 @contextlib.contextmanager
 def called_as(arguments: Mapping[str, Any]) -> Iterator[None]:
-    """A context in which ``secateur.json`` says that a verb was called with these arguments, as commands do.
+    """A context in which ``secateur.json`` says that a verb was called with these arguments, as commands do. A verb
+    raises `ValueError` before anything is done where one is NaN, infinite, or no value of JSON.
 
-    Raises:
-        ValueError: NaN or infinity is among them, or what is no value of JSON.
-
-    >>> with called_as({"sparsity": float("nan")}):
-    ...     pass
-    Traceback (most recent call last):
-    ValueError: secateur.json is JSON and cannot say of the arguments: sparsity is nan.
+    >>> with called_as({"sparsity": 0.5}):
+    ...     json.loads(record_text("sparsify", {}))["arguments"]
+    {'sparsity': 0.5}
     """
-    for name, value in arguments.items():
-        try:
-            json.dumps({name: value}, allow_nan=False)
-        except (TypeError, ValueError, RecursionError):
-            what = printable(repr(value), 60)
-            raise ValueError(f"{RECORD} is JSON and cannot say of the arguments: {name} is {what}.") from None
     token = _CALLED_AS.set(arguments)
     try:
         yield
@@ -147,7 +138,14 @@ def check_new(out: Path) -> None:
 
 
 def check_places(source: Path, out: Path) -> None:
-    """`CheckpointError` unless ``source`` is a directory and ``out`` lies outside it."""
+    """`CheckpointError` unless ``source`` is a directory and ``out`` lies outside it; `ValueError` unless a record can
+    say how the verb was called (`called_as`)."""
+    for name, value in _CALLED_AS.get().items():
+        try:
+            json.dumps({name: value}, allow_nan=False)
+        except (TypeError, ValueError, RecursionError):
+            what = printable(repr(value), 60)
+            raise ValueError(f"{RECORD} is JSON and cannot say of the arguments: {name} is {what}.") from None
     if not source.exists():
         raise CheckpointError(f"{source}: no such directory.")
     if not source.is_dir():

@@ -15,7 +15,7 @@ from secateur.support import Part, Rows, bytes_text, percent, percents, printabl
 
 if TYPE_CHECKING:
     from secateur.checkpoints.inspect import Inspection, TensorInspection
-    from secateur.checkpoints.sparsify import CheckpointSparsification
+    from secateur.checkpoints.sparsify_directory import CheckpointSparsification
     from secateur.checkpoints.verify import Verification
 
 

@@ -21,12 +21,11 @@ import torch
 from torch import Tensor, nn
 
 from secateur.allocation import uniform
-from secateur.checkpoints import CheckpointError, blaming_config, open_checkpoint
+from secateur.checkpoints import CheckpointError, blaming_config, open_checkpoint, sparsify
 from secateur.cli.terminal import waiting
 from secateur.inference import Packing, pack
 from secateur.models import build_on_meta
 from secateur.patterns import Pattern
-from secateur.pipeline import sparsify
 from secateur.report import Timed, before_and_after
 from secateur.shrinking import WithoutDataWarning, shrink
 from secateur.support import alternating, bytes_text, printable, run_example, track

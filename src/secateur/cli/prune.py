@@ -36,7 +36,7 @@ def prune(
     """
     with clear_errors(), terminable():
         from secateur import allocation
-        from secateur.checkpoints import called_as, pruned_sheets, sparsify_checkpoint
+        from secateur.checkpoints import called_as, pruned_sheets, sparsify
         from secateur.cli.printing import pruned_parts
         from secateur.patterns import word_of
 
@@ -56,9 +56,8 @@ def prune(
             "exclude": exclude or [],
         }
         with called_as(arguments_said("prune", directory, options)):
-            done = sparsify_checkpoint(
+            done = sparsify(
                 directory,
-                out,
                 sparsity,
                 pattern=chosen,
                 criterion=scores,
@@ -66,6 +65,7 @@ def prune(
                 include=include or (),
                 exclude=exclude or (),
                 seed=seed,
+                out=out,
             )
         show(pruned_parts(done))
         page.write(

@@ -85,14 +85,14 @@ def vocabulary(
         from secateur.checkpoints import called_as
         from secateur.cli.printing import shrunken_parts
         from secateur.support import documents
-        from secateur.vocabulary import shrink_vocabulary_checkpoint, shrunken_sheets
+        from secateur.vocabulary import shrink_vocabulary, shrunken_sheets
 
         for path in data or ():
             documents.checked_kind(path)
         with called_as({"command": command_line("vocabulary", directory, **asked)}):
-            done = shrink_vocabulary_checkpoint(
+            done = shrink_vocabulary(
                 directory,
-                None if dry_run else out,
+                None,
                 (text for path in data for text in documents.read_documents(path, field)) if data else None,
                 keep=keep,
                 cover=cover,
@@ -100,6 +100,7 @@ def vocabulary(
                 multiple=multiple,
                 rank=rank,
                 exact=exact,
+                out=None if dry_run else out,
             )
         show(shrunken_parts(done))
         page.write(

@@ -19,10 +19,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from secateur.allocation import erk, uniform
+from secateur.checkpoints import sparsify
 from secateur.criteria import lamp, random
 from secateur.inference import Packing, pack
 from secateur.patterns import NM, GroupedColumns
-from secateur.pipeline import apply_, reestimate_batchnorm, sparsify, sparsity_of
+from secateur.pipeline import apply_, reestimate_batchnorm, sparsity_of
 from secateur.report import Network, Run, count_multiply_adds, describe
 from secateur.shrinking import shrink
 from secateur.storage import save_compressed

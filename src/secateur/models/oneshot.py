@@ -24,7 +24,7 @@ from secateur.models.result import OneShot
 from secateur.models.solving import Request, Solve
 from secateur.patterns import Pattern
 from secateur.solvers import admm
-from secateur.support import Forward, name_of
+from secateur.support import Forward, directories, for_directories, name_of
 
 AIM = 0.5  # in benchmarks/oneshot the best of 0, 0.5 and 1
 GATHERED = frozenset(["gram", "input_norm", "input_mean", "input_var"])
@@ -157,14 +157,9 @@ def oneshot(
         float(aim),
     )
     if isinstance(model, nn.Module):
-        if out is not None:
-            raise ValueError(
-                "out= is for directories; a model in memory is changed in place. Save it yourself afterwards."
-            )
+        for_directories(out=out)
         return prune_in_memory(model, batches, request)
-    if out is None:
-        raise ValueError(f"{model} is a directory, which is not changed; name the one to write with out=.")
-    return prune_directory(Path(model), Path(out), batches, request, device)
+    return prune_directory(*directories(model, out), batches, request, device)
 
 
 def _check_sparsity(sparsity: float | None, pattern: Pattern) -> None:

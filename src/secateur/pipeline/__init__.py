@@ -1,8 +1,6 @@
-"""From scores to a pruned model: masks, made, applied and attached; the verb `sparsify`; re-estimation of batch
-normalization.
-"""
+"""From scores to a pruned model: masks, made, applied and attached; re-estimation of batch normalization."""
 
-from secateur.pipeline.batch_normalization import BatchNormShift, Reestimation, reestimate_batchnorm
+from secateur.pipeline.batch_normalization import BatchNormShift, Reestimation, batchnorms, reestimate_batchnorm
 from secateur.pipeline.masks import (
     Masks,
     apply_,
@@ -15,7 +13,6 @@ from secateur.pipeline.masks import (
     make_masks,
     sparsity_of,
 )
-from secateur.pipeline.sparsification import sparsify
 
 __all__ = [
     "BatchNormShift",
@@ -24,12 +21,12 @@ __all__ = [
     "apply_",
     "attach",
     "attached_masks",
+    "batchnorms",
     "check_mask",
     "choose_masks",
     "detach",
     "iterate_masks",
     "make_masks",
     "reestimate_batchnorm",
-    "sparsify",
     "sparsity_of",
 ]

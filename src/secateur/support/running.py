@@ -7,11 +7,13 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
+import os
 import random
 import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -81,6 +83,52 @@ def in_dtype(dtype: torch.dtype, func: Any, args: tuple[Any, ...], kwargs: Mappi
 
 def _complex(dtype: torch.dtype) -> torch.dtype:
     return _COMPLEX.get(dtype, torch.complex64)
+
+
+# ---- Where a verb's model is: a module, which it changes in place, or a directory, of which it writes another one.
+#
+# Law: what belongs to the one is refused of the other, before anything is read or run.
+
+
+def directory(model: object) -> Path:
+    """The model that a verb is given and that is no module: the path of a directory; else `TypeError`."""
+    if not isinstance(model, str | os.PathLike):
+        raise TypeError(
+            f"the model is a module or the path of a directory, not {type(model).__name__}; of a dict of tensors "
+            "make_masks chooses what stays, and apply_ zeroes the rest."
+        )
+    return Path(model)
+
+
+def directories(model: object, out: Path | str | None) -> tuple[Path, Path]:
+    """The `directory` that a verb is given, and the one that it writes; `ValueError` where that has no name.
+
+    >>> directories("dense", None)
+    Traceback (most recent call last):
+    ValueError: dense is a directory, which is not changed; name the one to write with out=.
+    """
+    source = directory(model)
+    if out is None:
+        raise ValueError(f"{source} is a directory, which is not changed; name the one to write with out=.")
+    return source, Path(out)
+
+
+def for_directories(**given: Any) -> None:
+    """`ValueError` for the first argument that is not None and means nothing of a module."""
+    why = "a model in memory is run where it is and changed in place: save it yourself afterwards"
+    refuse(f"is for directories; {why}.", **given)
+
+
+def refuse(why: str, **given: Any) -> None:
+    """`ValueError` for the first argument that is not None.
+
+    >>> refuse("is for directories.", device=None, out="sparse")
+    Traceback (most recent call last):
+    ValueError: out= is for directories.
+    """
+    for name, value in given.items():
+        if value is not None:
+            raise ValueError(f"{name}= {why}")
 
 
 # ---- How a batch is run, what its loss is, and how a model is left as it was.

@@ -1,6 +1,5 @@
 """`shrink_vocabulary`: removes tokens from a tokenizer, with their rows of the model's tensors."""
 
-from secateur.vocabulary.directory import shrink_vocabulary_checkpoint
 from secateur.vocabulary.module import shrink_vocabulary
 from secateur.vocabulary.result import Sample, ShrunkVocabulary, Unseen, shrunken_sheets, vocabulary_parts
 
@@ -9,7 +8,6 @@ __all__ = [
     "ShrunkVocabulary",
     "Unseen",
     "shrink_vocabulary",
-    "shrink_vocabulary_checkpoint",
     "shrunken_sheets",
     "vocabulary_parts",
 ]

@@ -47,7 +47,7 @@ from secateur.checkpoints import (
 )
 from secateur.support import Fields, printable, private, tensors_of, track
 from secateur.vocabulary.axes import Axes, axes_of, builder, embedding_of
-from secateur.vocabulary.choosing import Rows, asked, rows_in_files
+from secateur.vocabulary.choosing import Asked, Rows, rows_in_files
 from secateur.vocabulary.files import (
     by_transformers,
     is_static,
@@ -190,63 +190,11 @@ def source_of(root: Path) -> Source:
     return Source(root, checkpoint, model, axes, names, tokens, loaded, left_whole)
 
 
-def shrink_vocabulary_checkpoint(
-    source: Path | str,
-    out: Path | str | None,
-    texts: Iterable[str] | None = None,
-    *,
-    keep: int | None = None,
-    cover: float | None = None,
-    script: str | Iterable[str] | None = None,
-    multiple: int | None = None,
-    rank: str | None = None,
-    exact: bool = False,
+def shrink_vocabulary_directory(
+    source: Path, out: Path | str | None, texts: Iterable[str] | None, wanted: Asked
 ) -> ShrunkVocabulary:
-    """Writes to ``out`` the model of a Hugging Face directory with fewer tokens; ``from_pretrained`` loads both its
-    model and its tokenizer.
-
-    Of a text whose old tokens all stay, the new ones are the old ones renamed, and so the hidden states are the same
-    bit for bit: the rows of the embedding are copied. So are those of the head; a logit may differ in its last bits,
-    where a product of fewer rows is summed in another order. Names of tensors, their order and dtypes, ``__metadata__``
-    and all other files stay; ``secateur.json`` and ``vocabulary.json``, the old number of each new one, are added.
-
-    Args:
-        source: a directory with ``config.json``, safetensors files and a tokenizer, sharded or not; or one of
-            sentence-transformers.
-        out: must not exist, nor lie inside ``source``. None: only say what would leave.
-        texts: documents, of which each is read once. They are a sample: beside their tokens the first of the
-            tokenizer's own order stay, as many as nine tenths of the text need for 99.5 % of the last tenth's tokens
-            to stay.
-        keep: how many tokens stay at most; with a text and no ``cover`` as many stay. Without a text the tokenizer's
-            own order says what is rare.
-        cover: the share of the text's tokens that stays, such as 0.9999: the rarest leave as well.
-        script: tokens with letters of others leave, such as all but ``"Latin"``; or several.
-        multiple: more tokens stay until their number is a multiple of this.
-        rank: ``"count"``, the default: of tokens that may leave the rarest is the next. ``"distance"``: the one for
-            which its count times its distance is least, which is 1 minus the cosine of its row of the embedding and the
-            mean of the rows that are read instead.
-        exact: whether only the tokens that the text has stay, beside those that have to.
-
-    Raises:
-        CheckpointError: a damaged directory, a tokenizer of a form that is not known, or an ``out`` that cannot be.
-        ValueError: nothing would leave, more has to stay than was asked for, or a text would be read otherwise.
-        OSError: a full disk, a missing permission. Nothing is left under ``out`` in any case.
-
-    >>> import json, tempfile
-    >>> from transformers import BertConfig, BertModel
-    >>> folder = Path(tempfile.mkdtemp())
-    >>> words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "rose", "hedge", "##s"]
-    >>> sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
-    >>> BertModel(BertConfig(vocab_size=9, **sizes)).save_pretrained(folder / "whole")
-    >>> _ = (folder / "whole/vocab.txt").write_text("\\n".join(words))
-    >>> _ = (folder / "whole/tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer"}))
-    >>> shrink_vocabulary_checkpoint(folder / "whole", folder / "small", ["a rose", "roses"], exact=True).rows
-    (9, 8)
-    >>> BertModel.from_pretrained(folder / "small").config.vocab_size
-    8
-    """
+    """`shrink_vocabulary` of a directory into another one, a piece of a tensor in memory at a time."""
     started = time.monotonic()
-    wanted = asked(keep, cover, script, multiple, rank, exact=exact, with_text=texts is not None)
     root, out = places(source, out)
     dense = source_of(root)
     previous = previous_record(root)
@@ -441,7 +389,7 @@ def _by_transformers(dense: Source, plan: Planned, target: Path) -> str:
 
 
 def structure_of(directory: Path, read: Fields) -> Structure:
-    """What the record of `shrink_vocabulary_checkpoint` claims."""
+    """What the record of `shrink_vocabulary` claims."""
     checkpoint = open_checkpoint(model_folder(directory))
     kept = _kept(directory / KEPT)
 

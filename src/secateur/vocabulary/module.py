@@ -1,4 +1,4 @@
-"""Removes tokens from a model and its tokenizer in memory.
+"""The verb `shrink_vocabulary`: removes tokens from a model and its tokenizer, in memory or in a directory.
 
 Law: both change or neither does; of a text whose old tokens all stay the hidden states are the same bit for bit.
 """
@@ -17,9 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from secateur.support import Undo, is_sharded, tensors_of, unwrapped
+from secateur.support import Undo, directory, for_directories, is_sharded, refuse, tensors_of, unwrapped
 from secateur.vocabulary.axes import Axes, axes_of, builder, embedding_of, numbers_in, parts_of, renumbered, with_field
 from secateur.vocabulary.choosing import asked, rows_of_tensor
+from secateur.vocabulary.directory import shrink_vocabulary_directory
 from secateur.vocabulary.files import by_class, changed_config, needed_in, of_tokenizer
 from secateur.vocabulary.planning import Planned, agree, planned, positions_begin_behind
 from secateur.vocabulary.result import ShrunkVocabulary
@@ -29,8 +30,8 @@ _TRIED = 500  # texts of each kind that the tokenizers are compared on
 
 
 def shrink_vocabulary(
-    model: nn.Module,
-    tokenizer: Any,
+    model: nn.Module | Path | str,
+    tokenizer: Any = None,
     texts: Iterable[str] | None = None,
     *,
     keep: int | None = None,
@@ -39,23 +40,43 @@ def shrink_vocabulary(
     multiple: int | None = None,
     rank: str | None = None,
     exact: bool = False,
+    out: Path | str | None = None,
 ) -> ShrunkVocabulary:
-    """Removes tokens that a text does not contain from a model and its tokenizer, both in place.
+    """Removes tokens that a text does not contain from a model and its tokenizer, both in place; or of a directory
+    writes another one, whose model and tokenizer ``from_pretrained`` loads.
 
     Of a text whose old tokens all stay the new ones are the old ones renamed, and the hidden states are the same bit
     for bit; the logits of tokens that stay are the same but for the last bits, where a product of fewer rows is summed
     in another order. Embeddings, heads, biases, the configuration's and the generation configuration's numbers follow,
     and all that is tied stays so. Make a new optimizer afterwards: the state of an old one is not sliced.
 
+    In a directory names of tensors, their order and dtypes, ``__metadata__`` and all other files stay;
+    ``secateur.json`` and ``vocabulary.json``, the old number of each new one, are added.
+
     Args:
-        model: one of transformers', with its configuration.
-        tokenizer: its tokenizer, of the `tokenizers` library inside.
-        texts, keep, cover, script, multiple, rank, exact: as for `shrink_vocabulary_checkpoint`.
+        model: one of transformers', with its configuration. Or a directory with ``config.json``, safetensors files and
+            a tokenizer, sharded or not; or one of sentence-transformers.
+        tokenizer: the module's tokenizer, of the `tokenizers` library inside; a directory has its own.
+        texts: documents, of which each is read once. They are a sample: beside their tokens the first of the
+            tokenizer's own order stay, as many as nine tenths of the text need for 99.5 % of the last tenth's tokens
+            to stay.
+        keep: how many tokens stay at most; with a text and no ``cover`` as many stay. Without a text the tokenizer's
+            own order says what is rare.
+        cover: the share of the text's tokens that stays, such as 0.9999: the rarest leave as well.
+        script: tokens with letters of others leave, such as all but ``"Latin"``; or several.
+        multiple: more tokens stay until their number is a multiple of this.
+        rank: ``"count"``, the default: of tokens that may leave the rarest is the next. ``"distance"``: the one for
+            which its count times its distance is least, which is 1 minus the cosine of its row of the embedding and the
+            mean of the rows that are read instead.
+        exact: whether only the tokens that the text has stay, beside those that have to.
+        out: for a directory, the one to write, which must not exist. None: only say what would leave.
 
     Raises:
         TypeError: a tokenizer of another kind.
         ValueError: nothing would leave, more has to stay than was asked for, or a text would be read otherwise; nothing
             is changed.
+        CheckpointError: a damaged directory, a tokenizer of a form that is not known, or an ``out`` that cannot be.
+            After any error nothing is left under it.
 
     >>> from tokenizers import Tokenizer, models, pre_tokenizers
     >>> from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
@@ -68,9 +89,25 @@ def shrink_vocabulary(
     >>> done = shrink_vocabulary(model, tokenizer, ["a rose and a rose"], exact=True)
     >>> done.rows, model.lm_head.weight.shape, tokenizer("a rose")["input_ids"]
     ((6, 5), torch.Size([5, 8]), [2, 3])
+
+    >>> from transformers import BertConfig, BertModel
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "rose", "hedge", "##s"]
+    >>> sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    >>> BertModel(BertConfig(vocab_size=9, **sizes)).save_pretrained(folder / "whole")
+    >>> _ = (folder / "whole/vocab.txt").write_text("\\n".join(words))
+    >>> _ = (folder / "whole/tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer"}))
+    >>> shrink_vocabulary(folder / "whole", texts=["a rose", "roses"], exact=True, out=folder / "small").rows
+    (9, 8)
+    >>> BertModel.from_pretrained(folder / "small").config.vocab_size
+    8
     """
     started = time.monotonic()
     wanted = asked(keep, cover, script, multiple, rank, exact=exact, with_text=texts is not None)
+    if not isinstance(model, nn.Module):
+        refuse("is for modules: a directory has its own; leave it out, and name a text by texts=.", tokenizer=tokenizer)
+        return shrink_vocabulary_directory(directory(model), out, texts, wanted)
+    for_directories(out=out)
     inside: Any = unwrapped(model)
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:

@@ -59,7 +59,7 @@ class Sample:
 
 @dataclass(frozen=True, eq=False)
 class ShrunkVocabulary(Reported):
-    """The result of `shrink_vocabulary` or `shrink_vocabulary_checkpoint`; prints as tables.
+    """The result of `shrink_vocabulary`; prints as tables.
 
     Attributes:
         order: the old number of each new one.

@@ -16,13 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from secateur.allocation import Allocation, check_sparsity, settled
+from secateur.allocation import Allocation, check_sparsity
 from secateur.checkpoints.inspect import Inspection, Layout, TensorInspection, inspect_checkpoint, layout_of
 from secateur.checkpoints.reading import Checkpoint, TensorEntry, open_checkpoint
 from secateur.checkpoints.record import RECORD, check_places, previous_record, record_text
 from secateur.checkpoints.results import left_alone_rows, pruned_rows
 from secateur.checkpoints.writing import copy_tree, new_directory, other_weights, write_tensor
-from secateur.criteria import magnitude
 from secateur.patterns import Pattern, word_of
 from secateur.pipeline import apply_, iterate_masks
 from secateur.report import Reported, Sheet
@@ -32,7 +31,7 @@ from secateur.targets import VECTORS, kinds_by_name
 
 @dataclass(frozen=True)
 class CheckpointSparsification(Reported):
-    """The result of `sparsify_checkpoint`; prints as a table: ``inspection`` is measured on the written files.
+    """The result of `sparsify` of a directory; prints as a table: ``inspection`` is measured on the written files.
 
     ``left_alone`` maps each reason to the tensors; ``stale`` are files that were copied and still hold dense weights.
     """
@@ -72,48 +71,19 @@ class CheckpointSparsification(Reported):
         yield f"In {printable(str(self.out))}."
 
 
-def sparsify_checkpoint(
-    source: Path | str,
-    out: Path | str,
-    sparsity: float | None = None,
-    *,
-    pattern: str | Pattern | None = None,
-    criterion: str | Callable[..., Tensor] = magnitude,
-    allocate: str | Allocation | None = None,
-    include: str | Iterable[str] | None = None,
-    exclude: str | Iterable[str] | None = None,
-    seed: int = 0,
+def sparsify_directory(
+    source: Path,
+    out: Path,
+    sparsity: float | None,
+    pattern: Pattern,
+    criterion: Callable[..., Tensor],
+    allocate: Allocation,
+    include: str | Iterable[str] | None,
+    exclude: str | Iterable[str] | None,
+    seed: int,
 ) -> CheckpointSparsification:
-    """Writes to ``out`` a copy of the checkpoint directory ``source`` with the chosen weights zeroed.
-
-    Shards, tensor order, dtypes, ``__metadata__``, the index and every other file stay byte for byte; only the bytes of
-    removed weights become zero. ``secateur.json`` is added. One tensor and its mask are in memory at a time.
-
-    Args:
-        source: a Hugging Face directory, or any with ``*.safetensors`` files.
-        out: must not exist, nor lie inside ``source``.
-        sparsity: fraction of the targets' weights to remove, in [0, 1); none for a pattern such as 2:4 that implies it.
-        pattern, criterion, allocate: as in `secateur.pipeline.make_masks`.
-        include, exclude: globs over tensor names; see `choose_targets`.
-        seed: of criteria that draw random numbers.
-
-    Raises:
-        CheckpointError: a damaged checkpoint, or an ``out`` that cannot be.
-        ValueError: a sparsity, pattern or glob that does not fit, or NaN among the weights.
-        OSError: a full disk, a missing permission. Nothing is left under ``out`` in any case.
-
-    >>> import tempfile
-    >>> from safetensors.torch import load_file, save_file
-    >>> folder = Path(tempfile.mkdtemp())
-    >>> (folder / "dense").mkdir()
-    >>> save_file({"fc1.weight": torch.tensor([[1.0, -4.0, 3.0, 2.0]])}, folder / "dense/model.safetensors")
-    >>> done = sparsify_checkpoint(folder / "dense", folder / "sparse", 0.5)
-    >>> load_file(folder / "sparse/model.safetensors")
-    {'fc1.weight': tensor([[ 0., -4.,  3.,  0.]])}
-    """
+    """`sparsify` of a directory into another one, one tensor and its mask in memory at a time."""
     started = time.monotonic()
-    source, out = Path(source), Path(out)
-    criterion, pattern, allocate = settled(criterion, pattern, allocate)
     _check_sparsity(sparsity, pattern)
     check_places(source, out)
     checkpoint = open_checkpoint(source)

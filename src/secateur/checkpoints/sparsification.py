@@ -1,4 +1,4 @@
-"""The one-call verb: choose weights, make masks, zero what is not kept; with data, by what the data says.
+"""The verb `sparsify`: choose weights, make masks, zero what is not kept; with data, by what the data says.
 
 Law: every mask is ready before the first weight changes, and a call that fails leaves the weights as they were.
 """
@@ -8,23 +8,28 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, overload
 
 from torch import Tensor, nn
 
 from secateur.allocation import Allocation, Tables, check_sparsity, settled
+from secateur.checkpoints.sparsify_directory import CheckpointSparsification, sparsify_directory
 from secateur.criteria import magnitude
 from secateur.evidence import collect, needs
 from secateur.patterns import Pattern, Unstructured
-from secateur.pipeline.batch_normalization import batchnorms, reestimate_batchnorm
-from secateur.pipeline.masks import Masks, apply_, attached_masks, choose_masks
+from secateur.pipeline import Masks, apply_, attached_masks, batchnorms, choose_masks, reestimate_batchnorm
 from secateur.selection import LazyScores
-from secateur.support import Forward, Loss, Undo, check_batches, repeatable, track
+from secateur.support import Forward, Loss, Undo, check_batches, directories, for_directories, refuse, repeatable, track
 from secateur.targets import find_targets, stored_inputs_first, turned, turned_evidence
 
 
+@overload
+def sparsify(model: nn.Module, *args: Any, **options: Any) -> Masks: ...
+@overload
+def sparsify(model: Path | str, *args: Any, **options: Any) -> CheckpointSparsification: ...
 def sparsify(
-    model: nn.Module,
+    model: nn.Module | Path | str,
     sparsity: float | None = None,
     *,
     pattern: str | Pattern | None = None,
@@ -39,10 +44,15 @@ def sparsify(
     forward: Forward | None = None,
     rounds: int = 1,
     reestimate: bool | None = None,
-) -> Masks:
+    out: Path | str | None = None,
+    seed: int = 0,
+) -> Masks | CheckpointSparsification:
     """Zero a fraction of a model's weights, in place, and return the masks ``{name: bool tensor, True = kept}``.
 
-    They are a dict; printed, they are a table of what is kept of each weight.
+    They are a dict; printed, they are a table of what is kept of each weight. Of a directory a copy is written to
+    ``out``, without its model code: shards, tensor order, dtypes, ``__metadata__``, the index and every other file stay
+    byte for byte, and only the bytes of removed weights become zero. ``secateur.json`` is added. One tensor and its
+    mask are in memory at a time.
 
     By default global magnitude pruning: of all weights that `find_targets` finds, exactly
     ``round(sparsity · weights)`` go, those with the smallest ``|w|``, and each tensor keeps at least one. To train on,
@@ -62,7 +72,7 @@ def sparsify(
     held until the end, so that a failure, such as a loss that becomes NaN, can put them back.
 
     Args:
-        model: any module.
+        model: any module; or a Hugging Face directory, or any with ``*.safetensors`` files.
         sparsity: fraction of units removed, in [0, 1]; none for a pattern that fixes it, such as ``NM(2, 4)``.
         pattern: who competes with whom, or a word for it, such as ``"2:4"``; see `secateur.patterns`. `Rows` by default
             for scores that compare within an output, else `Unstructured`. It is applied to (outputs, inputs), also
@@ -70,7 +80,7 @@ def sparsify(
         criterion: ``(weight, *, <evidence>) -> scores``, higher = keep, or its name; see `secateur.criteria`.
         allocate: how many units each tensor keeps, or its name; see `secateur.allocation`. `everywhere` by default for
             scores that compare over the model, else `uniform`.
-        include, exclude: globs over parameter names; see `find_targets`.
+        include, exclude: globs over names of parameters, or of tensors in files; see `find_targets`.
         within, evidence: see `make_masks`. Where masks are attached, they are earlier masks: what they removed stays
             removed and counts.
         batches: what a DataLoader yields: tensors, tuples that begin with the input, or mappings of keyword arguments.
@@ -80,8 +90,12 @@ def sparsify(
         rounds: in how many steps; masks nest.
         reestimate: whether to run `reestimate_batchnorm` after every round; by default if there are batches and a
             BatchNorm.
+        out: for a directory, the one to write, which must not exist. Nothing of it is run, so that ``within``,
+            ``evidence``, ``batches`` and what belongs to these are for modules.
+        seed: for a directory, of criteria that draw random numbers; for a module `torch.manual_seed` is.
 
     Raises:
+        CheckpointError: a damaged checkpoint, or an ``out`` that cannot be. After any error nothing is left under it.
         ValueError, TypeError: what `find_targets`, `make_masks` and `collect` refuse; a criterion asks for evidence
             and there are no batches; rounds with a pattern that fixes its sparsity, or with evidence gathered before.
             The model is unchanged then, as after any other exception.
@@ -96,9 +110,33 @@ def sparsify(
     >>> masks = sparsify(model, 0.875, criterion=wanda, batches=[torch.randn(4, 8)], rounds=2)
     >>> sum(int(mask.sum()) for mask in masks.values())
     16
+
+    >>> import tempfile
+    >>> from safetensors.torch import load_file, save_file
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> (folder / "dense").mkdir()
+    >>> save_file({"fc1.weight": torch.tensor([[1.0, -4.0, 3.0, 2.0]])}, folder / "dense/model.safetensors")
+    >>> done = sparsify(folder / "dense", 0.5, out=folder / "sparse")
+    >>> load_file(folder / "sparse/model.safetensors")
+    {'fc1.weight': tensor([[ 0., -4.,  3.,  0.]])}
     """
-    weights: dict[str, Tensor] = dict(find_targets(model, include=include, exclude=exclude))
     criterion, pattern, allocate = settled(criterion, pattern, allocate)
+    if not isinstance(model, nn.Module):
+        refuse(
+            "is for modules: the files of a directory are read, and nothing is run; use oneshot, or load the model.",
+            within=within,
+            evidence=evidence,
+            batches=batches,
+            loss=loss,
+            forward=forward,
+            reestimate=reestimate,
+            rounds=None if rounds == 1 else rounds,
+        )
+        places = directories(model, out)
+        return sparsify_directory(*places, sparsity, pattern, criterion, allocate, include, exclude, seed)
+    refuse("is for directories; of a module call torch.manual_seed before.", seed=seed or None)
+    for_directories(out=out)
+    weights: dict[str, Tensor] = dict(find_targets(model, include=include, exclude=exclude))
     # an unstructured mask is the same either way, but for the order of ties
     inputs_first = [] if pattern == Unstructured() else stored_inputs_first(model, weights)
     attached = {name: mask.ne(0) for name, mask in attached_masks(model, weights).items()}
