@@ -15,7 +15,7 @@ from secateur.checkpoints import CheckpointError, inspect_checkpoint, open_check
 from secateur.checkpoints import run as resumable
 from secateur.models import files as block_files
 from secateur.recovery import directory as recovery
-from secateur.recovery import recover, recover_checkpoint
+from secateur.recovery import recover
 from secateur.shrinking import shrink_checkpoint
 from secateur.storage import save_compressed
 from support.families import batches, make
@@ -33,7 +33,7 @@ FAST = {"rate": 1e-3, "local_rate": 1e-3}
 def test_zeros_stay_on_the_bytes(directories, options):
     sparse, dense, out = (directories / name for name in ("sparse", "dense", "out"))
     before = contents(sparse), contents(dense)
-    done = recover_checkpoint(sparse, dense, out, batches("llama"), **FAST, **options)
+    done = recover(sparse, dense, batches("llama"), out=out, **FAST, **options)
     assert (contents(sparse), contents(dense)) == before
     found = verify_checkpoint(out, sparse)
     assert found.ok
@@ -63,7 +63,7 @@ def test_zeros_stay_on_the_bytes(directories, options):
 @pytest.mark.parametrize("options", [{"steps": 4, "local": 0}, {"steps": 3, "local": 1, "adapters": 2}], ids=str)
 def test_a_directory_becomes_what_the_model_becomes_in_memory(directories, options):
     sparse, dense, out = (directories / name for name in ("sparse", "dense", "out"))
-    recover_checkpoint(sparse, dense, out, batches("llama"), **FAST, **options)
+    recover(sparse, dense, batches("llama"), out=out, **FAST, **options)
     model, teacher = (LlamaForCausalLM.from_pretrained(each) for each in (sparse, dense))
     recover(model, teacher, batches("llama"), **FAST, **options)
     other = LlamaForCausalLM.from_pretrained(out).state_dict()
@@ -75,7 +75,7 @@ def test_activations_may_lie_in_files(directories):
     sparse, dense = directories / "sparse", directories / "dense"
     (directories / "scratch").mkdir()
     for out, folder in (("one", None), ("other", directories / "scratch")):
-        recover_checkpoint(sparse, dense, directories / out, batches("llama"), steps=0, activations=folder)
+        recover(sparse, dense, batches("llama"), out=directories / out, steps=0, activations=folder)
     assert contents(directories / "one") == contents(directories / "other")
     assert list((directories / "scratch").iterdir()) == []
 
@@ -84,7 +84,7 @@ def test_activations_may_lie_in_files(directories):
 def test_a_teacher_on_the_disk_teaches_the_same_bytes(directories, options, monkeypatch):
     sparse, dense = directories / "sparse", directories / "dense"
     asked = {"steps": 3, **FAST, **options}
-    recover_checkpoint(sparse, dense, directories / "one", batches("llama"), **asked)
+    recover(sparse, dense, batches("llama"), out=directories / "one", **asked)
     kind, loaded, load = type(make("llama")), [], block_files.BlockFiles.load
 
     def counted(self, block, **keywords):
@@ -97,7 +97,7 @@ def test_a_teacher_on_the_disk_teaches_the_same_bytes(directories, options, monk
     monkeypatch.setattr(
         kind, "from_pretrained", lambda folder, **keywords: (read.append(folder), real(folder, **keywords))[1]
     )
-    done = recover_checkpoint(sparse, dense, directories / "other", batches("llama"), teacher_on_disk=True, **asked)
+    done = recover(sparse, dense, batches("llama"), out=directories / "other", teacher_on_disk=True, **asked)
     assert contents(directories / "one") == contents(directories / "other")
     assert dense not in read  # it was never whole in memory
     assert max(loaded) == min(loaded) == len([*make("llama").model.layers[0].parameters()])  # one block at a time
@@ -128,13 +128,13 @@ STEPS = {
 
 
 def dying(moment, directories, out, **options):
-    """`recover_checkpoint` in a process that is killed at the n-th call of a function."""
+    """`recover` in a process that is killed at the n-th call of a function."""
     recovery.EVERY = 0.0  # a state after each step
     recovery._Clock.is_due = lambda self: True
     recovery._Clock.rewind = lambda self: None
     killing(moment, **STEPS)
     sparse, dense = directories / "sparse", directories / "dense"
-    recover_checkpoint(sparse, dense, out, batches("llama"), steps=5, **FAST, **options)
+    recover(sparse, dense, batches("llama"), out=out, steps=5, **FAST, **options)
 
 
 def test_a_run_that_was_killed_at_any_moment_goes_on_to_the_same_bytes(directories):
@@ -173,18 +173,18 @@ def test_a_run_goes_on_only_with_the_same_request_and_a_state_that_is_whole(dire
         ({"autocast": "bfloat16"}, 'autocast null, not "bfloat16"'),
     ):
         with pytest.raises(CheckpointError, match=difference):
-            recover_checkpoint(sparse, dense, out, batches("llama"), **{"steps": 5, **FAST, **keywords})
+            recover(sparse, dense, batches("llama"), out=out, **{"steps": 5, **FAST, **keywords})
     config = (dense / "config.json").read_text()
     (dense / "config.json").write_text(config + " ")
     with pytest.raises(CheckpointError, match=r"teacher\.config\.json"):
-        recover_checkpoint(sparse, dense, out, batches("llama"), steps=5, **FAST)
+        recover(sparse, dense, batches("llama"), out=out, steps=5, **FAST)
     (dense / "config.json").write_text(config)
     state = directories / "out.unfinished" / "state.safetensors"
     state.write_bytes(state.read_bytes()[:-1] + b"\x01")
     with pytest.raises(CheckpointError, match=r"damaged .* Remove .*out.unfinished to start over"):
-        recover_checkpoint(sparse, dense, out, batches("llama"), steps=5, **FAST)
+        recover(sparse, dense, batches("llama"), out=out, steps=5, **FAST)
     shutil.rmtree(directories / "out.unfinished")
-    recover_checkpoint(sparse, dense, out, batches("llama"), steps=5, **FAST)
+    recover(sparse, dense, batches("llama"), out=out, steps=5, **FAST)
     assert verify_checkpoint(out, sparse).ok
 
 
@@ -202,11 +202,11 @@ def test_a_full_disk_leaves_the_last_state_and_no_result(directories, monkeypatc
 
     monkeypatch.setattr(recovery, "save_state", full)
     with pytest.raises(CheckpointError, match="the disk is full; free space and run the same command again"):
-        recover_checkpoint(sparse, dense, out, batches("llama"), steps=5, **FAST)
+        recover(sparse, dense, batches("llama"), out=out, steps=5, **FAST)
     assert calls
     assert not out.exists()
     monkeypatch.undo()
-    recover_checkpoint(sparse, dense, out, batches("llama"), steps=5, **FAST)
+    recover(sparse, dense, batches("llama"), out=out, steps=5, **FAST)
     assert verify_checkpoint(out, sparse).ok
 
 
@@ -225,8 +225,13 @@ def test_a_file_that_may_not_grow_is_told_as_a_full_disk_is(directories):
 
         recovery.save_state = save
         with pytest.raises(CheckpointError, match=r"state.new: File too large, a limit or a quota; raise it and run"):
-            recover_checkpoint(
-                directories / "sparse", directories / "dense", directories / "out", batches("llama"), steps=5, **FAST
+            recover(
+                directories / "sparse",
+                directories / "dense",
+                batches("llama"),
+                out=directories / "out",
+                steps=5,
+                **FAST,
             )
 
     assert forked(limited) == 0
@@ -242,13 +247,13 @@ def test_zeros_that_one_run_does_not_move_are_kept_by_the_next(directories):
         return {each.name: each.zeros for each in inspect_checkpoint(of).tensors}[name]
 
     count = zeros(first)
-    done = recover_checkpoint(first, dense, second, batches("llama"), **{**options, "exclude": "*embed*"})
+    done = recover(first, dense, batches("llama"), out=second, **{**options, "exclude": "*embed*"})
     assert done.zeros == {name: (count, count)}
     record = json.loads((second / "secateur.json").read_text())
     assert record["zeros"] == {name: count}
     assert name in record["left_alone"]["not trained"]
     assert verify_checkpoint(second, first).ok
-    done = recover_checkpoint(second, dense, third, batches("llama"), **options)
+    done = recover(second, dense, batches("llama"), out=third, **options)
     assert done.zeros == {name: (count, count)}
     assert zeros(third) == count > 0
     assert verify_checkpoint(third).ok
@@ -268,46 +273,46 @@ def test_a_weight_that_is_nan_is_named(directories, whose):
     shutil.rmtree(directories / whose)
     broken.save_pretrained(directories / whose)
     with pytest.raises(CheckpointError, match=rf"{whose}/model.safetensors: model.layers.1.mlp.up_proj.weight has ent"):
-        recover_checkpoint(directories / "sparse", directories / "dense", directories / "out", batches("llama"))
+        recover(directories / "sparse", directories / "dense", batches("llama"), out=directories / "out")
     assert not (directories / "out.unfinished").exists()
 
 
 def test_a_run_that_can_not_be_leaves_nothing_or_says_what(directories):
-    paths = [directories / name for name in ("sparse", "dense", "out")]
+    paths, out = [directories / "sparse", directories / "dense"], directories / "out"
     with pytest.raises(ValueError, match=r"not finite|is nan|grew beyond"):
-        recover_checkpoint(*paths, batches("llama"), steps=3, local=0, rate=1e30)
+        recover(*paths, batches("llama"), out=out, steps=3, local=0, rate=1e30)
     assert not (directories / "out.unfinished").exists()
     with pytest.raises(ValueError, match=r"lower rate=\. Remove .*out\.unfinished to start over\."):
-        recover_checkpoint(*paths, batches("llama"), steps=3, local=1, rate=1e30)
+        recover(*paths, batches("llama"), out=out, steps=3, local=1, rate=1e30)
     assert (directories / "out.unfinished").exists()
     shutil.rmtree(directories / "out.unfinished")
-    recover_checkpoint(*paths, batches("llama"), steps=3, local=1, **FAST)
+    recover(*paths, batches("llama"), out=out, steps=3, local=1, **FAST)
 
 
 def test_a_compressed_directory_is_to_be_expanded_first(directories):
     save_compressed(directories / "sparse", directories / "small")
     with pytest.raises(CheckpointError, match="small: compressed; write its weights with secateur expand"):
-        recover_checkpoint(directories / "small", directories / "dense", directories / "out", batches("llama"))
+        recover(directories / "small", directories / "dense", batches("llama"), out=directories / "out")
 
 
 def test_a_device_that_is_not_there_is_one_line(directories):
     with pytest.raises(ValueError, match="device 'nowhere' can't be used here: "):
-        recover_checkpoint(
-            directories / "sparse", directories / "dense", directories / "out", batches("llama"), device="nowhere"
+        recover(
+            directories / "sparse", directories / "dense", batches("llama"), out=directories / "out", device="nowhere"
         )
 
 
 def test_a_narrower_directory_recovers_and_fewer_blocks_by_the_outputs(directories):
     dense = directories / "dense"
     shrink_checkpoint(dense, directories / "narrow", 0.3, batches=batches("llama"))
-    done = recover_checkpoint(directories / "narrow", dense, directories / "out", batches("llama"), steps=3)
+    done = recover(directories / "narrow", dense, batches("llama"), out=directories / "out", steps=3)
     assert len(done.parts) == 4
     assert not done.left_out
     assert verify_checkpoint(directories / "out", directories / "narrow").ok
     config = make("llama").config
     config.num_hidden_layers, config.layer_types = 1, None
     LlamaForCausalLM(config).save_pretrained(directories / "fewer")
-    done = recover_checkpoint(directories / "fewer", dense, directories / "less", batches("llama"), steps=2)
+    done = recover(directories / "fewer", dense, batches("llama"), out=directories / "less", steps=2)
     assert done.left_out
     assert done.steps == 2
 
@@ -315,8 +320,8 @@ def test_a_narrower_directory_recovers_and_fewer_blocks_by_the_outputs(directori
 def test_half_precision_on_the_disk(directories):
     model = LlamaForCausalLM.from_pretrained(directories / "sparse").bfloat16()
     model.save_pretrained(directories / "half")
-    done = recover_checkpoint(
-        directories / "half", directories / "dense", directories / "out", batches("llama"), steps=3, **FAST
+    done = recover(
+        directories / "half", directories / "dense", batches("llama"), out=directories / "out", steps=3, **FAST
     )
     assert all(was == now for was, now in done.zeros.values())
     assert {each.dtype for each in inspect_checkpoint(directories / "out").tensors} == {"BF16"}
@@ -326,14 +331,14 @@ def test_half_precision_on_the_disk(directories):
 def test_what_is_wrong_is_said(directories, monkeypatch):
     sparse, dense, out = (directories / name for name in ("sparse", "dense", "out"))
     with pytest.raises(CheckpointError, match="already exists"):
-        recover_checkpoint(sparse, dense, dense, batches("llama"))
+        recover(sparse, dense, batches("llama"), out=dense)
     with pytest.raises(CheckpointError, match="no such directory"):
-        recover_checkpoint(sparse, directories / "none", out, batches("llama"))
+        recover(sparse, directories / "none", batches("llama"), out=out)
     with pytest.raises(CheckpointError, match="lies inside the input"):
-        recover_checkpoint(sparse, dense, dense / "out", batches("llama"))
+        recover(sparse, dense, batches("llama"), out=dense / "out")
     monkeypatch.setattr(recovery, "rank_and_world", lambda: (0, 2))
     with pytest.raises(ValueError, match="recover runs in one process; start it without torchrun"):
-        recover_checkpoint(sparse, dense, out, batches("llama"))
+        recover(sparse, dense, batches("llama"), out=out)
     assert not out.exists()
     assert not (directories / "out.unfinished").exists()
 
@@ -342,21 +347,21 @@ def test_an_encoder_has_no_text_of_its_own(tmp_path):
     make("bert").save_pretrained(tmp_path / "dense")
     make("bert").save_pretrained(tmp_path / "sparse")
     with pytest.raises(ValueError, match="share= below 1 asks for the text's own loss"):
-        recover_checkpoint(tmp_path / "sparse", tmp_path / "dense", tmp_path / "out", batches("bert"), share=0.5)
+        recover(tmp_path / "sparse", tmp_path / "dense", batches("bert"), out=tmp_path / "out", share=0.5)
     assert {each.name for each in tmp_path.iterdir()} == {"dense", "sparse"}
 
 
 def test_a_directory_of_fewer_tokens_is_refused_before_anything_is_copied(directories):
     make("llama", vocab_size=60).save_pretrained(directories / "small")
     with pytest.raises(ValueError, match="the model knows 60 tokens and the teacher 64"):
-        recover_checkpoint(directories / "small", directories / "dense", directories / "out", batches("llama"))
+        recover(directories / "small", directories / "dense", batches("llama"), out=directories / "out")
     assert not (directories / "out.unfinished").exists()
 
 
 def test_steps_that_end_worse_are_not_written(directories):
     sparse, dense, out = (directories / name for name in ("sparse", "dense", "out"))
     with pytest.warns(UserWarning, match=r"Over 1 batch the loss \(kl\) was .*: they are not kept"):
-        done = recover_checkpoint(sparse, dense, out, batches("llama"), steps=6, local=0, rate=3.0)
+        done = recover(sparse, dense, batches("llama"), out=out, steps=6, local=0, rate=3.0)
     assert not done.judged.is_kept
     was, now = (LlamaForCausalLM.from_pretrained(each).state_dict() for each in (sparse, out))
     assert all(torch.equal(each, now[name]) for name, each in was.items())
@@ -365,8 +370,8 @@ def test_steps_that_end_worse_are_not_written(directories):
     assert record["judged"]["after"] > record["judged"]["before"]
     assert record["pruned"] == {}
     with pytest.warns(UserWarning, match="they are not kept"):
-        recover_checkpoint(sparse, dense, directories / "other", batches("llama"), steps=6, local=1, rate=3.0)
-    recover_checkpoint(sparse, dense, directories / "local", batches("llama"), steps=0, local=1)
+        recover(sparse, dense, batches("llama"), out=directories / "other", steps=6, local=1, rate=3.0)
+    recover(sparse, dense, batches("llama"), out=directories / "local", steps=0, local=1)
     one, other = (LlamaForCausalLM.from_pretrained(directories / each).state_dict() for each in ("other", "local"))
     assert all(torch.equal(each, other[name]) for name, each in one.items())
 

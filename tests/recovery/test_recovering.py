@@ -155,7 +155,7 @@ def test_ctrl_c_changes_nothing(pair):
 
 def test_what_is_wrong_is_said(pair):
     model, teacher, tokens = pair
-    with pytest.raises(TypeError, match="recover takes two modules; of directories, use recover_checkpoint"):
+    with pytest.raises(TypeError, match="recover takes two modules, or two directories"):
         recover("somewhere", teacher, tokens)
     with pytest.raises(ValueError, match=r"q_proj.weight is the teacher's own .*pass a copy"):
         recover(model, model, tokens)

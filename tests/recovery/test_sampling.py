@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from secateur.checkpoints import CheckpointError
-from secateur.recovery import Sampled, recover, recover_checkpoint
+from secateur.recovery import Sampled, recover
 from secateur.recovery import directory as recovery
 from secateur.recovery import outputs as sampling
 from secateur.recovery.outputs import sampled
@@ -71,7 +71,7 @@ def test_in_memory_it_stands_in_the_place_of_batches(pair):
 
 def test_a_run_that_was_killed_trains_on_the_same_text(directories, monkeypatch):
     sparse, dense = (directories / name for name in ("sparse", "dense"))
-    whole = recover_checkpoint(sparse, dense, directories / "out", FEW, **FAST)
+    whole = recover(sparse, dense, FEW, out=directories / "out", **FAST)
     assert whole.rows == 5 * 7
     record = json.loads((directories / "out" / "secateur.json").read_text())
     assert len(record["data"]["sha256"]) == 64
@@ -87,7 +87,7 @@ def test_a_run_that_was_killed_trains_on_the_same_text(directories, monkeypatch)
             return real(*arguments)
 
         sampling._drawn = draw
-        recover_checkpoint(sparse, dense, directories / "again", FEW, **FAST)
+        recover(sparse, dense, FEW, out=directories / "again", **FAST)
 
     assert forked(run) == signal.SIGKILL
     place = directories / "again.unfinished"
@@ -95,7 +95,7 @@ def test_a_run_that_was_killed_trains_on_the_same_text(directories, monkeypatch)
     drawn = []
     real = sampling._drawn
     monkeypatch.setattr(sampling, "_drawn", lambda *each: drawn.append(each) or real(*each))
-    recover_checkpoint(sparse, dense, directories / "again", FEW, **FAST)
+    recover(sparse, dense, FEW, out=directories / "again", **FAST)
     assert len(drawn) == 1
     assert contents(directories / "again") == contents(directories / "out")
     assert not place.exists()
@@ -110,25 +110,25 @@ def test_a_text_that_is_damaged_or_of_another_request_is_told(directories, monke
     with monkeypatch.context() as patched:
         patched.setattr(recovery, "_local", stop)
         with pytest.raises(KeyboardInterrupt):
-            recover_checkpoint(sparse, dense, out, FEW, **FAST)
+            recover(sparse, dense, FEW, out=out, **FAST)
     kept = directories / "out.unfinished" / "sampled.safetensors"
     good = kept.read_bytes()
     with pytest.raises(CheckpointError, match=r"was begun with data.sampled.samples 5, not 6"):
-        recover_checkpoint(sparse, dense, out, Sampled(samples=6, length=7, size=2), **FAST)
+        recover(sparse, dense, Sampled(samples=6, length=7, size=2), out=out, **FAST)
     for bad in (b"", good[:-8] + b"12345678", good[:40]):
         kept.write_bytes(bad)
         with pytest.raises(CheckpointError, match=r"the text of a run that was stopped, and damaged .* to start over"):
-            recover_checkpoint(sparse, dense, out, FEW, **FAST)
+            recover(sparse, dense, FEW, out=out, **FAST)
     said = {"seed": 0, "samples": 5, "length": 7, "size": 2}
     for rows in (torch.full((5, 7), 64), torch.zeros(5, 6).long(), torch.zeros(6, 7).long(), torch.zeros(5, 7)):
         sampling.save_text(kept, rows, said)
         with pytest.raises(CheckpointError, match="damaged"):
-            recover_checkpoint(sparse, dense, out, FEW, **FAST)
+            recover(sparse, dense, FEW, out=out, **FAST)
     save_file({"nothing": torch.zeros(1)}, kept)
     with pytest.raises(CheckpointError, match="damaged"):
-        recover_checkpoint(sparse, dense, out, FEW, **FAST)
+        recover(sparse, dense, FEW, out=out, **FAST)
     kept.write_bytes(good)
-    recover_checkpoint(sparse, dense, out, FEW, **FAST)
+    recover(sparse, dense, FEW, out=out, **FAST)
 
 
 def test_what_writes_no_text_is_refused(tmp_path, pair):
@@ -139,7 +139,7 @@ def test_what_writes_no_text_is_refused(tmp_path, pair):
             recover(make(family, seed=1), teacher)
         teacher.save_pretrained(tmp_path / family)
         with pytest.raises(ValueError, match=said.format(type(teacher).__name__)):
-            recover_checkpoint(tmp_path / family, tmp_path / family, tmp_path / "out")
+            recover(tmp_path / family, tmp_path / family, out=tmp_path / "out")
     with pytest.raises(ValueError, match="a Linear writes none of its own"):
         recover(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
     with pytest.raises(ValueError, match="length=65, but a LlamaForCausalLM takes 64 tokens at most"):

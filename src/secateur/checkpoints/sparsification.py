@@ -121,17 +121,12 @@ def sparsify(
     {'fc1.weight': tensor([[ 0., -4.,  3.,  0.]])}
     """
     criterion, pattern, allocate = settled(criterion, pattern, allocate)
-    if not isinstance(model, nn.Module):
+    if isinstance(model, Path | str):
+        why = "is for modules: files of a directory are read, and nothing is run; use oneshot, or load the model."
         refuse(
-            "is for modules: the files of a directory are read, and nothing is run; use oneshot, or load the model.",
-            within=within,
-            evidence=evidence,
-            batches=batches,
-            loss=loss,
-            forward=forward,
-            reestimate=reestimate,
-            rounds=None if rounds == 1 else rounds,
+            why, within=within, evidence=evidence, batches=batches, loss=loss, forward=forward, reestimate=reestimate
         )
+        refuse(why, rounds=None if rounds == 1 else rounds)
         places = directories(model, out)
         return sparsify_directory(*places, sparsity, pattern, criterion, allocate, include, exclude, seed)
     refuse("is for directories; of a module call torch.manual_seed before.", seed=seed or None)

@@ -129,7 +129,8 @@ def recover(
     with clear_errors(), terminable(), resumable():
         from secateur.checkpoints import called_as
         from secateur.cli.printing import recovered_parts
-        from secateur.recovery import Sampled, recover_checkpoint, recovered_sheets
+        from secateur.recovery import Sampled, recovered_sheets
+        from secateur.recovery import recover as train
 
         one_process("recover")
         page = page_at(report)
@@ -159,10 +160,9 @@ def recover(
             else:
                 texts = read_text(directory, data, samples=samples, sequence_length=sequence_length, seed=seed)
                 batches = _in_batches(texts, batch)
-            done = recover_checkpoint(
+            done = train(
                 directory,
                 teacher,
-                out,
                 batches,
                 steps=steps,
                 local=local,
@@ -176,6 +176,7 @@ def recover(
                 include=include or None,
                 exclude=exclude or None,
                 seed=seed,
+                out=out,
                 activations=activations,
                 teacher_on_disk=teacher_on_disk,
                 device=device,

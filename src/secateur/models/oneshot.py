@@ -156,10 +156,10 @@ def oneshot(
         stages,
         float(aim),
     )
-    if isinstance(model, nn.Module):
-        for_directories(out=out)
-        return prune_in_memory(model, batches, request)
-    return prune_directory(*directories(model, out), batches, request, device)
+    if isinstance(model, Path | str):
+        return prune_directory(*directories(model, out), batches, request, device)
+    for_directories(out=out)
+    return prune_in_memory(model, batches, request)
 
 
 def _check_sparsity(sparsity: float | None, pattern: Pattern) -> None:

@@ -1,6 +1,5 @@
 """`recover`: trains a pruned model to match a teacher, the model it came from."""
 
-from secateur.recovery.directory import recover_checkpoint
 from secateur.recovery.distillation import Distillation, Merged, merge_keeping_zeros
 from secateur.recovery.local import LocalPart
 from secateur.recovery.losses import loss_between
@@ -17,6 +16,5 @@ __all__ = [
     "loss_between",
     "merge_keeping_zeros",
     "recover",
-    "recover_checkpoint",
     "recovered_sheets",
 ]

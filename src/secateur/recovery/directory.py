@@ -1,4 +1,4 @@
-"""`recover_checkpoint`: trains a pruned directory to match its teacher's directory.
+"""`recover` of a directory: it is trained to match its teacher's directory.
 
 Law: the source and the teacher are not changed; OUT appears complete or not at all; a run that was killed goes on where
 it was, to the same bytes. Block by block one block of each model is in memory; by the outputs both models are.
@@ -58,7 +58,6 @@ from secateur.recovery.local import (
     recover_blocks,
     sketch_of,
 )
-from secateur.recovery.losses import OutputLoss
 from secateur.recovery.outputs import (
     OnStep,
     Sampled,
@@ -72,83 +71,29 @@ from secateur.recovery.outputs import (
     save_text,
     spread_over,
 )
-from secateur.recovery.recovering import Request, check_vocabularies, names_to_train, steps_of
+from secateur.recovery.recovering import OnPart, Request, check_vocabularies, names_to_train, steps_of
 from secateur.recovery.result import Judged, Recovered, memory_of
-from secateur.support import Forward, printable, track, unchanged, write_whole
+from secateur.support import printable, track, unchanged, write_whole
 from secateur.targets import find_targets
 
 EVERY = 60.0  # seconds between two states that are written down, and at least twenty times what one takes
-OnPart = Callable[[LocalPart], None]
 
 
-def recover_checkpoint(
-    directory: Path | str,
-    teacher: Path | str,
-    out: Path | str,
-    batches: Iterable[Any] | Sampled | None = None,
+def recover_directory(
+    source: Path,
+    out: Path,
+    dense: Path,
+    batches: Iterable[Any] | Sampled | None,
+    request: Request,
     *,
-    steps: int = 500,
-    local: int = 2,
-    loss: str | OutputLoss | None = None,
-    adapters: int | None = None,
-    rate: float = 1e-4,
-    local_rate: float = 2e-4,
-    local_batches: int = 128,
-    share: float = 1.0,
-    include: str | Iterable[str] | None = None,
-    exclude: str | Iterable[str] | None = None,
-    forward: Forward | None = None,
-    seed: int = 0,
-    autocast: torch.dtype | str | None = None,
-    activations: Path | str | None = None,
-    teacher_on_disk: bool = False,
-    device: torch.device | str | None = None,
-    on_part: OnPart | None = None,
-    on_step: OnStep | None = None,
+    activations: Path | str | None,
+    teacher_on_disk: bool,
+    device: torch.device | str | None,
+    on_part: OnPart | None,
+    on_step: OnStep | None,
 ) -> Recovered:
-    """Trains the model of a pruned directory to match its teacher, and writes it to ``out``; its zeros stay.
-
-    It does what `recover` does. ``secateur.json`` says how many zeros each tensor has, so that ``secateur verify``
-    counts them.
-
-    Args:
-        directory: what any verb wrote; a Hugging Face directory of safetensors.
-        teacher: the directory that it came from.
-        out: must not exist.
-        batches: token batches, such as `read_calibration` gives; or `Sampled`: text that the teacher writes, which
-            loads it whole. None: ``Sampled()``.
-        steps, local, loss, adapters, rate, local_rate, local_batches, share, include, exclude, forward,
-            seed, autocast: as for `recover`. With ``steps=0`` a block of each model is in memory; else both models are.
-        activations: a folder for what blocks pass on; None: memory.
-        teacher_on_disk: by the outputs, too, one block of the teacher is in memory, and all of them are read at each
-            step. The bytes of the result are the same.
-        device: where the models compute; None: the processor.
-        on_part: called with each part of a block when it is done.
-        on_step: called with the number of each step by the outputs, from 1, and its loss.
-
-    Raises:
-        CheckpointError: a damaged or missing directory, a model that is not one of repeated blocks, a place that is
-            taken, a full disk, or an earlier run of another request.
-        ValueError: what `recover` raises.
-    """
+    """`recover` of a directory into another one, of which ``secateur.json`` says how many zeros each tensor has."""
     started = time.monotonic()
-    request = Request(
-        steps,
-        local,
-        loss,
-        adapters,
-        rate,
-        local_rate,
-        local_batches,
-        seed,
-        share,
-        None,
-        include,
-        exclude,
-        forward,
-        autocast,
-    )
-    source, dense, out = Path(directory), Path(teacher), Path(out)
     if rank_and_world()[1] > 1:
         raise ValueError("recover runs in one process; start it without torchrun.")
     check_new(out)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -49,8 +49,23 @@ from secateur.recovery.outputs import (
 )
 from secateur.recovery.result import Judged, Recovered, memory_of
 from secateur.shrinking import check_finite
-from secateur.support import Forward, described, device_of, mapped, matched, moved, repeatable, unchanged, unwrapped
+from secateur.support import (
+    Forward,
+    described,
+    device_of,
+    directories,
+    for_directories,
+    mapped,
+    matched,
+    moved,
+    refuse,
+    repeatable,
+    unchanged,
+    unwrapped,
+)
 from secateur.targets import find_targets, kinds_within
+
+OnPart = Callable[[LocalPart], None]
 
 # ---- The checked arguments of `recover`.
 #
@@ -210,8 +225,8 @@ def _only_looked_up(model: nn.Module) -> set[int]:
 
 
 def recover(
-    model: nn.Module | str | os.PathLike[str],
-    teacher: nn.Module | str | os.PathLike[str],
+    model: nn.Module | Path | str,
+    teacher: nn.Module | Path | str,
     batches: Iterable[Any] | Sampled | None = None,
     *,
     steps: int = 500,
@@ -229,6 +244,11 @@ def recover(
     seed: int = 0,
     autocast: torch.dtype | str | None = None,
     on_step: OnStep | None = None,
+    out: Path | str | None = None,
+    activations: Path | str | None = None,
+    teacher_on_disk: bool = False,
+    device: torch.device | str | None = None,
+    on_part: OnPart | None = None,
 ) -> Recovered:
     """Trains a pruned model towards its teacher, the model it came from; its zeros stay, to the last one.
 
@@ -238,12 +258,18 @@ def recover(
     not kept, and a warning says so. No labels are read. Both models run in evaluation mode: dropout is
     off, and batch normalizations keep their statistics.
 
+    Of a directory another one is written, of which ``secateur.json`` says how many zeros each tensor has, so that
+    `verify_checkpoint` counts them. With ``steps=0`` a block of each model is in memory; else both models are. A run
+    that was killed goes on where it was when it is started again.
+
     Args:
-        model: what any verb left: with masks, narrower, with fewer blocks or experts. Changed in place.
-        teacher: the model it came from, which is only run. Where both stack the same blocks, of one width outside of
-            them, the local part is done; else it is left out, and the result says so.
+        model: what any verb left: with masks, narrower, with fewer blocks or experts. A module is changed in place; or
+            a Hugging Face directory of safetensors, of a model of repeated blocks.
+        teacher: the model it came from, which is only run, or its directory. Where both stack the same blocks, of one
+            width outside of them, the local part is done; else it is left out, and the result says so.
         batches: what a DataLoader yields; of a list each round comes in an order that ``seed`` gives. Or `Sampled`:
-            text that the teacher writes, a causal language model of transformers. None: ``Sampled()``.
+            text that the teacher writes, a causal language model of transformers. None: ``Sampled()``. Of a directory
+            token batches, such as `read_calibration` gives.
         steps: by the outputs, each over one batch. 0: none.
         local: epochs in which each half of a block (attention, and the rest) sees ``local_batches``, spread over all of
             a list. 0: none.
@@ -268,6 +294,12 @@ def recover(
             float32. An autocast around the call does not count.
         on_step: called with the number of each step by the outputs, from 1, and its loss; the model is as the step left
             it, and may be run.
+        out: for a directory, the one to write, which must not exist. What follows is for directories, too.
+        activations: a folder for what blocks pass on; None: memory.
+        teacher_on_disk: by the outputs, too, one block of the teacher is in memory, and all of them are read at each
+            step. The bytes of the result are the same.
+        device: where the models compute; None: the processor.
+        on_part: called with each part of a block when it is done.
 
     Half precision is trained as float32, and rounded once at the end. Beside the two models it takes a copy of the
     trained parameters, their gradients, and twice their memory for AdamW.
@@ -277,7 +309,8 @@ def recover(
 
     Raises:
         ValueError: an argument out of range, a parameter on the meta device, a loss or gradient that is not finite,
-            outputs of two shapes, or no batches. TypeError: batches that can't be run.
+            outputs of two shapes, or no batches. TypeError: batches that can't be run. CheckpointError: a damaged or
+            missing directory, a place that is taken, a full disk, or an earlier run of another request.
 
     >>> import copy
     >>> teacher = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
@@ -304,8 +337,26 @@ def recover(
         forward,
         autocast,
     )
+    if isinstance(model, Path | str) and isinstance(teacher, Path | str):
+        from secateur.recovery.directory import recover_directory
+
+        refuse("is for modules: zeros of a directory stay where they are.", masks=masks)
+        return recover_directory(
+            *directories(model, out),
+            Path(teacher),
+            batches,
+            request,
+            activations=activations,
+            teacher_on_disk=teacher_on_disk,
+            device=device,
+            on_part=on_part,
+            on_step=on_step,
+        )
     if not isinstance(model, nn.Module) or not isinstance(teacher, nn.Module):
-        raise TypeError("recover takes two modules; of directories, use recover_checkpoint.")
+        raise TypeError("recover takes two modules, or two directories, the model and its teacher.")
+    for_directories(
+        out=out, activations=activations, teacher_on_disk=teacher_on_disk or None, device=device, on_part=on_part
+    )
     model, teacher = unwrapped(model), unwrapped(teacher)
     with casting(device_of(model), None), casting(device_of(teacher), None):
         return _recovered(model, teacher, batches, request, on_step)

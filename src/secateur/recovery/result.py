@@ -81,7 +81,7 @@ def apart(before: float, after: float) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Recovered(Reported):
-    """The result of `recover` or `recover_checkpoint`; prints as a table.
+    """The result of `recover`; prints as a table.
 
     Attributes:
         losses: of each step by the outputs, before it.

@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-import os
 import random
 import sys
 import threading
@@ -90,27 +89,16 @@ def _complex(dtype: torch.dtype) -> torch.dtype:
 # Law: what belongs to the one is refused of the other, before anything is read or run.
 
 
-def directory(model: object) -> Path:
-    """The model that a verb is given and that is no module: the path of a directory; else `TypeError`."""
-    if not isinstance(model, str | os.PathLike):
-        raise TypeError(
-            f"the model is a module or the path of a directory, not {type(model).__name__}; of a dict of tensors "
-            "make_masks chooses what stays, and apply_ zeroes the rest."
-        )
-    return Path(model)
-
-
-def directories(model: object, out: Path | str | None) -> tuple[Path, Path]:
-    """The `directory` that a verb is given, and the one that it writes; `ValueError` where that has no name.
+def directories(model: Path | str, out: Path | str | None) -> tuple[Path, Path]:
+    """The directory that a verb is given, and the one that it writes; `ValueError` where that has no name.
 
     >>> directories("dense", None)
     Traceback (most recent call last):
     ValueError: dense is a directory, which is not changed; name the one to write with out=.
     """
-    source = directory(model)
     if out is None:
-        raise ValueError(f"{source} is a directory, which is not changed; name the one to write with out=.")
-    return source, Path(out)
+        raise ValueError(f"{model} is a directory, which is not changed; name the one to write with out=.")
+    return Path(model), Path(out)
 
 
 def for_directories(**given: Any) -> None:

@@ -191,7 +191,7 @@ def source_of(root: Path) -> Source:
 
 
 def shrink_vocabulary_directory(
-    source: Path, out: Path | str | None, texts: Iterable[str] | None, wanted: Asked
+    source: Path | str, out: Path | str | None, texts: Iterable[str] | None, wanted: Asked
 ) -> ShrunkVocabulary:
     """`shrink_vocabulary` of a directory into another one, a piece of a tensor in memory at a time."""
     started = time.monotonic()

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from secateur.support import Undo, directory, for_directories, is_sharded, refuse, tensors_of, unwrapped
+from secateur.support import Undo, for_directories, is_sharded, refuse, tensors_of, unwrapped
 from secateur.vocabulary.axes import Axes, axes_of, builder, embedding_of, numbers_in, parts_of, renumbered, with_field
 from secateur.vocabulary.choosing import asked, rows_of_tensor
 from secateur.vocabulary.directory import shrink_vocabulary_directory
@@ -104,9 +104,9 @@ def shrink_vocabulary(
     """
     started = time.monotonic()
     wanted = asked(keep, cover, script, multiple, rank, exact=exact, with_text=texts is not None)
-    if not isinstance(model, nn.Module):
+    if isinstance(model, Path | str):
         refuse("is for modules: a directory has its own; leave it out, and name a text by texts=.", tokenizer=tokenizer)
-        return shrink_vocabulary_directory(directory(model), out, texts, wanted)
+        return shrink_vocabulary_directory(model, out, texts, wanted)
     for_directories(out=out)
     inside: Any = unwrapped(model)
     backend = getattr(tokenizer, "backend_tokenizer", None)
