@@ -165,6 +165,19 @@ def test_names_decide_where_there_is_a_module_too():
     assert left_alone(model, find_layers(model, include="body.*"))["head.weight"] == "output heads"
 
 
+class LinearOfAGraph(nn.Module):
+    """As torch_geometric's ``Linear``, which is none of torch's."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4, 3))
+
+
+def test_a_linear_layer_of_another_library_is_one():
+    model = nn.ModuleDict({"conv": LinearOfAGraph(), "rnn": nn.GRU(4, 4)})
+    assert list(find_layers(model)) == ["conv.weight"]
+
+
 def test_a_classifiers_head_is_one_where_there_are_embeddings():
     images = nn.ModuleDict({"stem": nn.Conv2d(3, 8, 3), "classifier": nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2))})
     assert list(find_targets(images)) == ["stem.weight", "classifier.0.weight", "classifier.1.weight"]

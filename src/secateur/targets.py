@@ -124,7 +124,8 @@ def find_layers(
     """`find_targets`, but without ``include`` only the weights of linear layers and convolutions.
 
     What is pruned while training by default: recurrent weights and bare parameters (position embeddings, class tokens)
-    are left alone. The projections of attention and transformers' ``Conv1D`` are linear layers.
+    are left alone. The projections of attention, transformers' ``Conv1D`` and classes that are called "Linear", such as
+    torch_geometric's, are linear layers.
 
     >>> import torch
     >>> class Model(nn.Module):
@@ -443,7 +444,7 @@ def _owners(model: nn.Module) -> dict[Hashable, list[nn.Module]]:
 
 def _is_layer(module: nn.Module) -> bool:
     known = isinstance(module, nn.Linear | nn.MultiheadAttention) or private.is_convolution(module)
-    return known or type(module).__name__ == "Conv1D"
+    return known or type(module).__name__ == "Conv1D" or any("Linear" in each.__name__ for each in type(module).__mro__)
 
 
 def identity_of(tensor: Tensor) -> Hashable:
