@@ -95,6 +95,29 @@ def test_a_chaotic_model_is_proved_on_smaller_weights():
     verify_shrunken(original, model, x)
 
 
+class Sampled(nn.Module):
+    """As variational autoencoders: what the backward pass needs of ``exp`` is written over, in evaluation alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.mean, self.spread, self.out = (
+            nn.Linear(*each) for each in ((4, 16), (16, 3), (16, 3), (3, 2))
+        )
+
+    def forward(self, x):
+        hidden = self.hidden(x).relu()
+        spread = (0.5 * self.spread(hidden)).exp()
+        spread = torch.randn_like(spread) * spread if self.training else spread
+        return self.out(spread.add_(self.mean(hidden)))
+
+
+def test_code_that_has_no_backward_pass_is_compared_without_one():
+    model, example = Sampled(), torch.randn(4, 4)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        model.eval()(example).sum().backward()
+    assert shrink(model, example, 0.5).got > 0.45
+
+
 def test_what_can_be_compared_on_no_weights_is_said_to_be_so():
     torch.manual_seed(0)
     model, x = Map(), torch.randn(16, 4)

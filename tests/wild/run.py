@@ -45,7 +45,7 @@ def main() -> int:
     read.add_argument("--json", type=Path, help="where the rows are, or become")
     read.add_argument("--limit", type=float, default=180.0, help="seconds of the processor for one model, all verbs")
     read.add_argument("--without", default="", help="verbs that are left out: oneshot,pruner,...")
-    read.add_argument("--missing", action="store_true", help="only those of which a verb has no row, or that are not right")
+    read.add_argument("--missing", action="store_true", help="those that lack a verb's row, or are not right")
     asked = read.parse_args()
     rows = _rows(asked.json)
     mine = []

@@ -208,8 +208,9 @@ def all_of(runs: Runs) -> list[Tensor]:
 # sums, or, where the code centers by itself, what is left without them.
 
 _NOTHING = (
-    "the model returns no finite number for the example, so there is nothing to compare; give an example that it has a "
-    "result for, or verify=False."
+    "the model returns no finite number for the example, so there is nothing to compare. The proof runs it with random "
+    "weights, of which a detector may find nothing: give an example that it has a result for, lower its threshold of "
+    "scores, or verify=False."
 )
 
 
@@ -467,7 +468,13 @@ def _wrong_branches(
 
 
 def _differs_without(
-    probe: nn.Module, calm: float, coupling: Coupling, branches: Sequence[Branch], inputs: Sequence[Any]
+    probe: nn.Module,
+    calm: float,
+    coupling: Coupling,
+    branches: Sequence[Branch],
+    inputs: Sequence[Any],
+    *,
+    backward: bool = True,
 ) -> tuple[str, str] | None:
     """What differs between the original whose terms are zero and the model without the branches; the probe is as
     before afterwards."""
@@ -478,9 +485,12 @@ def _differs_without(
         raise IncomparableError(BLIND)
     undo = carry_out(probe, plan_without(branches), None)
     try:
-        found = all_of(runs((), backward=True))
+        found = all_of(runs((), backward=backward))
         probe.load_state_dict(probe.state_dict())
     except Exception as error:  # whatever the model raises, this removal breaks it
+        undo()
+        if backward and _raises(runs(branches, backward=True)):
+            return _differs_without(probe, calm, coupling, branches, inputs, backward=False)
         missed = error.obj if isinstance(error, AttributeError) else None
         path = next((path for path, module in probe.named_modules() if module is missed), "")
         return f"it raises {type(error).__name__}: {error}", path
@@ -570,7 +580,14 @@ def differs(
 
 
 def _differs_in_form(
-    probe: nn.Module, coupling: Coupling, kept: Kept, inputs: Sequence[Any], form: str, calm: float
+    probe: nn.Module,
+    coupling: Coupling,
+    kept: Kept,
+    inputs: Sequence[Any],
+    form: str,
+    calm: float,
+    *,
+    backward: bool = True,
 ) -> str | None:
     statistics = coupling.statistics(group for group in coupling.groups if group.axis in kept)
     plan = plan_of(probe, coupling, kept)
@@ -585,12 +602,16 @@ def _differs_in_form(
         expected = all_of(runs(without))
         undo = carry_out(probe, plan, None)
         try:
-            found = all_of(runs(after, backward=True))
+            found = all_of(runs(after, backward=backward))
             probe.load_state_dict(probe.state_dict())
             # with its own statistics: there is none of a single value
             if any(statistics.values()) and _lost_numbers(expected, all_of(runs(after, real=True))):
                 return "a statistic over what is left of it is not finite"
         except Exception as error:  # whatever the model raises, this removal breaks it
+            undo()
+            undo = None
+            if backward and _raises(runs(without, backward=True)):
+                return _differs_in_form(probe, coupling, kept, inputs, form, calm, backward=False)
             return f"it raises {type(error).__name__}: {error}"
         if difference(expected, found) is None:
             if not _has_numbers(expected):
@@ -605,6 +626,15 @@ def _differs_in_form(
         for name, value in saved.items():
             tensors[name].data = value
         probe.zero_grad(set_to_none=True)
+
+
+def _raises(runs: Runs) -> bool:
+    """Whether the original has no backward pass either, such as where it writes over what that needs."""
+    try:
+        all_of(runs)
+    except Exception:
+        return True
+    return False
 
 
 def _runs(

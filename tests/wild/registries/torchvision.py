@@ -40,9 +40,9 @@ _CLASSIFICATION = {
 }
 _SEGMENTATION = ("deeplabv3_mobilenet_v3_large", "deeplabv3_resnet50", "fcn_resnet50", "lraspp_mobilenet_v3_large")
 # random weights are sure of nothing: what they find counts, too, but not much of it is looked at
-_FEW = {"score_thresh": 0.0, "detections_per_img": 5, "topk_candidates": 50}
+_FEW = {"score_thresh": -1.0, "detections_per_img": 5, "topk_candidates": 50}
 _PROPOSED = {
-    "box_score_thresh": 0.0,
+    "box_score_thresh": -1.0,
     "box_detections_per_img": 5,
     "rpn_pre_nms_top_n_test": 50,
     "rpn_post_nms_top_n_test": 20,
