@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from secateur.search import Levels, directory, fit_checkpoint, sensitivity
+from secateur.search import Levels, directory, fit, sensitivity
 from secateur.search.directory import FILE
 from secateur.search.fitting import Units
 from secateur.search.score import HeldBack, split
@@ -43,7 +43,7 @@ def text(count=4):
 
 def fitted(dense, out, batches=None, **given):
     given = {"budget": {"params": 0.8}, "shares": (0.25, 0.5), "evaluations": 5, "finals": 1} | given
-    return fit_checkpoint(dense, out, batches or text(), model=model_of(dense), **given)
+    return fit(dense, batches or text(), out=out, **given)
 
 
 BOTH = {"over": ("shrink", "oneshot"), "budget": {"params": 0.6}}
@@ -393,7 +393,4 @@ def test_a_model_that_cannot_be_watched_without_weights_is_an_error_of_its_own(t
     model = make("mamba")
     model.save_pretrained(tmp_path / "mamba")
     with pytest.raises(ValueError, match="MambaForCausalLM cannot be watched on the meta device"):
-        fit_checkpoint(
-            tmp_path / "mamba", tmp_path / "out", batches("mamba"), model=model, budget={"params": 0.9}, shares=(0.5,),
-            evaluations=2, finals=1,
-        )  # fmt: skip
+        fitted(tmp_path / "mamba", tmp_path / "out", batches("mamba"), budget={"params": 0.9}, shares=(0.5,))

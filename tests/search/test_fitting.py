@@ -13,7 +13,7 @@ from torch import nn
 
 from secateur import oneshot, shrink
 from secateur.patterns import Block
-from secateur.search import fit, fit_checkpoint, fitting, making, sensitivity
+from secateur.search import fit, fitting, making, sensitivity
 from secateur.search.costs import Judged
 from secateur.search.fitting import Entries, Units
 from secateur.search.result import KINDS
@@ -510,7 +510,7 @@ def test_what_is_left_in_a_directory_is_counted(over, tmp_path):
     model.save_pretrained(tmp_path / "dense")
     batches = family_batches("llama", padding=False)
     asked = {"shares": (0.3, 0.5), "evaluations": 2, "finals": 1, "over": over, "round_to": 1}
-    done = fit_checkpoint(tmp_path / "dense", tmp_path / "out", batches, model=model, budget={"params": 0.7}, **asked)
+    done = fit(tmp_path / "dense", batches, out=tmp_path / "out", budget={"params": 0.7}, **asked)
     loaded = type(model).from_pretrained(tmp_path / "out")
     assert done.got["params"] == pytest.approx(parameters(loaded) - zeros(loaded), abs=1e-6)
     assert done.got["params"] <= done.predicted["params"] <= 0.7 * parameters(model)
@@ -521,7 +521,7 @@ def test_a_directory_is_fitted_by_what_it_can_lose(tmp_path):
     model.save_pretrained(tmp_path / "dense")
     batches = family_batches("llama", padding=False)
     asked = {"shares": (0.5,), "evaluations": 2, "finals": 1}
-    done = fit_checkpoint(tmp_path / "dense", tmp_path / "out", batches, model=model, budget={"params": 0.8}, **asked)
+    done = fit(tmp_path / "dense", batches, out=tmp_path / "out", budget={"params": 0.8}, **asked)
     loaded = type(model).from_pretrained(tmp_path / "out")
     assert done.got["params"] == parameters(loaded) <= 0.8 * parameters(model)
     assert "stay whole, such as model.layers.0.self_attn.q_proj.weight:2: a comparison in the code" in str(done)

@@ -115,8 +115,8 @@ def fit(
     """
     with clear_errors(), terminable(), resumable():
         from secateur.checkpoints import called_as, check_new
-        from secateur.cli.measuring import model_in
-        from secateur.search import budget_in_words, fit_checkpoint, fitted_sheets
+        from secateur.search import budget_in_words, fitted_sheets
+        from secateur.search import fit as fit_model
 
         one_process("fit")
         page = page_at(report)
@@ -152,11 +152,9 @@ def fit(
         said = {"command": command_line("fit", directory, **asked), "directory": str(directory)}
         with warnings_as_lines(), called_as(said):
             batches = read_text(directory, data, samples=samples, sequence_length=sequence_length, seed=seed)
-            done = fit_checkpoint(
+            done = fit_model(
                 directory,
-                out,
                 batches,
-                model=model_in(directory),
                 budget=limits,
                 keep=keep,
                 target=target,
@@ -174,6 +172,7 @@ def fit(
                 seed=seed,
                 store=store,
                 levels=levels,
+                out=out,
             )
         parts = [*done.parts()]
         show(parts)

@@ -21,10 +21,10 @@ import torch
 from torch import Tensor, nn
 
 from secateur.allocation import uniform
-from secateur.checkpoints import CheckpointError, blaming_config, open_checkpoint, sparsify
+from secateur.checkpoints import CheckpointError, open_checkpoint, sparsify
 from secateur.cli.terminal import waiting
 from secateur.inference import Packing, pack
-from secateur.models import build_on_meta
+from secateur.models import loaded_model
 from secateur.patterns import Pattern
 from secateur.report import Timed, before_and_after
 from secateur.shrinking import WithoutDataWarning, shrink
@@ -169,16 +169,8 @@ def model_and_inputs(where: str, example: str | None, batch: int, tokens: int) -
 
 def model_in(directory: Path) -> nn.Module:
     """The model in a Hugging Face directory, in memory."""
-    from transformers.utils import logging
-
-    kind = type(build_on_meta(open_checkpoint(directory)))
-    # Its own bar would be drawn in a pipe as well
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    with waiting("loading the model"), blaming_config(directory, "its model cannot be loaded"):
-        built: nn.Module = kind.from_pretrained(  # type: ignore[attr-defined]
-            directory, local_files_only=True, use_safetensors=True, dtype="auto"
-        )
-    return built.eval()
+    with waiting("loading the model"):
+        return loaded_model(directory)
 
 
 def inputs_for(model: Any, where: str, batch: int, tokens: int) -> tuple[dict[str, Tensor], str]:

@@ -2,7 +2,7 @@
 
 from secateur.models.batches import longest_sequence, naming_batch, read_calibration, refuse_empty, with_batch_in_errors
 from secateur.models.blocks import block_of, choose_targets, find_blocks, full_name, parts_of
-from secateur.models.files import BlockFiles, build_on_meta, parameters_on_meta
+from secateur.models.files import BlockFiles, build_on_meta, loaded_model, parameters_on_meta
 from secateur.models.in_directory import DirectoryWalk
 from secateur.models.in_memory import InMemory, refuse_repeated, walk_model
 from secateur.models.jobs import (
@@ -66,6 +66,7 @@ __all__ = [
     "held_batches",
     "in_place",
     "is_turned",
+    "loaded_model",
     "longest_sequence",
     "naming_batch",
     "on_rank_zero",

@@ -24,6 +24,7 @@ from secateur.checkpoints import (
     blaming_config,
     family_of,
     most_parameters,
+    open_checkpoint,
     parameters_counted,
     write_tensor,
 )
@@ -462,6 +463,22 @@ def _changed(stored: Tensor, new: Tensor) -> Tensor:
 #
 # Law: only a model of transformers' own is built, of no more than the files could hold; whatever goes wrong on the
 # way names ``config.json``.
+
+
+def loaded_model(folder: Path, device: torch.device | str | None = None) -> nn.Module:
+    """The model of a Hugging Face directory in memory, of the class that `build_on_meta` finds, in evaluation mode.
+
+    Raises:
+        CheckpointError: what `build_on_meta` refuses, or it cannot be loaded.
+    """
+    from transformers.utils import logging
+
+    kind: Any = type(build_on_meta(open_checkpoint(folder)))
+    # Its own bar would be drawn in a pipe as well
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    with blaming_config(folder, "its model cannot be loaded"):
+        model: nn.Module = kind.from_pretrained(folder, local_files_only=True, use_safetensors=True, dtype="auto")
+    return model.to(device).eval()
 
 
 def build_on_meta(checkpoint: Checkpoint) -> nn.Module:

@@ -1,7 +1,6 @@
 """What a model may spend, and what it gives up for it: `sensitivity` and `fit`."""
 
 from secateur.search.costs import budget_in_words
-from secateur.search.directory import fit_checkpoint
 from secateur.search.fitting import fit
 from secateur.search.levels import Level, Levels
 from secateur.search.making import OVER, SHARES, make_levels
@@ -22,7 +21,6 @@ __all__ = [
     "Sensitivity",
     "budget_in_words",
     "fit",
-    "fit_checkpoint",
     "fitted_sheets",
     "make_levels",
     "scorer",

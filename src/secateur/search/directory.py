@@ -1,4 +1,4 @@
-"""The workspace of `fit_checkpoint` until its directory is complete: ``<out>.unfinished``, with a lock and the request.
+"""The workspace of `fit` of a directory until that is complete: ``<out>.unfinished``, with a lock and the request.
 A directory fitted to a budget: the model is loaded to choose, and the directory is carried through by the verbs.
 """
 
@@ -13,18 +13,17 @@ import re
 import shutil
 import stat
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+import torch
 
-from secateur import patterns, solvers
+from secateur import patterns
 from secateur.checkpoints import (
     LOCK,
     CheckpointError,
-    blaming_config,
     check_new,
     check_places,
     claims_of,
@@ -34,16 +33,14 @@ from secateur.checkpoints import (
     publish,
     unfinished_folder,
 )
-from secateur.models import OneShot, Solve, digest, oneshot
+from secateur.models import OneShot, Solve, digest, loaded_model, oneshot
 from secateur.patterns import Pattern
 from secateur.search.choosing import LevelSearch, kept_by
-from secateur.search.costs import Budget, parse_budget
+from secateur.search.costs import Budget
 from secateur.search.fitting import (
-    FINALS,
     Executor,
     Units,
     check_all_pruned,
-    check_asked,
     check_counts,
     check_unmade,
     counted,
@@ -54,16 +51,14 @@ from secateur.search.fitting import (
     told_of,
 )
 from secateur.search.levels import Levels
-from secateur.search.making import make_levels, refuse_several
+from secateur.search.making import make_levels
 from secateur.search.result import Chosen, Fitted, Point, cost_text
-from secateur.search.score import SCORES, HeldBack, Score, split
+from secateur.search.score import SCORES, HeldBack, Score
 from secateur.search.sensitivity import Sensitivity, given
 from secateur.shrinking import CheckpointShrinking, example_of, shrink_checkpoint
-from secateur.solvers import admm
-from secateur.support import Fields, check_batches, described, device_of, printable, unwrapped, write_whole
+from secateur.support import Fields, described, printable, write_whole
 
-# ---- The workspace of `fit_checkpoint` until its directory is complete: ``<out>.unfinished``, with a lock and the
-# request.
+# ---- The workspace of `fit` of a directory until that is complete: ``<out>.unfinished``, with a lock and the request.
 #
 # Law: nothing is removed but what a fit has put there; one process at a time is in it; what took long stays, for the
 # same command or one with another budget, and an error says so.
@@ -241,69 +236,35 @@ _HINT = " Delete it: the choice is then made again."
 _EXACT = 1 + 1e-9
 
 
-def fit_checkpoint(
-    source: Path | str,
-    out: Path | str,
-    batches: Iterable[Any],
+def fit_directory(
+    source: Path,
+    out: Path,
+    every: Sequence[Any],
+    rest: Sequence[Any],
+    back: Sequence[Any],
+    asked: Budget,
+    kinds: tuple[str, ...],
+    solver: Solve,
+    scope: Mapping[str, Any],
     *,
-    model: nn.Module,
-    budget: Mapping[str, float] | None = None,
-    keep: float | None = None,
-    score: Score | None = None,
-    target: str = "params",
-    over: str | Sequence[str] = ("shrink",),
-    shares: Sequence[float] | None = None,
-    include: str | Iterable[str] | None = None,
-    exclude: str | Iterable[str] | None = None,
-    solver: str | Solve = admm,
-    pattern: str | Pattern | None = None,
-    round_to: int | None = None,
-    held_back: int | None = None,
-    evaluations: float = 30.0,
-    finals: int = FINALS,
-    seed: int = 0,
-    store: Path | str | None = None,
-    levels: Levels | Sensitivity | Path | str | None = None,
+    score: Score | None,
+    shares: Sequence[float] | None,
+    pattern: str | Pattern | None,
+    round_to: int | None,
+    evaluations: float,
+    finals: int,
+    seed: int,
+    store: Path | None,
+    levels: Levels | Sensitivity | Path | str | None,
+    device: torch.device | str | None,
 ) -> Fitted:
-    """Writes to ``out`` what `secateur.fit` with ``uniform=True`` makes of a directory; ``from_pretrained`` loads it.
-
-    The model is in memory while it is chosen. Then `secateur.shrink_checkpoint` and `secateur.oneshot` go through the
-    directory block by block with what was chosen, so that ``secateur.json`` says what was done, `verify_checkpoint`
-    and `secateur verify` prove it, and a run that was killed goes on.
-
-    Args:
-        source: a Hugging Face directory.
-        out: the one to write, which must not exist. Beside it is ``<out>.unfinished`` until it does, with the levels
-            and what was chosen (unless ``store`` names a folder for these), and with what verbs write on the way. One
-            process at a time is in it; nothing in it is anybody else's.
-        model: the module that the directory holds, in memory; it stays as it is.
-
-    The others are as for `secateur.fit`.
-
-    With ``keep`` a choice is finished on a copy in memory, and the next larger one is taken where it does not hold.
-    What is written is loaded and judged once more.
-
-    Raises:
-        CheckpointError: an ``out`` that exists, a directory that cannot be read; another process, or what no fit of
-            this request has put there, in ``<out>.unfinished``.
-        ValueError: the budget cannot be met, or the score not be kept; what is in the store is of something else, or
-            there are several processes. Levels stay then, and the message says where.
-    """
+    """`fit` of a directory into another one, with the batches ``back`` of ``every`` held back from the ``rest``."""
     started = time.monotonic()
-    source, out = Path(source), Path(out)
-    refuse_several("fit")
-    asked = parse_budget(budget, keep, target=target)
-    kinds = check_asked(asked, over, evaluations, finals, score)
-    solver = solvers.parse(solver)
-    check_batches(batches)
     check_new(out)
     check_places(source, out)
     named = Path(levels) if isinstance(levels, str | os.PathLike) else None
-    check_outside(out, source=source, store=None if store is None else Path(store), levels=named)
-    every = list(batches)
-    rest, back = split(every, held_back)
-    include, exclude = _listed(include), _listed(exclude)
-    scope: dict[str, Any] = {"include": include, "exclude": exclude}
+    check_outside(out, source=source, store=store, levels=named)
+    model = loaded_model(source, device)
     known = None if levels is None else given(levels, model)
     if known is not None:
         check_unmade(shares, round_to, known.levels, kinds, solver)
@@ -313,14 +274,13 @@ def fit_checkpoint(
         "levels": None if known is None else known.levels.made.digest,
         "over": sorted(kinds),
         "shares": None if shares is None else sorted(map(float, shares)),
-        "include": include,
-        "exclude": exclude,
+        **scope,
         "solver": described(solver) if "oneshot" in kinds else None,
         "pattern": None if pattern is None else patterns.word_of(patterns.parse(pattern)),
         "round_to": round_to,
     }
     with working(out, made_of) as place:
-        folder = place.levels if store is None else Path(store)
+        folder = place.levels if store is None else store
         if known is not None:
             made = known.levels
             folder.mkdir(parents=True, exist_ok=True)
@@ -330,12 +290,11 @@ def fit_checkpoint(
                 rest,
                 over=kinds,
                 shares=shares_for(shares, kinds),
-                include=include,
-                exclude=exclude,
                 solver=solver,
                 pattern=pattern,
                 round_to=rounding_for(model, example_of(model, every[0]), round_to),
                 store=folder,
+                **scope,
             )
         its = pattern_of(made, pattern)
         said = {
@@ -348,7 +307,7 @@ def fit_checkpoint(
             "keep": asked.keep,
             "target": asked.target,
             "score": described(score) if callable(score) else score,
-            "evaluations": float(evaluations),
+            "evaluations": evaluations,
             "finals": finals,
             "seed": seed,
         }
@@ -370,7 +329,7 @@ def fit_checkpoint(
                 uniform=True,
                 over=kinds,
                 seed=seed,
-                passes=float(evaluations),
+                passes=evaluations,
                 folder=folder,
                 known=known,
                 scope=scope,
@@ -383,13 +342,13 @@ def fit_checkpoint(
                 else _kept(choosing, carrying, asked.keep, finals)
             )
             write_whole(folder / FILE, json.dumps(_to_json(chosen, said), indent=1))
-        task = _Task(source, every, solver, include, exclude, its, made, chosen)
+        task = _Task(source, every, solver, scope, its, made, chosen, device)
         try:
             done = task.written(place, _sha256([said, chosen.choice, chosen.units]))
             got = _got(asked, chosen, done, made)
             finished: tuple[float, float | None] = (math.nan, None)
             if measured is not None and asked.keep is not None:
-                finished = measured.finished_by(_loaded(model, done.folder))
+                finished = measured.finished_by(loaded_model(done.folder, device))
                 if not kept_by(measured.lost(finished), measured.most(asked.keep)):
                     raise ValueError(
                         f"the written model keeps less than {asked.keep:.1%}, unlike its copy in memory, and was "
@@ -435,11 +394,11 @@ class _Task:
     source: Path
     batches: Sequence[Any]
     solver: Solve
-    include: list[str] | None
-    exclude: list[str] | None
+    scope: Mapping[str, Any]
     pattern: Pattern
     levels: Levels
     chosen: Chosen
+    device: torch.device | str | None
 
     def written(self, place: FitWorkspace, made_of: str) -> _Done:
         """The result, not yet under its name.
@@ -451,7 +410,6 @@ class _Task:
         units, entries = told.units if self.chosen.units is None else self.chosen.units, told.entries
         if not units and not entries:  # of a budget alone: what keeps a score is smaller, or an error
             raise ValueError(f"{self.source}: costs no more than the budget as it is; nothing was written.")
-        scope: dict[str, Any] = {"include": self.include, "exclude": self.exclude}
         where, result = self.source, place.stage("result", made_of)
         if result.exists():  # of a run that was stopped before it was seen that it holds
             shutil.rmtree(result)
@@ -467,7 +425,8 @@ class _Task:
                     allocate=Units(units),
                     round_to=1,
                     batches=self.batches,
-                    **scope,
+                    device=self.device,
+                    **self.scope,
                 )
             sizes = {name: mask.size for name, mask in self.levels.kept(self.chosen.choice).items()}
             _check_counts(where, {name: count for name, count in units.items() if count != sizes.get(name)})
@@ -478,7 +437,8 @@ class _Task:
             self.batches,
             solver=self.solver,
             out=result,
-            **told_entries(entries, self.pattern, scope),
+            device=self.device,
+            **told_entries(entries, self.pattern, self.scope),
         )
         check_all_pruned(pruned, entries, self.pattern)
         return _Done(result, shrunk, pruned)
@@ -521,19 +481,6 @@ def _kept(choosing: LevelSearch, carrying: Executor, keep: float, finals: int) -
             return chosen
     word = choosing.asked.target
     raise choosing.nothing_kept(chosen.limits[word] / chosen.dense[word])
-
-
-def _loaded(model: nn.Module, folder: Path) -> nn.Module:
-    """A directory as a module of the same class, on the same device."""
-    kind: Any = type(unwrapped(model))
-    dtype = next((each.dtype for each in model.parameters() if each.is_floating_point()), None)
-    with blaming_config(folder, "its model cannot be loaded"):
-        loaded: nn.Module = kind.from_pretrained(folder, local_files_only=True, dtype=dtype)
-    return loaded.to(device_of(model)).eval()
-
-
-def _listed(globs: str | Iterable[str] | None) -> list[str] | None:
-    return None if globs is None else [globs] if isinstance(globs, str) else list(globs)
 
 
 def _sha256(values: Any) -> str:

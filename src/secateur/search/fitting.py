@@ -34,7 +34,17 @@ from secateur.search.sensitivity import Sensitivity, given
 from secateur.search.space import LAYER
 from secateur.shrinking import Memory, Shrunk, example_of, remembering, shrink
 from secateur.solvers import admm
-from secateur.support import Forward, Undo, check_batches, described, printable, unwrapped
+from secateur.support import (
+    Forward,
+    Undo,
+    check_batches,
+    described,
+    directories,
+    for_directories,
+    printable,
+    refuse,
+    unwrapped,
+)
 
 FINALS = 12
 SHARES = tuple(round(0.1 * at, 2) for at in range(1, 10))
@@ -49,7 +59,7 @@ class _MissedError(Exception):
 
 
 def fit(
-    model: nn.Module,
+    model: nn.Module | Path | str,
     batches: Iterable[Any],
     *,
     budget: Mapping[str, float] | None = None,
@@ -73,6 +83,8 @@ def fit(
     store: Path | str | None = None,
     levels: Levels | Sensitivity | Path | str | None = None,
     verify: bool = True,
+    out: Path | str | None = None,
+    device: torch.device | str | None = None,
 ) -> Fitted:
     """Prune a model to a budget with the least loss, or to the least cost that keeps a share of its score; in place.
 
@@ -84,8 +96,13 @@ def fit(
     best is carried out by `secateur.shrink` and `secateur.oneshot` with these counts, so that the model gets smaller,
     or sparser, and is repaired block by block, each on what the ones before it give.
 
+    The model of a directory is in memory while it is chosen; what is written keeps what its configuration can say, as
+    with ``uniform``. Then `secateur.shrink` and `secateur.oneshot` go through the directory block by block with what
+    was chosen, so that ``secateur.json`` says what was done, `verify_checkpoint` and `secateur verify` prove it, and a
+    run that was killed goes on. With ``keep`` what is written is loaded and judged once more.
+
     Args:
-        model: any module with its weights.
+        model: any module with its weights, or a Hugging Face directory.
         batches: what a DataLoader yields. A quarter of them is held back from the levels, for the search.
         budget: ``{"params": 0.5, "macs": .., "bytes": .., "latency": ..}``, all of which hold: up to 1 a share of what
             the dense model costs, above that the cost itself; of latency milliseconds, measured on this machine.
@@ -127,6 +144,10 @@ def fit(
             held back from them. Of these ``include`` and ``exclude`` say what may leave; ``over``, ``solver`` and
             ``pattern`` have to be those that they were made with.
         verify: prove that nothing else changes, on random weights in float64.
+        out: for a directory, the one to write, which must not exist. Beside it is ``<out>.unfinished`` until it does,
+            with the levels and what was chosen (unless ``store`` names a folder for these), and with what verbs write
+            on the way. One process at a time is in it; nothing in it is anybody else's.
+        device: for a directory, where it is computed; by default the processor.
 
     Returns:
         A `Fitted`: the choice, what it costs and loses, what the candidates lose, the curve with its knee; it prints
@@ -134,7 +155,10 @@ def fit(
 
     Raises:
         ValueError: the budget cannot be met, or the score not be kept; there are several processes of
-            `torch.distributed`; or what `make_levels`, `shrink` and `oneshot` refuse.
+            `torch.distributed`; or what `make_levels`, `shrink` and `oneshot` refuse. Of a directory levels stay then,
+            and the message says where.
+        CheckpointError: an ``out`` that exists, a directory that cannot be read; another process, or what no fit of
+            this request has put there, in ``<out>.unfinished``.
         TypeError: a limit or a score is no number.
 
     Warns:
@@ -155,10 +179,36 @@ def fit(
     check_batches(batches)
     every = list(batches)
     rest, back = split(every, held_back)
+    scope = {"include": _globs(include), "exclude": _globs(exclude)}
+    if isinstance(model, Path | str):
+        from secateur.search.directory import fit_directory
+
+        why = "is for modules: a directory is called as its configuration says, and always proved."
+        refuse(why, example_inputs=example_inputs, forward=forward, verify=None if verify else False)
+        return fit_directory(
+            *directories(model, out),
+            every,
+            rest,
+            back,
+            asked,
+            kinds,
+            solver,
+            scope,
+            score=score,
+            shares=shares,
+            pattern=pattern,
+            round_to=round_to,
+            evaluations=float(evaluations),
+            finals=finals,
+            seed=seed,
+            store=None if store is None else Path(store),
+            levels=levels,
+            device=device,
+        )
+    for_directories(out=out, device=device)
     if forward is not None and example_inputs is None:
         raise ValueError("with forward= the batches do not say what the model is called with; pass example_inputs=.")
     example = example_of(model, every[0]) if example_inputs is None else example_inputs
-    scope = {"include": _globs(include), "exclude": _globs(exclude)}
     known = None if levels is None else given(levels, model)
     if known is not None:
         made = known.levels
@@ -340,8 +390,8 @@ def within_as_it_is(chosen: Chosen) -> None:
         warnings.warn("the model costs no more than the budget as it is: nothing leaves.", UserWarning, stacklevel=3)
 
 
-def _globs(given: str | Iterable[str] | None) -> tuple[str, ...] | None:
-    return None if given is None else (given,) if isinstance(given, str) else tuple(given)
+def _globs(given: str | Iterable[str] | None) -> list[str] | None:
+    return None if given is None else [given] if isinstance(given, str) else list(given)
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,7 @@ class Chosen:
 
 @dataclass(frozen=True, eq=False)
 class Fitted(Reported):
-    """The result of `fit` or `fit_checkpoint`; prints as a table.
+    """The result of `fit`; prints as a table.
 
     Attributes:
         asked: the budget.

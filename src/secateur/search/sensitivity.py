@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
-from secateur.models import Solve
+from secateur.models import Solve, loaded_model
 from secateur.patterns import Pattern
 from secateur.report import Reported, Sheet
 from secateur.search.levels import Levels, digest_of, shown_name, told, told_share
@@ -22,7 +23,7 @@ from secateur.search.making import SHARES, make_levels, refuse_several
 from secateur.search.score import ROWS, SCORES, Replayed, Score, Scorer, scorer
 from secateur.search.space import Class
 from secateur.solvers import admm
-from secateur.support import Fields, Forward, Part, Rows, percent, track, unwrapped, write_whole
+from secateur.support import Fields, Forward, Part, Rows, for_directories, percent, track, unwrapped, write_whole
 
 # The sensitivity of a model to pruning each group alone by 10, 30, 50, 70 %: the layer's error and the model's loss.
 #
@@ -148,7 +149,7 @@ class Sensitivity(Reported):
 
 
 def sensitivity(
-    model: nn.Module,
+    model: nn.Module | Path | str,
     batches: Iterable[Any],
     *,
     score: Score | None = None,
@@ -164,6 +165,7 @@ def sensitivity(
     forward: Forward | None = None,
     rows: int = ROWS,
     store: str | Path | None = None,
+    device: torch.device | str | None = None,
 ) -> Sensitivity:
     """Measures what each group costs when it alone loses a share of its units, or each layer a share of its entries.
     The model is not changed.
@@ -174,6 +176,7 @@ def sensitivity(
     the eight cells of a block take a twenty-fifth of a pass. What was run is in ``passes``.
 
     Args:
+        model: any module with its weights; or a Hugging Face directory, whose model is loaded into memory.
         score: what the model loses by it: "kl", "cosine" or "change", or ``model -> float``, higher = better; see
             `secateur.search.scorer`. A function is run for every cell, on whatever it likes: where that is the same
             inputs each time, what is before the changed block is not computed again. The model is in evaluation mode
@@ -182,7 +185,8 @@ def sensitivity(
         store: a folder, which `secateur.search.Levels.load` and `Sensitivity.load` read, and in which a run that was
             killed goes on. Scores of a lambda, a partial, a method, or a function within another are measured again:
             nothing shows that they are the same.
-        model, batches, over, shares, include, exclude, solver, pattern, round_to, verify, example_inputs, forward: as
+        device: for a directory, where its model is loaded; by default the processor.
+        batches, over, shares, include, exclude, solver, pattern, round_to, verify, example_inputs, forward: as
             for `make_levels`.
 
     Raises:
@@ -198,6 +202,10 @@ def sensitivity(
     True
     """
     refuse_several("sensitivity")
+    if isinstance(model, Path | str):
+        model = loaded_model(Path(model), device)
+    else:
+        for_directories(device=device)
     held = batches if isinstance(batches, list) else list(batches)
     levels = make_levels(
         model,
