@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from benchmarks.support.models import PUBLISHED
-from secateur.coupling import Coupling, find_coupling
+from secateur.coupling import Coupling, Scope, find_coupling
 from secateur.shrinking.configuration import Configured
 from secateur.shrinking.costs import cost_of
 from secateur.shrinking.counting import solve_counts
@@ -25,8 +25,9 @@ def nearest(only: str = "*", **_: Any) -> dict[str, Any]:
         model = make()
         coupling = find_coupling(model, inputs)
         for uniform in (False, True):
-            configured = Configured(model, coupling) if uniform else None
-            subject = pruning_target(model, coupling, [inputs], configured=configured)
+            configured = Configured(model, Scope.of(coupling)) if uniform else None
+            scope = Scope.of(coupling) if configured is None else configured.scope
+            subject = pruning_target(model, scope, [inputs], configured=configured)
             for target in ("params", "macs"):
                 row = {"model": name, "uniform": uniform, "target": target, **_off(subject, coupling, inputs, target)}
                 refused = " ".join(f"{share:.0%}" for share in row["refused"])
@@ -40,7 +41,7 @@ def _off(subject: PruningTarget, coupling: Coupling, inputs: Any, target: str) -
     whole, off, refused, started = cost({}), 0.0, [], time.process_time()
     for share in ASKED:
         try:
-            counts = solve_counts(subject, coupling.groups, Request(sparsity=share, target=target)).counts
+            counts = solve_counts(subject, subject.scope.groups, Request(sparsity=share, target=target)).counts
         except ValueError:
             refused.append(share)
             continue

@@ -29,7 +29,7 @@ if not __package__:  # run as a script
     sys.path[0] = str(Path(__file__).parents[2])  # in place of this folder, whose names would hide packages
 from benchmarks.support.processes import in_a_process
 from secateur.checkpoints import meta_model_of, open_checkpoint, write_header
-from secateur.coupling import find_coupling
+from secateur.coupling import Scope, find_coupling
 from secateur.shrinking import Configured, shrink_checkpoint
 from secateur.shrinking.directory import _Weights
 
@@ -112,7 +112,7 @@ def plan(folder: Path) -> dict[str, Any]:
     tokens = torch.zeros(1, 7, dtype=torch.long)
     coupling = find_coupling(model, {"input_ids": tokens, "use_cache": False})
     coupled = time.perf_counter() - clock
-    Configured(model, coupling)
+    Configured(model, Scope.of(coupling))
     learnt = time.perf_counter() - clock - coupled
     first = (peak() - base) / 1e9
     clock, processor = time.perf_counter(), time.process_time()

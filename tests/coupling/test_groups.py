@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from secateur.coupling import find_coupling
+from secateur.coupling import Scope, find_coupling
 
 
 class Net(nn.Module):
@@ -53,7 +53,7 @@ def test_units_are_slices_at_the_same_indices_of_all_members(seed):
         keep = np.arange(group.size) % 2 == 0
         for name, dim in group.members:
             assert np.array_equal(coupling.indices(group, name, dim), np.arange(group.size))
-            stays = coupling.kept(name, {group.axis: keep})
+            stays = coupling.kept(name, {group.name: keep})
             assert [len(each) for each in stays] == list(state[name].shape)
             assert np.array_equal(stays[dim], keep)
             assert all(each.all() for at, each in enumerate(stays) if at != dim)
@@ -65,7 +65,7 @@ def test_sizes_costs_and_numbers_are_those_of_the_smaller_model(seed):
     _, coupling = drawn(seed)
     stream, hidden = coupling.groups
     smaller = Net(stream.size - 1, hidden.size - 2)
-    counts = {stream.axis: stream.size - 1, hidden.axis: hidden.size - 2}
+    counts = {stream.name: stream.size - 1, hidden.name: hidden.size - 2}
     sizes = {name: coupling.size(name, counts) for name in coupling.names()}
     assert sizes == {name: tensor.numel() for name, tensor in smaller.state_dict().items()}
     again = find_coupling(smaller, torch.randn(2, 3, 5, 5), modes=[False])
@@ -78,11 +78,13 @@ def test_sizes_costs_and_numbers_are_those_of_the_smaller_model(seed):
 def test_what_is_frozen_afterwards_takes_along_what_is_tied_to_it():
     _, coupling = drawn(0)
     stream, hidden = coupling.groups
-    coupling.tie([[stream, hidden]])
-    assert len({group.tied for group in coupling.groups}) == 1
-    coupling.freeze([coupling.groups[0]], "because")
-    assert coupling.groups == []
-    assert coupling.frozen["up.weight", 0] == coupling.frozen["conv.weight", 0] == "because"
+    scope = Scope.of(coupling).tied([[stream.name, hidden.name]])
+    assert len({group.tied for group in scope.groups}) == 1
+    whole = scope.without([stream.name], "because")
+    assert whole.groups == []
+    assert whole.frozen["up.weight", 0] == whole.frozen["conv.weight", 0] == "because"
+    assert coupling.groups == (stream, hidden)
+    assert ("up.weight", 0) not in coupling.frozen
 
 
 def test_groups_are_named_after_the_weights_whose_outputs_they_are():
@@ -133,8 +135,8 @@ def test_attention_that_its_width_scales_has_rows_that_make_up_for_it():
 
     coupling = find_coupling(Attention(), torch.randn(2, 3, 4))
     (group,) = [group for group in coupling.groups if ("q.weight", 0) in group.members]
-    scales = coupling.scales({group.axis: 4})
+    scales = coupling.scales({group.name: 4})
     assert scales
     assert {name.split(".")[0] for name, *_ in scales} <= {"q", "k"}
     assert all(factor == pytest.approx(math.sqrt(4 / 6)) for *_, factor in scales)
-    assert coupling.scales({group.axis: 6}) == []
+    assert coupling.scales({group.name: 6}) == []

@@ -30,7 +30,7 @@ def test_numbers_that_take_what_they_name_leave_experts_free(name, size):
 def test_the_numbers_that_modules_hold_follow(name, numbers):
     coupling = find_coupling(*zoo.ZOO[name]())
     (experts,) = [group for group in coupling.groups if group.chosen]
-    found = coupling.attributes({experts.axis: experts.size - 2})
+    found = coupling.attributes({experts.name: experts.size - 2})
     assert {each.place: value for each, value in found.items()} == numbers
 
 

@@ -201,7 +201,7 @@ def test_rows_reach_the_origins(name, rows):
     assert "attention is scaled by the width of a head" in find_coupling(model, x).frozen["q.weight", 0]
     declare(name, rows=rows)
     coupling = find_coupling(model, x)
-    scaled = coupling.scales({coupling.groups[0].axis: 2})
+    scaled = coupling.scales({coupling.groups[0].name: 2})
     assert [(tensor, factor) for tensor, _, _, factor in scaled] == [("q.weight", 0.5), ("q.bias", 0.5)]
     assert shrink(model, x, 0.5, target="units").model.q.out_features == 4
 

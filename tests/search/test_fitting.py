@@ -495,7 +495,7 @@ def test_of_what_a_configuration_says_at_once_all_or_nothing_leaves(tmp_path):
     assert not [name for name in done.choice if ".mlp." in name]
     assert "of it and of model.layers.1.mlp" in done.stays["model.layers.0.mlp.gate_proj.weight"]
     counts = {name: int(mask.sum()) for name, mask in done.levels.kept(done.choice).items()}
-    kept = {group.name: done.shrunk.kept.get(group.axis) for group in done.shrunk.coupling.groups}
+    kept = {group.name: done.shrunk.kept.get(group.name) for group in done.shrunk.scope.groups}
     assert counts == {name: int(mask.sum()) for name, mask in kept.items() if mask is not None and not mask.all()}
     alone = make("llama").eval()
     before = state_of(alone)

@@ -132,10 +132,10 @@ def test_one_level_is_what_shrink_gives_for_that_group_alone(made, name, level):
         exclude=["embed.weight", *([] if "up" in name else ["blocks.1.q.weight:2"])],
         round_to=1,
     )
-    (group,) = [group for group in done.coupling.groups if group.axis in done.kept]
+    (group,) = [group for group in done.scope.groups if group.name in done.kept]
     assert group.name == name
     kept = levels.kept({name: level})[name]
-    assert (done.kept[group.axis] == kept).all()
+    assert (done.kept[group.name] == kept).all()
     consumer = "blocks.1.down" if "up" in name else "blocks.1.o"
     new, found = levels.weights(model, {name: level}), dict(other.named_parameters())
     columns = new[f"{consumer}.weight"].any(dim=0)

@@ -27,7 +27,7 @@ def batches():
 
 
 def counts(done):
-    return {group.name: int(done.kept[group.axis].sum()) for group in done.coupling.groups if group.axis in done.kept}
+    return {group.name: int(done.kept[group.name].sum()) for group in done.scope.groups if group.name in done.kept}
 
 
 def states(model):
@@ -59,8 +59,8 @@ def test_what_is_excluded_stays_bit_for_bit(batches):
     done = shrink(model, batches[0], 0.05, batches=batches, include="blocks.1.up.bias")
     changed = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
     assert changed == {f"blocks.1.{name}" for name in ("up.weight", "up.bias", "down.weight", "down.bias")}
-    (group,) = [group for group in done.coupling.groups if group.axis in done.kept]
-    kept = torch.from_numpy(done.kept[group.axis])
+    (group,) = [group for group in done.scope.groups if group.name in done.kept]
+    kept = torch.from_numpy(done.kept[group.name])
     assert torch.equal(model.blocks[1].up.weight, before["blocks.1.up.weight"][kept])  # rows are sliced, not repaired
     state = state_of(model)
     with pytest.raises(ValueError, match="nothing of the model can leave"):
@@ -200,8 +200,8 @@ def test_an_optimizer_loses_the_same_slices(batches):
         optimizer.step()
     moments = optimizer.state[model.blocks[0].down.weight]["exp_avg"].clone()
     done = shrink(model, batches[0], 0.3, batches=batches, optimizer=optimizer)
-    group = next(group for group in done.coupling.groups if ("blocks.0.down.weight", 1) in group.members)
-    kept = torch.from_numpy(done.kept[group.axis])
+    group = next(group for group in done.scope.groups if ("blocks.0.down.weight", 1) in group.members)
+    kept = torch.from_numpy(done.kept[group.name])
     assert not kept.all()
     assert torch.equal(optimizer.state[model.blocks[0].down.weight]["exp_avg"], moments[:, kept])
     for parameter in model.parameters():

@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_map_only
 
 import zoo
 from secateur import shrink
-from secateur.coupling import find_coupling
+from secateur.coupling import Scope, find_coupling
 from secateur.shrinking import Configured
 from secateur.support import tensors_in
 from support.configured import Blocks, Config, random_of
@@ -220,8 +220,8 @@ def test_a_rule_for_several_axes_together_leaves_the_innermost_whole():
     model = Heads(Config(width=24, heads=6))
     coupling = find_coupling(model, X)
     assert {group.size for group in coupling.groups} == {24, 6, 4}
-    configured = Configured(model, coupling)
+    configured = Configured(model, Scope.of(coupling))
     assert {group.size for group in coupling.groups} == {24, 6}
     assert len({group.tied for group in coupling.groups}) == 1
-    counts = {group.axis: group.size // 3 for group in coupling.groups}
+    counts = {group.name: group.size // 3 for group in coupling.groups}
     assert configured.fields(counts) == {("width",): 8, ("heads",): 2}

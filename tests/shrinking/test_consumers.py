@@ -27,7 +27,7 @@ def found(model, inputs, name, view=None):
     parameter = model.get_parameter(name)
     piece = piece_of(parameter, name, None if view is None else view(parameter))
     columns = columns_of(coupling, coupling.groups, name, piece, parameter)
-    sizes = {group.axis: group.size for group in coupling.groups}
+    sizes = {group.name: group.size for group in coupling.groups}
     return {sizes[axis]: units for axis, units in columns.items()}
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from secateur import shrink
-from secateur.coupling import find_coupling
+from secateur.coupling import Scope, find_coupling
 from secateur.shrinking.configuration import Configured
 from secateur.shrinking.costs import TiedGroups, by_tie, cost_of
 from secateur.shrinking.counting import solve_counts
@@ -68,8 +68,9 @@ def test_what_is_asked_is_what_leaves_published_models(name):
     coupling = find_coupling(model, inputs)
     for uniform, target, round_to, shares in LAWS if name in SOME else FEW:
         if uniform is not None:
-            configured = Configured(model, coupling) if uniform else None
-            subject, groups = pruning_target(model, coupling, [inputs], configured=configured), coupling.groups
+            configured = Configured(model, Scope.of(coupling)) if uniform else None
+            scope = Scope.of(coupling) if configured is None else configured.scope
+            subject, groups = pruning_target(model, scope, [inputs], configured=configured), scope.groups
         cost = cost_of(model, coupling, inputs, target)
         whole = cost({})
         for share in shares:
@@ -127,7 +128,7 @@ def test_less_than_half_a_step_is_not_refused_and_what_can_leave_is_exact():
 def a_model():
     layers = nn.Linear(4, 40), nn.ReLU(), nn.Linear(40, 30), nn.ReLU(), nn.Linear(30, 2)
     model, x = nn.Sequential(*layers), torch.ones(1, 4)
-    return pruning_target(model, find_coupling(model, x), [x])
+    return pruning_target(model, Scope.of(find_coupling(model, x)), [x])
 
 
 @pytest.mark.parametrize("share", [0.1, 0.4, 0.8])
@@ -140,7 +141,7 @@ def test_a_loss_decides_which_steps_are_taken(share):
             return (1000.0 if tied.groups[0] is dear else 1.0) * (1 - parts / tied.parts) ** 2
 
         counts = solve_counts(subject, subject.coupling.groups, Request(sparsity=share), loss=loss).counts
-        assert 1 - counts[dear.axis] / dear.size < 1 - counts[cheap.axis] / cheap.size
+        assert 1 - counts[dear.name] / dear.size < 1 - counts[cheap.name] / cheap.size
 
 
 def test_a_coarse_step_is_taken_only_when_all_of_it_is_worth_it():
@@ -153,20 +154,20 @@ def test_a_coarse_step_is_taken_only_when_all_of_it_is_worth_it():
         return float(gone) if tied.groups[0] is first else 200.0 * min(gone, 5) + 10.0 * max(gone - 5, 0)
 
     few = solve_counts(subject, subject.coupling.groups, Request(sparsity=0.3), loss=loss).counts
-    assert few[second.axis] == 30
+    assert few[second.name] == 30
     most = solve_counts(subject, subject.coupling.groups, Request(sparsity=0.97), loss=loss).counts
-    assert most[second.axis] < 25
+    assert most[second.name] < 25
 
 
 def test_without_data_all_lose_the_same_share_streams_later_and_heads_last():
     make, inputs = PUBLISHED["Llama 3 8B"]
     model = make()
     coupling = find_coupling(model, inputs)
-    subject = pruning_target(model, coupling, [inputs])
+    subject = pruning_target(model, Scope.of(coupling), [inputs])
     left = {}
     for share in (0.1, 0.5):
         counts = solve_counts(subject, coupling.groups, Request(sparsity=share, round_to=1)).counts
-        left[share] = {(group.name, group.size): counts[group.axis] / group.size for group in coupling.groups}
+        left[share] = {(group.name, group.size): counts[group.name] / group.size for group in coupling.groups}
     inner = [stays for (_, size), stays in left[0.1].items() if size in (14336, 64, 128)]
     assert max(inner) - min(inner) < 1 / 64
     assert max(inner) < 1 == min(stays for (_, size), stays in left[0.1].items() if size in (4096, 8, 4))

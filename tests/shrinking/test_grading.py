@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from secateur.coupling import find_coupling
+from secateur.coupling import Scope, find_coupling
 from secateur.models import parts_of, walk_model
 from secateur.shrinking.grading import SCATTERED, Grading, counts_at, gradable
 from secateur.shrinking.measure import Measuring
@@ -17,8 +17,10 @@ from support.measured import text, words
 
 def graded(model, batches, shares):
     coupling = find_coupling(model, batches[0])
-    tied, stays = gradable(pruning_target(model, coupling, [batches[0]]), Request(round_to=1), parts_of(model), shares)
-    counts = {g.axis: [t.counts(parts)[g.axis] for _, parts in counts_at(t, shares)] for t in tied for g in t.groups}
+    tied, stays, _ = gradable(
+        pruning_target(model, Scope.of(coupling), [batches[0]]), Request(round_to=1), parts_of(model), shares
+    )
+    counts = {g.name: [t.counts(parts)[g.name] for _, parts in counts_at(t, shares)] for t in tied for g in t.groups}
     found = {}
     groups = [group for each in tied for group in each.groups]
     free = free_in(model, parts_of(model))
@@ -44,8 +46,8 @@ def test_the_order_is_that_of_measuring():
     walk_model(model, batches, measuring)
     scores = measuring.measured.scores
     for group, (grade,) in found.values():
-        if group.axis in measuring.measured.consumers:
-            stay = scores[group.axis].argsort(descending=True)[: int(grade.kept.sum())].numpy()
+        if group.name in measuring.measured.consumers:
+            stay = scores[group.name].argsort(descending=True)[: int(grade.kept.sum())].numpy()
             assert set(np.flatnonzero(grade.kept)) == set(stay.tolist())
 
 
@@ -68,6 +70,8 @@ def test_columns_that_left_are_zeros_and_the_dense_model_stays():
 def test_no_share_that_comes_to_a_unit(shares):
     model, batches = words(), text()
     coupling = find_coupling(model, batches[0])
-    tied, stays = gradable(pruning_target(model, coupling, [batches[0]]), Request(round_to=1), parts_of(model), shares)
+    tied, stays, _ = gradable(
+        pruning_target(model, Scope.of(coupling), [batches[0]]), Request(round_to=1), parts_of(model), shares
+    )
     assert not tied
     assert stays["blocks.0.up.weight"] == "it has too few units for any of the shares"

@@ -71,7 +71,7 @@ def large(monkeypatch):
 
 
 def half(coupling):
-    return {group.axis: np.arange(group.size) % 2 == 0 for group in coupling.groups}
+    return {group.name: np.arange(group.size) % 2 == 0 for group in coupling.groups}
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -58,18 +58,18 @@ def test_units_leave_in_the_order_of_what_least_squares_cannot_make_up_for():
     stream = seen(model, model.layers[1].up, data(size=40))  # what the outputs become part of
     spread = stream.var(0, correction=0)
     shares = (torch.stack(costs) / spread / len(x)).mean(1).detach()
-    assert int(found.scores[group.axis].argmin()) == int(shares.argmin())
-    assert found.curves[group.axis](11) == pytest.approx(float(shares.min()), rel=0.01)
-    assert found.consumers[group.axis] == {"layers.0.down.weight"}
+    assert int(found.scores[group.name].argmin()) == int(shares.argmin())
+    assert found.curves[group.name](11) == pytest.approx(float(shares.min()), rel=0.01)
+    assert found.consumers[group.name] == {"layers.0.down.weight"}
 
 
 def test_scores_and_curves_are_those_of_ranks_and_losses():
     groups, found = measured(words(), text())
     for group in groups.values():
-        if group.axis not in found.scores:
+        if group.name not in found.scores:
             continue
-        assert sorted(found.scores[group.axis].tolist()) == list(range(1, group.size + 1))
-        curve = found.curves[group.axis]
+        assert sorted(found.scores[group.name].tolist()) == list(range(1, group.size + 1))
+        curve = found.curves[group.name]
         assert curve.counts[-1] == group.size
         assert curve(group.size) == pytest.approx(0, abs=1e-12)
         assert (np.diff(curve.losses) <= 0).all()
@@ -82,10 +82,10 @@ def test_heads_and_their_widths_are_sets_of_columns():
     heads, width = groups["blocks.0.q.weight"], groups["blocks.0.v.weight"]
     assert (heads.size, width.size) == (3, 4)
     for group in (heads, width):
-        assert found.consumers[group.axis] == {"blocks.0.o.weight"}
+        assert found.consumers[group.name] == {"blocks.0.o.weight"}
     # all heads but one cost more than all entries but one of each of them only where the others cannot make up for it
-    assert found.curves[heads.axis](1) > 0
-    assert found.curves[width.axis](1) > 0
+    assert found.curves[heads.name](1) > 0
+    assert found.curves[width.name](1) > 0
 
 
 def test_a_batch_normalization_does_not_hide_that_others_can_take_over():
@@ -98,7 +98,7 @@ def test_a_batch_normalization_does_not_hide_that_others_can_take_over():
             each[3:].copy_(each[:3])  # copies
     model.eval()
     groups, found = measured(model, [torch.randn(16, 1, 6, 6) for _ in range(2)])
-    curve = found.curves[groups["0.weight"].axis]
+    curve = found.curves[groups["0.weight"].name]
     assert curve(3) < 1e-3 < curve(2)
 
 
@@ -108,8 +108,8 @@ def test_a_stream_costs_what_all_its_consumers_lose():
     groups, found = measured(model, text())
     (stream,) = [group for group in groups.values() if group.size == 12 and len(group.members) > 8]
     inside = {f"blocks.{block}.{name}.weight" for block in range(2) for name in ("q", "k", "v", "up")}
-    assert found.consumers[stream.axis] == inside
-    assert found.curves[stream.axis](6) > found.curves[groups["blocks.0.up.weight"].axis](10)
+    assert found.consumers[stream.name] == inside
+    assert found.curves[stream.name](6) > found.curves[groups["blocks.0.up.weight"].name](10)
 
 
 def test_units_of_which_nothing_is_known_cost_more_than_any_share():
@@ -128,7 +128,7 @@ def test_units_of_which_nothing_is_known_cost_more_than_any_share():
 def test_what_is_kept_of_variances_multiplies_and_divergences_add_up():
     coupling = find_coupling(words(), text()[0])
     (tied,) = (TiedGroups(groups, 1, {}) for groups in by_tie(coupling.groups[:1]))
-    axis = tied.groups[0].axis
+    axis = tied.groups[0].name
 
     def loss(of, slopes=None):
         curves = {axis: Curve(np.array([1, axis.size]), np.array([of, 0.0]))}
@@ -183,10 +183,10 @@ def test_padding_is_not_measured():
     coupling = find_coupling(model, short[0])
     measuring = Measuring(coupling, coupling.groups)
     walk_model(model, longer, measuring)
-    padded = {group.name: measuring.measured.curves.get(group.axis) for group in coupling.groups}
+    padded = {group.name: measuring.measured.curves.get(group.name) for group in coupling.groups}
     for name, group in groups.items():
-        if group.axis in plain.curves:
-            np.testing.assert_allclose(padded[name].losses, plain.curves[group.axis].losses, rtol=1e-6, atol=1e-12)
+        if group.name in plain.curves:
+            np.testing.assert_allclose(padded[name].losses, plain.curves[group.name].losses, rtol=1e-6, atol=1e-12)
 
 
 def test_a_curve_lies_between_its_counts():

@@ -32,7 +32,7 @@ def found(name, *, gone=(0,)):
     (experts,) = [group for group in coupling.groups if group.chosen]
     mask = np.ones(experts.size, dtype=bool)
     mask[list(gone)] = False
-    return model.double(), inputs.double(), coupling, experts, {experts.axis: mask}
+    return model.double(), inputs.double(), coupling, experts, {experts.name: mask}
 
 
 @pytest.mark.parametrize("training", [False, True])

@@ -80,7 +80,7 @@ class Map(nn.Module):
 
 
 def half(coupling):
-    return {group.axis: np.arange(group.size) % 2 == 0 for group in coupling.groups}
+    return {group.name: np.arange(group.size) % 2 == 0 for group in coupling.groups}
 
 
 def test_a_chaotic_model_is_proved_on_smaller_weights():
@@ -225,7 +225,7 @@ def test_the_proof_finds_a_wrong_index(name, monkeypatch):
     model, inputs = zoo.ZOO[(matching or zoo.names("hand"))[0]]()
     coupling = find_coupling(model, inputs)
     group = max(coupling.groups, key=lambda each: len(each.members) * (not each.notes))
-    kept = {group.axis: np.arange(group.size) % 2 == 0}
+    kept = {group.name: np.arange(group.size) % 2 == 0}
     probe = probe_of(model)
     assert differs(probe, coupling, [group], kept, [inputs]) is None
 

@@ -43,11 +43,11 @@ def walked(model, batches, share=0.6, groups=lambda group: True, **options):
     measured = measuring.measured
     kept = {}
     for group in chosen:
-        if group.axis in measured.consumers:
-            ranks = measured.scores[group.axis].argsort(descending=True).numpy()
-            kept[group.axis] = np.zeros(group.size, dtype=bool)
-            kept[group.axis][ranks[: max(1, round(share * group.size))]] = True
-    left = [group for group in chosen if group.axis in kept]
+        if group.name in measured.consumers:
+            ranks = measured.scores[group.name].argsort(descending=True).numpy()
+            kept[group.name] = np.zeros(group.size, dtype=bool)
+            kept[group.name][ranks[: max(1, round(share * group.size))]] = True
+    left = [group for group in chosen if group.name in kept]
     job = Looking(coupling, left, kept, measured, free_in(model, parts_of(model)), **options)
     walk_model(model, batches, job)
     return job

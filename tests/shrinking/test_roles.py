@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from secateur import shrink
-from secateur.coupling import find_coupling
+from secateur.coupling import Scope, find_coupling
 from secateur.shrinking.apply import configurations_in, fields_in, integer_fields, same_ways, unset_fields, with_fields
 from secateur.shrinking.configuration import row_echelon as _reduced
 from secateur.shrinking.select import tie_roles
@@ -102,6 +102,5 @@ def test_without_a_configuration_roles_are_tied():
 def test_groups_of_other_roles_are_not_tied():
     model = nn.ModuleDict({"a": nn.Linear(3, 8), "b": nn.Linear(8, 8), "c": nn.Linear(8, 2)})
     model.forward = lambda x: model["c"](model["b"](model["a"](x)).relu())
-    coupling = find_coupling(model, X)
-    tie_roles(coupling)
-    assert len({group.tied for group in coupling.groups}) == len(coupling.groups) == 2
+    scope = tie_roles(Scope.of(find_coupling(model, X)))
+    assert len({group.tied for group in scope.groups}) == len(scope.groups) == 2

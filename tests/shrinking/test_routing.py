@@ -63,7 +63,7 @@ def test_it_is_what_the_formula_says_by_hand():
     coupling = find_coupling(around, inputs)
     (group,) = [each for each in coupling.groups if each.chosen]
     assert mixture_of(around, group)[0] == "inner"
-    routed = routed_in_memory(around, coupling, [group], [inputs[:1], inputs[1:]], None)[group.axis]
+    routed = routed_in_memory(around, coupling, [group], [inputs[:1], inputs[1:]], None)[group.name]
     np.testing.assert_allclose([routed.tokens, routed.weighted], expected, rtol=1e-4)
     np.testing.assert_allclose(routed.scores("reap"), expected[1] / expected[0].clip(1), rtol=1e-4)
     assert routed.scores("frequency").tolist() == expected[0].tolist()
@@ -73,7 +73,7 @@ def test_it_is_what_the_formula_says_by_hand():
 def test_what_is_behind_the_mixture_scales_all_alike():
     model, inputs, coupling, (group,) = watched("mixture_in_turn")
     expected = by_hand(model, inputs)
-    routed = routed_in_memory(model, coupling, [group], [inputs], None)[group.axis]
+    routed = routed_in_memory(model, coupling, [group], [inputs], None)[group.name]
     assert routed.tokens.tolist() == expected[0].tolist()
     factors = routed.weighted / expected[1]
     np.testing.assert_allclose(factors[expected[0] > 0], factors[expected[0] > 0][0], rtol=1e-4)
@@ -89,11 +89,11 @@ def test_mixtures_of_transformers_are_seen(name):
     routed = routed_in_memory(model, coupling, groups, [inputs], None)
     assert is_unchanged(model, state)
     for group in groups:
-        assert routed[group.axis].tokens.sum() > 0
-        assert (routed[group.axis].weighted[routed[group.axis].tokens > 0] > 0).all()
+        assert routed[group.name].tokens.sum() > 0
+        assert (routed[group.name].weighted[routed[group.name].tokens > 0] > 0).all()
     group = groups[-1]
-    best = int(routed[group.axis].weighted.argmax())
-    found = routed[group.axis].weighted[best]
+    best = int(routed[group.name].weighted.argmax())
+    found = routed[group.name].weighted[best]
     _, module = mixture_of(model, group)
     rows = [(name, at) for name, at in group.members if at == 0 and "experts" in name]
     given = []
@@ -125,8 +125,8 @@ def test_padding_does_not_count():
     whole = routed_in_memory(model, coupling, groups, [{"input_ids": ids, "attention_mask": mask}], None)
     less = routed_in_memory(model, coupling, groups, [short], None)
     for group in groups:
-        assert whole[group.axis].tokens.tolist() == less[group.axis].tokens.tolist()
-        np.testing.assert_allclose(whole[group.axis].weighted, less[group.axis].weighted, rtol=1e-4)
+        assert whole[group.name].tokens.tolist() == less[group.name].tokens.tolist()
+        np.testing.assert_allclose(whole[group.name].weighted, less[group.name].weighted, rtol=1e-4)
 
 
 def test_what_nothing_is_seen_of_cannot_be_ranked_by_data():

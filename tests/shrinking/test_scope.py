@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from secateur.coupling import find_coupling
+from secateur.coupling import Scope, find_coupling, may_leave
 from secateur.shrinking.request import request
-from secateur.shrinking.select import check_globs, groups_in_scope, may_leave, names_of
+from secateur.shrinking.select import check_globs, groups_in_scope, names_of
 
 names = st.sets(st.sampled_from(["a.weight", "a.bias", "b.weight", "c"]), min_size=1)
 globs = st.lists(st.sampled_from(["a.*", "*.weight", "c", "*", "none"]))
@@ -36,7 +36,7 @@ def test_groups_are_known_by_all_their_members():
     first, second = coupling.groups
 
     def chosen(**given):
-        return groups_in_scope(coupling, request(**given))
+        return groups_in_scope(Scope.of(coupling), request(**given))
 
     assert chosen() == [first, second]
     assert chosen(include="0.bias") == [first]
@@ -47,14 +47,14 @@ def test_groups_are_known_by_all_their_members():
 
 def test_tied_groups_leave_together():
     coupling = coupled()
-    coupling.tie([coupling.groups])
+    scope = Scope.of(coupling).tied([[group.name for group in coupling.groups]])
     with pytest.raises(
         ValueError, match=r"nothing of the model can leave \(2 reasons\)\.\n  0\.weight dimension 1: an in"
     ):
-        groups_in_scope(coupling, request(exclude="0.bias"))
+        groups_in_scope(scope, request(exclude="0.bias"))
     with pytest.raises(ValueError, match=r"\n  include and exclude leave whole: 0\.weight, 2\.weight$"):
-        groups_in_scope(coupling, request(exclude="0.bias"))
-    assert len(groups_in_scope(coupling, request())) == 2
+        groups_in_scope(scope, request(exclude="0.bias"))
+    assert len(groups_in_scope(scope, request())) == 2
 
 
 def test_why_no_experts_leave_is_said_once_for_many_places():
@@ -69,7 +69,7 @@ def test_why_no_experts_leave_is_said_once_for_many_places():
             return sum(table[each.argmax(-1)] for table, each in zip(self.tables, scores, strict=True)), scores
 
     with pytest.raises(ValueError, match="no experts of the model can leave: no router that chooses between") as said:
-        groups_in_scope(find_coupling(Tells(), torch.ones(1, 4)), request(), chosen=True)
+        groups_in_scope(Scope.of(find_coupling(Tells(), torch.ones(1, 4))), request(), chosen=True)
     _, reasons, hint = str(said.value).split("\n  ")
     assert reasons.startswith("scores.0.weight dimension 0 and 8 others: an output of the model; ")
     assert "output_router_logits=False" in hint

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import zoo
-from secateur.coupling import find_coupling
+from secateur.coupling import Scope, find_coupling
 from secateur.criteria import magnitude
 from secateur.shrinking.request import pruning_target, request
 from secateur.shrinking.select import rows_at_once, scores_of
@@ -17,12 +17,12 @@ from secateur.shrinking.select import rows_at_once, scores_of
 
 def subject(width=12):
     model, x = nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 3)), torch.zeros(1, 4)
-    return pruning_target(model, find_coupling(model, x), [x])
+    return pruning_target(model, Scope.of(find_coupling(model, x)), [x])
 
 
 def scored(subject, **given):
     groups = subject.coupling.groups
-    return scores_of(subject, groups, request(**given))[groups[0].axis]
+    return scores_of(subject, groups, request(**given))[groups[0].name]
 
 
 def test_a_unit_is_worth_the_entries_of_its_matrices():
@@ -42,7 +42,7 @@ def test_where_there_are_only_vectors_they_count():
             return self.down(self.norm(self.up(x)))
 
     model, x = Scale(), torch.zeros(2, 4)
-    whole = pruning_target(model, find_coupling(model, x), [x])
+    whole = pruning_target(model, Scope.of(find_coupling(model, x)), [x])
     vectors = replace(whole, weights={name: each for name, each in whole.weights.items() if each.dim() == 1})
     vectors = replace(vectors, blocks=lambda name: [vectors.weights[name].detach()])
     by_hand = (model.up.bias.abs() + model.norm.weight.abs() + model.norm.bias.abs()).double()
@@ -82,8 +82,8 @@ def test_a_score_that_is_no_number_is_refused():
 
 def test_a_key_of_pairs_is_worth_what_leaves_with_it():
     model, x = zoo.ZOO["mixture_of_pairs"]()
-    it = pruning_target(model, find_coupling(model, x), [x])
+    it = pruning_target(model, Scope.of(find_coupling(model, x)), [x])
     (keys,) = [group for group in it.coupling.groups if group.chosen]
     held = sum(each.detach().abs().sum((1, 2)).double() for each in (model.held.up, model.held.down)).view(4, 4)
     by_hand = held.sum(0) + held.sum(1) + model.router.weight.detach().abs().sum(1).double().view(2, 4).sum(0)
-    torch.testing.assert_close(scores_of(it, [keys], request())[keys.axis], by_hand / by_hand.mean())
+    torch.testing.assert_close(scores_of(it, [keys], request())[keys.name], by_hand / by_hand.mean())

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from secateur.coupling import find_coupling
+from secateur.coupling import Scope, find_coupling
 from secateur.shrinking import request as subjects
 from secateur.shrinking.request import pruning_target
 
@@ -29,8 +29,8 @@ def made(**given):
     return (
         model,
         x,
-        pruning_target(model, coupling, [x], **given),
-        {each.axis: half(each.size) for each in coupling.groups},
+        pruning_target(model, Scope.of(coupling), [x], **given),
+        {each.name: half(each.size) for each in coupling.groups},
     )
 
 
@@ -65,7 +65,7 @@ def test_the_proof_comes_first(monkeypatch):
     assert subject.objections(groups, kept) == (groups, "the smaller model computed something else")
     assert len(said.asked) == 1
     assert subject.is_possible({})
-    assert not subject.is_possible({groups[0].axis: 1})
+    assert not subject.is_possible({groups[0].name: 1})
 
 
 def test_what_is_said_is_asked_without_a_proof_as_well():

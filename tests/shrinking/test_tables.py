@@ -65,8 +65,8 @@ def test_layers_that_are_alike_share_a_row_unless_all_are_asked_for():
         for verbose in (False, True)
     )
     assert "blocks.*.0.weight (x3)" in [row[0] for row in few.rows]
-    assert len(every.rows) == len(done.coupling.groups)
-    assert {row[0] for row in every.rows} == {group.name for group in done.coupling.groups}
+    assert len(every.rows) == len(done.scope.groups)
+    assert {row[0] for row in every.rows} == {group.name for group in done.scope.groups}
 
 
 def test_a_name_that_holds_control_characters_is_fit_to_be_printed():

@@ -25,23 +25,23 @@ sizes = st.lists(st.integers(1, 60), min_size=1, max_size=4)
 @given(sizes, st.integers(1, 70), st.none() | st.integers(1, 9), st.data())
 def test_counts_are_one_share(sizes, parts, round_to, data):
     groups = [Group(size) for size in sizes]
-    least = {each.axis: data.draw(st.integers(1, each.size)) for each in groups}
+    least = {each.name: data.draw(st.integers(1, each.size)) for each in groups}
     tied = TiedGroups(groups, round_to, least)
     counts = tied.counts(parts)
-    shares = {counts[each.axis] * tied.parts / each.size for each in groups}
+    shares = {counts[each.name] * tied.parts / each.size for each in groups}
     assert len(shares) == 1
-    assert all(least[each.axis] <= counts[each.axis] <= each.size for each in groups)
+    assert all(least[each.name] <= counts[each.name] <= each.size for each in groups)
     assert math.isclose(tied.mean(counts), shares.pop())
     if round_to is not None:
         stepped = tied.counts(tied.least + tied.step - tied.least % tied.step)
-        assert all(stepped[each.axis] % round_to == 0 or stepped[each.axis] == each.size for each in groups)
+        assert all(stepped[each.name] % round_to == 0 or stepped[each.name] == each.size for each in groups)
 
 
 @given(sizes)
 def test_all_is_all_and_nothing_is_one_step(sizes):
     groups = [Group(size) for size in sizes]
     tied = TiedGroups(groups, 1, {})
-    assert tied.counts(tied.parts) == {each.axis: each.size for each in groups}
+    assert tied.counts(tied.parts) == {each.name: each.size for each in groups}
     assert all(count >= 1 for count in tied.counts(0).values())
 
 

@@ -82,14 +82,14 @@ def test_a_loss_that_was_tried_is_what_the_outputs_lost():
     groups, measured, job = both(model, batches)
     found = job.tried(model, measured, batches)
     group = groups["layers.0.up.weight"]
-    for grade in job._grades[group.axis]:
+    for grade in job._grades[group.name]:
         other = Pooled(Layer(), Layer())
         other.load_state_dict(model.state_dict() | dict(grade.values))
         with torch.no_grad():
             pairs = [(model(batch), other(batch), None) for batch in batches]
         lost = unexplained(pairs)
-        assert found.curves[group.axis](int(grade.kept.sum())) == pytest.approx(lost, rel=1e-4)
-    assert [int(grade.kept.sum()) for grade in job._grades[group.axis]] == [18, 12, 6]
+        assert found.curves[group.name](int(grade.kept.sum())) == pytest.approx(lost, rel=1e-4)
+    assert [int(grade.kept.sum()) for grade in job._grades[group.name]] == [18, 12, 6]
 
 
 def test_curves_never_rise_with_what_stays():
@@ -113,11 +113,11 @@ def test_what_the_outputs_do_not_read_leaves_first():
         model.head.weight[:, :4] = 0
     groups, measured, job = both(model, batches)
     found = job.tried(model, measured, batches)
-    unread, read = (groups[f"layers.{at}.up.weight"].axis for at in (0, 1))
+    unread, read = (groups[f"layers.{at}.up.weight"].name for at in (0, 1))
     assert measured.curves[unread](12) > 0
     assert found.curves[unread](12) < 1e-6 < found.curves[read](12)
     done = shrink(model, batches[0], 0.2, batches=batches, include="layers.*.up.bias", round_to=1)
-    left = {group.name: int(done.kept[group.axis].sum()) for group in done.coupling.groups if group.axis in done.kept}
+    left = {group.name: int(done.kept[group.name].sum()) for group in done.scope.groups if group.name in done.kept}
     assert left["layers.0.up.weight"] < left["layers.1.up.weight"] == 24
 
 
@@ -131,15 +131,15 @@ def test_widths_of_queries_and_keys_are_tried():
             model.layers[0].key.weight[at] *= 10
     groups, measured, job = both(model, batches)
     group = groups["layers.0.query.weight:2"]
-    assert sorted(measured.scores[group.axis].argsort()[:4].tolist()) == [1, 3, 5, 7]
+    assert sorted(measured.scores[group.name].argsort()[:4].tolist()) == [1, 3, 5, 7]
     found = job.tried(model, measured, batches)
-    assert found.curves[group.axis](4) < 1e-6 < found.curves[group.axis](2)
+    assert found.curves[group.name](4) < 1e-6 < found.curves[group.name](2)
 
 
 def test_a_width_that_several_blocks_share_is_tried_by_a_walk():
     model, batches = Pooled(Layer(), Layer()), texts()
     groups, measured, job = both(model, batches)
-    stream = groups["stem.weight"].axis
+    stream = groups["stem.weight"].name
     assert stream not in job._grades
     found = job.tried(model, measured, batches)
     assert 0 < found.curves[stream](6) < found.curves[stream](4) < found.curves[stream](2)
@@ -171,7 +171,7 @@ def test_what_does_not_run_is_not_tried(monkeypatch):
     monkeypatch.setattr(trying, "carry_out", fails)
     found = job.tried(model, measured, batches)
     assert is_unchanged(model, state)
-    stream = groups["stem.weight"].axis
+    stream = groups["stem.weight"].name
     ratios = [found.curves[stream](count) / measured.curves[stream](count) for count in (2, 4, 6)]
     assert ratios == pytest.approx([ratios[0]] * 3)
 

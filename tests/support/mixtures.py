@@ -6,9 +6,10 @@ import dataclasses
 import torch
 
 from secateur.checkpoints import open_checkpoint
-from secateur.shrinking.kinds.experts import mixtures_in_scope
+from secateur.shrinking.kinds.experts import tied_mixtures
 from secateur.shrinking.kinds.mixtures import mixtures_of
 from secateur.shrinking.request import Request
+from secateur.shrinking.select import groups_in_scope
 
 SMALL = {
     "vocab_size": 53,
@@ -33,6 +34,8 @@ def found_once(folder):
     found = mixtures_of(open_checkpoint(folder), Request(verify=False))
 
     def known(checkpoint, asked):
-        return dataclasses.replace(found, groups=mixtures_in_scope(found.subject, asked))
+        scope = tied_mixtures(found.subject.scope, asked)
+        subject = dataclasses.replace(found.subject, scope=scope)
+        return dataclasses.replace(found, subject=subject, groups=groups_in_scope(scope, asked, chosen=True))
 
     return known

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur import Pruner, oneshot, shrink, sparsify
-from secateur.coupling import find_coupling
+from secateur.coupling import Scope, find_coupling
 from secateur.shrinking import load_shrunken, pruning_target, save_shrunken
 from secateur.shrinking.counting import solve_counts
 from secateur.shrinking.request import request
@@ -113,7 +113,7 @@ def _shrunk(model: nn.Module, example: Any, share: float = SHARE) -> tuple[dict[
         "status": verdict.status,
         "message": verdict.words,
         "gap": verdict.gap,
-        "groups": [lost, len(done.coupling.groups)],
+        "groups": [lost, len(done.scope.groups)],
         "whole": _whole(model, done),
     }
     return row | judged, done
@@ -128,7 +128,7 @@ def _whole(model: nn.Module, done: Any) -> list[str]:
     """The reasons that keep most parameters whole, and an example of each."""
     sizes = {name: each.numel() for name, each in model.named_parameters()}
     weight, first = Counter[str](), dict[str, str]()
-    for (name, _), reason in done.coupling.frozen.items():
+    for (name, _), reason in done.scope.frozen.items():
         if reason not in ("an input of the model", "an output of the model"):
             weight[reason] += sizes.get(name, 0)
             first.setdefault(reason, name)
@@ -137,10 +137,10 @@ def _whole(model: nn.Module, done: Any) -> list[str]:
 
 def _most(model: nn.Module, example: Any, done: Any) -> float:
     """How many percent can leave at most, as the refusal of nearly all says."""
-    coupling = find_coupling(model, example) if done is None else done.coupling
+    scope = Scope.of(find_coupling(model, example)) if done is None else done.scope
     asked = request(sparsity=0.9999)
     try:
-        solve_counts(pruning_target(model, coupling, [example]), groups_in_scope(coupling, asked), asked)
+        solve_counts(pruning_target(model, scope, [example]), groups_in_scope(scope, asked), asked)
     except Exception as error:
         found = _MOST.search(str(error))
         return float(found[1]) if found else 0.0

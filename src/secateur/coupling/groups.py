@@ -4,10 +4,11 @@ as `find_coupling` found it.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
 
@@ -20,7 +21,6 @@ from secateur.coupling.axes import (
     Axis,
     Expression,
     Product,
-    freeze,
     indices_of,
     kept_positions,
     leaves,
@@ -33,7 +33,7 @@ from secateur.coupling.equations import Polynomial, axes_of, evaluated, holds, i
 from secateur.coupling.numbers import Attribute, Equation, Outcome, parts_of
 from secateur.coupling.residual_streams import Branch
 from secateur.coupling.trace import Look, Trace
-from secateur.support import Part, Rows, Shown, printable
+from secateur.support import Part, Rows, Shown, matches, printable
 
 # ---- What stays in place of a module of a residual branch that left.
 #
@@ -151,7 +151,7 @@ def replacement(form: Mapping[str, Any]) -> nn.Module:
 # Law: the units of a group are slices of all its members at the same indices, whatever else leaves; every dimension
 # of a parameter that is in no group is frozen, with the reason.
 
-Kept = Mapping[Axis, npt.NDArray[np.bool_]]
+Kept = Mapping[str, npt.NDArray[np.bool_]]  # {group: which of its units stay}
 
 
 @dataclass(frozen=True, eq=False)
@@ -214,39 +214,14 @@ class Coupling(Shown):
         self.passes = passes
         self.branches = list(branches)
         self.turns = turns
-        self._attributes: dict[Attribute, Polynomial] = {}
-        self._alike: dict[Axis, Axis] = {}  # of those that keep the same share, a chain to the first of them
-        self.groups: list[Group] = []
-        self.frozen: dict[tuple[str, int], str] = {}
-        self.compared: dict[tuple[str, int], None] = {}
-        self._settle()
+        self._attributes = settle(trace.equations)
+        self.groups = tuple(self._groups())
+        self._axes = {group.name: group.axis for group in self.groups}
+        self._group_of = {group.axis: group.name for group in self.groups}
+        self.frozen, self.compared = self.whole({})
 
     def _parts(self) -> Iterator[Part]:
-        rows = [(printable(each.name), f"{each.size:,}", f"{len(each.members):,}") for each in self.groups]
-        yield Rows(("~Group", ">Units", ">Dimensions that leave together"), rows)
-        whole = Counter(printable(why) for why in self.frozen.values())
-        if whole:
-            yield ""
-            yield Rows(
-                ("~What stays whole, because", ">Dimensions"), [(why, f"{n:,}") for why, n in whole.most_common()]
-            )
-
-    def freeze(self, groups: Iterable[Group], why: str) -> None:
-        """Nothing of these may leave."""
-        frozen = {group.tied for group in groups}
-        for group in self.groups:
-            if group.tied in frozen:
-                freeze(representative(group.axis), why)
-        self._settle()
-
-    def tie(self, sets: Iterable[Iterable[Group]]) -> None:
-        """Groups of one set keep the same share of their units; where one has to stay, all do."""
-        for each in sets:
-            first, *others = [self._first_of(group.axis) for group in each]
-            for other in others:
-                if self._first_of(other) is not self._first_of(first):
-                    self._alike[self._first_of(other)] = self._first_of(first)
-        self._settle()
+        return _tables(self.groups, self.frozen)
 
     def used(self) -> dict[Attribute, Polynomial]:
         """The integers of modules that the passes made use of, in counts of axes; a constant where one stays."""
@@ -259,6 +234,11 @@ class Coupling(Shown):
         }
         return {each: value for each, value in found.items() if value}
 
+    def numbers(self, counts: Mapping[str, int]) -> dict[Attribute, int]:
+        """What these integers are when so many stay of each group."""
+        at = self._at(counts)
+        return {each: evaluated(polynomial, at) for each, polynomial in self.used().items()}
+
     def names(self) -> list[str]:
         """The tensors of the model."""
         return list(self._dims)
@@ -267,9 +247,14 @@ class Coupling(Shown):
         """The dimensions of a tensor of the model, as expressions of axes."""
         return self._dims[name]
 
+    def positions(self, dim: Expression, kept: Kept) -> npt.NDArray[np.bool_]:
+        """Which positions of a dimension stay; groups that are not named stay whole."""
+        named = ((axis, self._group_of.get(axis, "")) for axis in leaves(dim))
+        return kept_positions(dim, {axis: kept[name] for axis, name in named if name in kept})
+
     def kept(self, name: str, kept: Kept) -> list[npt.NDArray[np.bool_]]:
         """Which positions of each dimension of a tensor stay."""
-        return [kept_positions(dim, kept) for dim in self._dims[name]]
+        return [self.positions(dim, kept) for dim in self._dims[name]]
 
     def indices(self, group: Group, name: str, dim: int) -> npt.NDArray[np.int64]:
         """For each position of a dimension of a tensor the unit of the group that it belongs to, or -1."""
@@ -279,46 +264,47 @@ class Coupling(Shown):
         """The same for each time that the group's axis is a factor of the dimension, as of pairs of its units."""
         return occurrences_of(group.axis, self._dims[name][dim])
 
-    def attributes(self, counts: Mapping[Axis, int]) -> dict[Attribute, int]:
-        """The integers of modules that change when so many stay of each axis, and what they become."""
-        by_representative = {representative(axis): count for axis, count in counts.items()}
-        values = {each: evaluated(polynomial, by_representative) for each, polynomial in self._attributes.items()}
+    def attributes(self, counts: Mapping[str, int]) -> dict[Attribute, int]:
+        """The integers of modules that change when so many stay of each group, and what they become."""
+        at = self._at(counts)
+        values = {each: evaluated(polynomial, at) for each, polynomial in self._attributes.items()}
         return {attribute: value for attribute, value in values.items() if value != attribute.value}
 
-    def scales(self, counts: Mapping[Axis, int]) -> list[tuple[str, int, npt.NDArray[np.int64], float]]:
+    def scales(self, counts: Mapping[str, int]) -> list[tuple[str, int, npt.NDArray[np.int64], float]]:
         """``(name of a parameter, dimension, indices, factor)``: what makes up for attention that its width scales."""
-        found = []
+        found, at_axes = [], self._by_axis(counts)
         for rows, dim in self._trace.scaled:
-            factor = math.sqrt(_count(dim, counts) / size_of(dim))
+            factor = math.sqrt(_count(dim, at_axes) / size_of(dim))
             if factor != 1:
                 found += [(self._names[key], at, indices, factor) for (key, at), indices in rows.items()]
         return found
 
-    def contradicted(self, counts: Mapping[Axis, int]) -> list[Group]:
+    def contradicted(self, counts: Mapping[str, int]) -> list[Group]:
         """The groups on which a comparison in the code depends whose result would change with these counts."""
-        by_representative = {representative(axis): count for axis, count in counts.items()}
-        axes: set[Axis] = set()
+        at, axes = self._at(counts), set[Axis]()
         for each in self._trace.equations:
-            if isinstance(each, Outcome) and not holds(each, self._attributes, by_representative):
+            if isinstance(each, Outcome) and not holds(each, self._attributes, at):
                 axes |= axes_of(each, self._attributes)
         return [group for group in self.groups if representative(group.axis) in axes]
 
     def least(self, group: Group) -> int:
         """The fewest units of a group with which, all else whole, no comparison in the code comes out otherwise; of
         those that are chosen between as many as are chosen at a time."""
-        return next((n for n in range(1, group.size) if not self.contradicted({group.axis: n})), group.size)
+        return next((n for n in range(1, group.size) if not self.contradicted({group.name: n})), group.size)
 
-    def size(self, name: str, counts: Mapping[Axis, int]) -> int:
-        """How many entries a tensor has when so many stay of each axis."""
-        return math.prod(_count(dim, counts) for dim in self._dims[name])
+    def size(self, name: str, counts: Mapping[str, int]) -> int:
+        """How many entries a tensor has when so many stay of each group."""
+        at_axes = self._by_axis(counts)
+        return math.prod(_count(dim, at_axes) for dim in self._dims[name])
 
     def contractions(self) -> list[tuple[Sequence[Expression], int]]:
         """The dimensions of each contraction that was watched, whose sizes multiply to its work, and 1."""
         return [(dims, 1) for dims in self._trace.products]
 
-    def multiply_adds(self, counts: Mapping[Axis, int]) -> int:
-        """Multiply-adds of the passes that were watched, when so many stay of each axis; only those of contractions."""
-        return _total(self.contractions(), counts)
+    def multiply_adds(self, counts: Mapping[str, int]) -> int:
+        """Multiply-adds of the passes that were watched when so many stay of each group; of contractions only."""
+        at_axes = self._by_axis(counts)
+        return sum(times * math.prod(_count(dim, at_axes) for dim in dims) for dims, times in self.contractions())
 
     def looks(self) -> list[Look]:
         """Where scores are made and compared, by which something is chosen."""
@@ -334,24 +320,34 @@ class Coupling(Shown):
                 found[flag.in_pass].add((flag.name, flag.number))
         return found
 
-    def _settle(self) -> None:
-        self._attributes = settle(self._trace.equations)
-        members: dict[Axis, list[tuple[str, int]]] = {}
-        self.frozen, self.compared = {}, {}
+    def whole(self, why: Mapping[str, str]) -> tuple[dict[tuple[str, int], str], dict[tuple[str, int], None]]:
+        """`frozen` and `compared` if some groups stay whole beside, ``{group: why}``."""
+        beside: dict[Axis, dict[str, None]] = {}
+        for name, reason in why.items():
+            beside.setdefault(representative(self._axes[name]), {})[reason] = None
+        frozen: dict[tuple[str, int], str] = {}
+        compared: dict[tuple[str, int], None] = {}
         for name, dims in self._dims.items():
             for at, dim in enumerate(dims):
-                reasons: list[str] = []
+                reasons: dict[str, None] = {}
+                for axis in dict.fromkeys(leaves(dim)):
+                    first = representative(axis)
+                    if axis.size <= 1 or not (first in beside or is_frozen(axis)):
+                        continue
+                    reasons |= dict.fromkeys((*axis.reasons, *first.reasons, *beside.get(first, ()), *axis.looks))
+                    if axis.looks:
+                        compared[name, at] = None
+                if said := [each for each in reasons if each]:
+                    frozen[name, at] = "; ".join(said)
+        return frozen, compared
+
+    def _groups(self) -> Iterator[Group]:
+        members: dict[Axis, list[tuple[str, int]]] = {}
+        for name, dims in self._dims.items():
+            for at, dim in enumerate(dims):
                 for axis in dict.fromkeys(leaves(dim)):
                     if axis.size > 1 and not is_frozen(axis):
                         members.setdefault(axis, []).append((name, at))
-                    elif axis.size > 1:
-                        reasons += [
-                            each for each in (*axis.reasons, *representative(axis).reasons, *axis.looks) if each
-                        ]
-                        if axis.looks:
-                            self.compared[name, at] = None
-                if reasons:
-                    self.frozen[name, at] = "; ".join(dict.fromkeys(reasons))
         notes: dict[Axis, list[str]] = {}
         for flag in self._trace.flagged:
             for axis in leaves(flag.dim):
@@ -360,28 +356,26 @@ class Coupling(Shown):
         for dim, step in self._trace.multiples:
             for axis, each in steps_of(dim, step):
                 multiples[axis] = math.lcm(multiples.get(axis, 1), each)
-        numbers = {axis: number for number, axis in enumerate(dict.fromkeys(map(self._first_of, members)))}
+        numbers = {axis: number for number, axis in enumerate(dict.fromkeys(map(representative, members)))}
         names = Counter[str]()
-        self.groups = [
-            Group(
+        for axis, places in members.items():
+            yield Group(
                 self._named(places, names, chosen=bool(axis.looks)),
                 axis,
                 axis.size,
                 tuple(places),
-                numbers[self._first_of(axis)],
+                numbers[representative(axis)],
                 tuple(dict.fromkeys(notes.get(axis, ()))),
                 bool(axis.looks),
                 multiples.get(axis, 1),
             )
-            for axis, places in members.items()
-        ]
 
-    def _first_of(self, axis: Axis) -> Axis:
-        """The axis that stands for all that keep the same share."""
-        axis = representative(axis)
-        while axis in self._alike:
-            axis = self._alike[axis]
-        return axis
+    def _by_axis(self, counts: Mapping[str, int]) -> dict[Axis, int]:
+        return {self._axes[name]: count for name, count in counts.items()}
+
+    def _at(self, counts: Mapping[str, int]) -> dict[Axis, int]:
+        """By the axes that stand in polynomials."""
+        return {representative(self._axes[name]): count for name, count in counts.items()}
 
     def _named(self, places: Sequence[tuple[str, int]], taken: Counter[str], *, chosen: bool) -> str:
         """A weight's outputs if it has some, rather than its inputs or a bias; another of the same is numbered."""
@@ -406,10 +400,6 @@ def steps_of(dim: Expression, step: int) -> Iterable[tuple[Axis, int]]:
             yield from steps_of(segment, step)
 
 
-def _total(terms: Iterable[tuple[Sequence[Expression], int]], counts: Mapping[Axis, int]) -> int:
-    return sum(times * math.prod(_count(dim, counts) for dim in dims) for dims, times in terms)
-
-
 def _count(dim: Expression, counts: Mapping[Axis, int]) -> int:
     whole = resolved(dim)
     if isinstance(whole, Axis):
@@ -417,3 +407,117 @@ def _count(dim: Expression, counts: Mapping[Axis, int]) -> int:
     if isinstance(whole, Product):
         return math.prod(_count(factor, counts) for factor in whole.factors)
     return sum(_count(segment, counts) for segment in whole.segments)
+
+
+# ---- What may leave of what was found: a coupling is never changed, and who freezes or ties groups makes a new scope.
+
+
+@dataclass(frozen=True, eq=False)
+class Scope(Shown):
+    """Of a `Coupling` the groups that may leave, which of them keep the same share, and why the others stay whole.
+
+    Attributes:
+        coupling: what was found; scopes of one coupling call its groups by the same names.
+        groups: those that may leave; the same ``tied`` keep the same share of their units.
+        reasons: ``{group: why nothing of it may leave}``, of those that were frozen since.
+
+    >>> import torch
+    >>> from secateur.coupling import find_coupling
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    >>> scope = Scope.of(find_coupling(model, torch.ones(1, 4)))
+    >>> less = scope.without(["0.weight"], "an example")
+    >>> len(scope.groups), len(less.groups), less.frozen["0.weight", 0]
+    (1, 0, 'an example')
+    """
+
+    coupling: Coupling
+    groups: Sequence[Group]
+    reasons: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, coupling: Coupling) -> Scope:
+        """All that is free."""
+        return cls(coupling, coupling.groups)
+
+    @functools.cached_property
+    def _whole(self) -> tuple[dict[tuple[str, int], str], dict[tuple[str, int], None]]:
+        return self.coupling.whole(self.reasons) if self.reasons else (self.coupling.frozen, self.coupling.compared)
+
+    @property
+    def frozen(self) -> Mapping[tuple[str, int], str]:
+        """``{(name, dimension): reasons}`` of the dimensions of tensors of which nothing may leave."""
+        return self._whole[0]
+
+    @property
+    def compared(self) -> Iterable[tuple[str, int]]:
+        """Those of them whose units are compared with each other."""
+        return self._whole[1]
+
+    def _parts(self) -> Iterator[Part]:
+        return _tables(self.groups, self.frozen)
+
+    def without(self, names: Iterable[str], why: str) -> Scope:
+        """Nothing of these groups may leave, nor of those that keep the same share as they do."""
+        names = {*names}
+        ties = {group.tied for group in self.groups if group.name in names}
+        gone = {group.name: why for group in self.groups if group.tied in ties}
+        left = [group for group in self.groups if group.tied not in ties]
+        return replace(self, groups=left, reasons={**self.reasons, **gone})
+
+    def tied(self, sets: Iterable[Iterable[str]]) -> Scope:
+        """Groups of one set keep the same share of their units; where one has to stay, all do."""
+        number = {group.name: group.tied for group in self.groups}
+        first = {tied: tied for tied in number.values()}
+
+        def found(tied: int) -> int:
+            while first[tied] != tied:
+                tied = first[tied]
+            return tied
+
+        for each in sets:
+            one, *others = [found(number[name]) for name in each]
+            for other in others:
+                if found(other) != found(one):
+                    first[found(other)] = found(one)
+        return replace(self, groups=[replace(group, tied=found(group.tied)) for group in self.groups])
+
+    def within(
+        self, include: Iterable[str] | None = None, exclude: Iterable[str] = (), *, chosen: bool = False
+    ) -> Scope:
+        """Those whose names, or whose tensors' names, the globs let leave; only groups that are ``chosen`` between, or
+        only others. Of groups that keep the same share all may leave, or none."""
+        left = {
+            group.name
+            for group in self.groups
+            if group.chosen == chosen
+            and may_leave({group.name, *(name for name, _ in group.members)}, include, exclude)
+        }
+        partly = {group.tied for group in self.groups if group.name not in left}
+        return replace(self, groups=[group for group in self.groups if group.tied not in partly])
+
+    def contradicted(self, counts: Mapping[str, int]) -> list[Group]:
+        """The groups that may leave on which a comparison in the code depends whose result would change."""
+        names = {group.name for group in self.coupling.contradicted(counts)}
+        return [group for group in self.groups if group.name in names]
+
+
+def may_leave(names: Collection[str], include: Iterable[str] | None, exclude: Iterable[str]) -> bool:
+    """Whether units with these names may leave: one of the names is included, and none excluded.
+
+    >>> may_leave({"0.weight", "0.bias"}, ["*.weight"], ()), may_leave({"0.weight", "0.bias"}, None, ["*.bias"])
+    (True, False)
+    """
+
+    def about(globs: Iterable[str]) -> bool:
+        return any(matches(name, globs) for name in names)
+
+    return (include is None or about(include)) and not about(exclude)
+
+
+def _tables(groups: Iterable[Group], frozen: Mapping[tuple[str, int], str]) -> Iterator[Part]:
+    rows = [(printable(each.name), f"{each.size:,}", f"{len(each.members):,}") for each in groups]
+    yield Rows(("~Group", ">Units", ">Dimensions that leave together"), rows)
+    whole = Counter(printable(why) for why in frozen.values())
+    if whole:
+        yield ""
+        yield Rows(("~What stays whole, because", ">Dimensions"), [(why, f"{n:,}") for why, n in whole.most_common()])

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 from torch import nn
 
-from secateur.coupling import Axis, Coupling, Group, find_coupling
+from secateur.coupling import Coupling, Group, Scope, find_coupling, may_leave
 from secateur.search.costs import Budget, Judged, holds, nonzeros, taken_of
 from secateur.search.latency import Times, milliseconds_of, saved_by
 from secateur.search.levels import Levels
@@ -35,7 +35,6 @@ from secateur.shrinking import (
     coupling_on_meta,
     example_for,
     has_configuration,
-    may_leave,
     names_of,
     plan_of,
     shorter,
@@ -103,16 +102,16 @@ class _Seen:
     """A coupling that shrink would find: what it would object to, before anything is chosen.
 
     Attributes:
-        coupling: with what a configuration cannot say frozen, and the rest tied, where that is asked for.
+        scope: with what a configuration cannot say frozen, and the rest tied, where that is asked for.
         configured: what says whether there is such a model; None where nothing does.
     """
 
-    coupling: Coupling
+    scope: Scope
     configured: Configured | None = None
 
     @functools.cached_property
     def groups(self) -> dict[str, Group]:
-        return {group.name: group for group in self.coupling.groups}
+        return {group.name: group for group in self.scope.groups}
 
     def tied_to(self, names: Iterable[str]) -> set[str]:
         """All groups of the ties that these are in."""
@@ -123,9 +122,9 @@ class _Seen:
         """Why these groups cannot keep these units; None where they can. With an example what a configuration builds is
         compared with the smaller model, too."""
         groups = self.groups
-        masks = {groups[name].axis: np.asarray(mask) for name, mask in kept.items() if name in groups}
-        counts = {axis: int(mask.sum()) for axis, mask in masks.items()}
-        if self.coupling.contradicted(counts):
+        masks = {name: np.asarray(mask) for name, mask in kept.items() if name in groups}
+        counts = {name: int(mask.sum()) for name, mask in masks.items()}
+        if self.scope.contradicted(counts):
             return "a comparison in the code would change its result"
         if self.configured is None or not counts:
             return None
@@ -134,7 +133,7 @@ class _Seen:
         if example is not None:
             its = [groups[name] for name in kept if name in groups]
             try:
-                wrong = self.configured.unsaid(None, self.coupling, its, masks, [example])
+                wrong = self.configured.unsaid(None, self.scope.coupling, its, masks, [example])
             except ValueError:  # of all of them
                 wrong = its
             if wrong:
@@ -178,10 +177,9 @@ class LevelSearch:
     def __post_init__(self) -> None:
         self.inner = unwrapped(self.model)
         self.coupling = find_coupling(self.inner, self.example)
-        self.axes: dict[str, Axis] = {group.name: group.axis for group in self.coupling.groups}
         self.kinds = {kind for word in self.over for kind in KINDS[word]}
         free = self._in_scope([name for name in self.levels if self.levels.kind[name] in self.kinds])
-        self._seen_alone = _Seen(self.coupling)
+        self._seen_alone = _Seen(Scope.of(self.coupling))
         self._seen = [(self._seen_alone, None)]
         tied: Iterable[Iterable[str]] = [[name] for name in free]
         if self.uniform:
@@ -246,12 +244,12 @@ class LevelSearch:
         return [*([name] for name in layers), *found]
 
     def _said_of(self, model: nn.Module, example: Any, find: Callable[[nn.Module, Any], Coupling]) -> tuple[_Seen, Any]:
-        """A private copy of the coupling, with its groups tied, and the example that it was traced with."""
-        coupling = find(model, example)
+        """What may leave, with its groups tied, and the example that it was traced with."""
+        scope = Scope.of(find(model, example))
         if has_configuration(model):
-            return _Seen(coupling, Configured(model, coupling)), shorter(example)
-        tie_roles(coupling)
-        return _Seen(coupling), None
+            configured = Configured(model, scope)
+            return _Seen(configured.scope, configured), shorter(example)
+        return _Seen(tie_roles(scope)), None
 
     def _tie_of(self, name: str, seen: _Seen) -> int | None:
         """Which tie the groups of an entry are in; None where one of them is in none, or in another. Groups of the same
@@ -270,8 +268,8 @@ class LevelSearch:
         for group in self.levels.groups[name]:
             for place in self._seen_alone.groups[group].members if group in self._seen_alone.groups else ():
                 for seen, _ in self._seen:
-                    if place in seen.coupling.frozen:
-                        return seen.coupling.frozen[place]
+                    if place in seen.scope.frozen:
+                        return seen.scope.frozen[place]
         return "no configuration describes it with fewer units"
 
     def _allowed(self, each: Class) -> Class:
@@ -327,8 +325,8 @@ class LevelSearch:
         }
         return Predicted(milliseconds_of(self.whole, self.whole, self.timed_on)[0], table)
 
-    def _masks(self, named: Mapping[str, int]) -> dict[Axis, Any]:
-        return {self.axes[name]: np.asarray(mask) for name, mask in self.levels.kept(named).items()}
+    def _masks(self, named: Mapping[str, int]) -> dict[str, Any]:
+        return {name: np.asarray(mask) for name, mask in self.levels.kept(named).items()}
 
     def _tried(self, choice: Choice) -> float:
         """The milliseconds of a model of this structure, measured in turns with the dense one."""

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from secateur import patterns, solvers
-from secateur.coupling import Axis, find_coupling
+from secateur.coupling import find_coupling
 from secateur.models import OneShot, Solve, oneshot
 from secateur.patterns import Pattern
 from secateur.search.choosing import ByItself, LevelSearch, kept_by
@@ -341,11 +341,11 @@ def rounding_for(model: nn.Module, example_inputs: Any, round_to: int | None) ->
     coupling = find_coupling(unwrapped(model), example_inputs)
     names = [name for name, _ in unwrapped(model).named_parameters()]
 
-    def size(counts: Mapping[Axis, int]) -> int:
+    def size(counts: Mapping[str, int]) -> int:
         return sum(coupling.size(name, counts) for name in names)
 
     whole = size({})
-    units = [whole - size({group.axis: group.size - 1}) for group in coupling.groups if group.size >= ROUNDED_FROM]
+    units = [whole - size({group.name: group.size - 1}) for group in coupling.groups if group.size >= ROUNDED_FROM]
     return 1 if units and 16 * min(units) > _SMALL * whole else None
 
 
@@ -529,8 +529,7 @@ class Executor:
             share = max(more, done.beside[1])  # the next smaller one that there is
         else:
             return None
-        kept = {group.name: done.kept.get(group.axis) for group in done.coupling.groups}
-        units = {name: int(mask.sum()) for name, mask in kept.items() if mask is not None and not mask.all()}
+        units = {name: int(mask.sum()) for name, mask in done.kept.items() if not mask.all()}
         return ByItself(self._lost(copied), units, {each: costs[each] for each in ("params", "macs", "bytes")})
 
     def _shrunk(
@@ -602,10 +601,8 @@ def _costs_of(shrunk: Shrunk) -> dict[str, float]:
 
 def _check_counts(told: Told, shrunk: Shrunk) -> None:
     """Raises ValueError where other units left than were chosen."""
-    kept = {
-        group.name: int(shrunk.kept[group.axis].sum()) for group in shrunk.coupling.groups if group.axis in shrunk.kept
-    }
-    sizes = {group.name: group.size for group in shrunk.coupling.groups if not group.chosen}
+    kept = {name: int(mask.sum()) for name, mask in shrunk.kept.items()}
+    sizes = {group.name: group.size for group in shrunk.scope.groups if not group.chosen}
     asked, left = ({name: each.get(name, size) for name, size in sizes.items()} for each in (told.units, kept))
     check_counts(asked, left, "Nothing was changed; exclude= this group, or ask for another budget.", sizes)
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from secateur import patterns, solvers
 from secateur.allocation import narrowest
-from secateur.coupling import Axis, Coupling, Group, find_coupling
+from secateur.coupling import Coupling, Group, Scope, find_coupling
 from secateur.evidence import needs
 from secateur.models import (
     InputStats,
@@ -180,12 +180,13 @@ def make_levels(
     parts = parts_of(inner)
     tied: list[TiedGroups] = []
     left_alone: dict[str, str] = {}
-    subject = pruning_target(inner, coupling, [shorter(example)], proved_on=inner if verify else None)
+    scope = Scope.of(coupling)
+    subject = pruning_target(inner, scope, [shorter(example)], proved_on=inner if verify else None)
     parameters = {name for name, _ in inner.named_parameters(remove_duplicate=False)}
     known = names_of(coupling) | {name for name, _ in inner.named_modules()} if "shrink" in kinds else set()
     check_globs(known | parameters, request.globs)
     if "shrink" in kinds:
-        tied, left_alone = gradable(subject, request, parts, shares)
+        tied, left_alone, scope = gradable(subject, request, parts, shares)
     layers: dict[str, nn.Parameter] = {}
     if "oneshot" in kinds:
         these, others = (None if each is None else _matching(each, parameters) for each in (include, exclude))
@@ -196,7 +197,7 @@ def make_levels(
     left_alone |= making.missing()
     entries, variables = making.entries()
     if not entries:
-        left_alone |= {f"{name} dimension {at}": reason for (name, at), reason in coupling.frozen.items()}
+        left_alone |= {f"{name} dimension {at}": reason for (name, at), reason in scope.frozen.items()}
         said = "".join(f"\n  {name}: {reason}" for name, reason in list(left_alone.items())[:10])
         raise ValueError(f"nothing of the model has levels.{said}")
     levels = Levels(entries, bill_of(inner, coupling, variables), made, left_alone)
@@ -252,13 +253,13 @@ class _Making:
     pattern: Pattern
     digest: str
     folder: Path | None
-    grades: dict[Axis, Sequence[RepairedLevel]] = field(default_factory=dict)
+    grades: dict[str, Sequence[RepairedLevel]] = field(default_factory=dict)
     done: dict[str, Stored] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.around = ties_around(self.coupling, [group for each in self.tied for group in each.groups])
-        self.by_axis = {group.axis: each for each in self.tied for group in each.groups}
+        self.by_axis = {group.name: each for each in self.tied for group in each.groups}
         self._read([*map(_name_of, self.tied), *(f"{name}:layer" for name in self.layers)])
 
     def _read(self, names: Iterable[str]) -> None:
@@ -278,7 +279,7 @@ class _Making:
         if not groups and not layers:
             return
         counts = {
-            group.axis: [each.counts(parts)[group.axis] for _, parts in counts_at(each, self.shares)]
+            group.name: [each.counts(parts)[group.name] for _, parts in counts_at(each, self.shares)]
             for each in tied
             for group in each.groups
         }
@@ -330,10 +331,10 @@ class _Making:
 
     def _graded(self, group: Group, grades: Sequence[RepairedLevel]) -> None:
         """Once all groups of a tie are there, it is made."""
-        tied = self.by_axis[group.axis]
-        self.grades[group.axis] = grades
-        if all(each.axis in self.grades for each in tied.groups):
-            self._add(self._of_tie(tied, [self.grades.pop(each.axis) for each in tied.groups]))
+        tied = self.by_axis[group.name]
+        self.grades[group.name] = grades
+        if all(each.name in self.grades for each in tied.groups):
+            self._add(self._of_tie(tied, [self.grades.pop(each.name) for each in tied.groups]))
 
     def _of_tie(self, tied: TiedGroups, grades: Sequence[Sequence[RepairedLevel]]) -> Stored:
         tensors: dict[str, Tensor] = {}

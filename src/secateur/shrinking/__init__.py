@@ -26,7 +26,7 @@ from secateur.shrinking.result import (
     proof_words,
     shrunk_parts,
 )
-from secateur.shrinking.select import check_globs, may_leave, names_of, tie_roles
+from secateur.shrinking.select import check_globs, names_of, tie_roles
 
 __all__ = [
     "CheckpointShrinking",
@@ -62,7 +62,6 @@ __all__ = [
     "gradable",
     "has_configuration",
     "load_shrunken",
-    "may_leave",
     "model_sheets",
     "names_of",
     "not_finite",

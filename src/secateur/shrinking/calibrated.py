@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur.checkpoints import Unfinished
-from secateur.coupling import Axis, Group
+from secateur.coupling import Group
 from secateur.models import (
     DirectoryWalk,
     InputStats,
@@ -76,7 +76,7 @@ def chosen_by_data(
     """
     model, coupling = subject.model, subject.coupling
     check_globs(names_of(coupling) | set(known), asked.globs)
-    groups = groups_in_scope(coupling, asked)
+    groups = groups_in_scope(subject.scope, asked)
     free = free_in(model, parts_of(model))
     tries = repair and asked.allocate is None and asked.sparsity is not None  # else no losses are asked for
     way = ("tried", asked.round_to) if tries else None
@@ -87,7 +87,7 @@ def chosen_by_data(
         if measured.slopes:  # then nothing is tried
             remember(model, groups, batches, measured)
     choice = choose(subject, asked, known, measured)
-    left = [group for group in coupling.groups if group.axis in choice.kept and not choice.kept[group.axis].all()]
+    left = [group for group in coupling.groups if group.name in choice.kept and not choice.kept[group.name].all()]
     if not left:
         return choice, {}
     job = Repairing(coupling, left, choice.kept, measured, free, repair=repair)
@@ -185,7 +185,7 @@ def chosen_in_directory(
 ) -> Streamed:
     """What stays of a model whose weights lie in files; its consumers are repaired in the copy of a run that has begun.
     Without one only what would stay is said."""
-    named = {group.name: group for group in subject.coupling.groups}  # before any of them is frozen
+    named = {group.name: group for group in subject.coupling.groups}
     found = begun and begun.found().inner("facts")
     if found:
         found.only("measured", "tokens", "chosen", "repaired", "rescaled")
@@ -194,14 +194,14 @@ def chosen_in_directory(
     else:
         measured, tokens = _measured_by_walk(subject, asked, place, named)
         _learn(begun, measured=_plain(measured, named), tokens=tokens)
-    choice = _choice(subject, asked, measured, named)
-    counts = {name: int(choice.kept[group.axis].sum()) for name, group in named.items() if group.axis in choice.kept}
+    choice = _choice(subject, asked, measured)
+    counts = {name: int(choice.kept[group.name].sum()) for name, group in named.items() if group.name in choice.kept}
     if found and "chosen" in found.values:
         if found.each_named("chosen", int, least=0) != counts:
             raise found.wrong("chosen", "has other counts than the measurements give")
     else:
         _learn(begun, chosen=counts)
-    left = [group for group in named.values() if group.axis in choice.kept and not choice.kept[group.axis].all()]
+    left = [group for group in named.values() if group.name in choice.kept and not choice.kept[group.name].all()]
     if begun is None or not left:
         return Streamed(choice, {}, (), (), tokens)
     free = free_in(place.model, place.blocks)
@@ -214,12 +214,12 @@ def chosen_in_directory(
         _learn(begun, repaired=True)
     kept, errors, biases = on_rank_zero(
         lambda: (
-            {name: job.kept[group.axis] for name, group in named.items() if group.axis in job.kept},
+            {name: job.kept[group.name] for name, group in named.items() if group.name in job.kept},
             job.errors,
             job.biases,
         )
     )
-    job.kept.update({named[name].axis: mask for name, mask in kept.items()})
+    job.kept.update(kept)
     choice = replace(choice, kept=job.kept, plan=plan_of(subject.model, subject.coupling, job.kept))
     if not repair:
         return Streamed(choice, {}, (), (), tokens)
@@ -248,7 +248,7 @@ def _learn(begun: Unfinished | None, **facts: Any) -> None:
 def _measured_by_walk(
     subject: PruningTarget, asked: Request, place: DirectoryWalk, named: _Named
 ) -> tuple[Measured, int]:
-    groups = groups_in_scope(subject.coupling, asked)
+    groups = groups_in_scope(subject.scope, asked)
     measuring = Measuring(subject.coupling, groups, _slopes(subject, place, groups))
     job = _OfTheFirst(measuring)
     for _ in place.walk(job):
@@ -294,13 +294,13 @@ def _plain(measured: Measured, named: _Named) -> dict[str, Any]:
 def _plain_groups(measured: Measured, named: _Named) -> dict[str, Any]:
     return {
         name: {
-            "scores": measured.scores[group.axis].tolist(),
-            "counts": measured.curves[group.axis].counts.tolist(),
-            "losses": measured.curves[group.axis].losses.tolist(),
-            "consumers": sorted(measured.consumers.get(group.axis, ())),
+            "scores": measured.scores[group.name].tolist(),
+            "counts": measured.curves[group.name].counts.tolist(),
+            "losses": measured.curves[group.name].losses.tolist(),
+            "consumers": sorted(measured.consumers.get(group.name, ())),
         }
         for name, group in named.items()
-        if group.axis in measured.scores
+        if group.name in measured.scores
     }
 
 
@@ -309,20 +309,20 @@ def _measured_in(found: Fields, named: _Named) -> Measured:
     found.only("slopes", "groups")
     slopes = dict(map(_slopes_in, found.inners("slopes")))
     found = found.inner("groups")
-    scores: dict[Axis, Tensor] = {}
-    curves: dict[Axis, Curve] = {}
-    consumers: dict[Axis, frozenset[str]] = {}
+    scores: dict[str, Tensor] = {}
+    curves: dict[str, Curve] = {}
+    consumers: dict[str, frozenset[str]] = {}
     for name in found.values:
         if name not in named:
             raise found.wrong(name, "is no group of units of the model")
         one, group = found.inner(name), named[name]
         one.only("scores", "counts", "losses", "consumers")
-        scores[group.axis] = torch.tensor(one.each("scores", float), dtype=torch.float64)
+        scores[group.name] = torch.tensor(one.each("scores", float), dtype=torch.float64)
         counts, losses = np.array(one.each("counts", int, least=0, most=group.size)), one.each("losses", float)
-        if len(scores[group.axis]) != group.size or len(counts) != len(losses) or not (np.diff(counts) > 0).all():
+        if len(scores[group.name]) != group.size or len(counts) != len(losses) or not (np.diff(counts) > 0).all():
             raise one.wrong("", f"is not what is measured of {group.size} units")
-        curves[group.axis] = Curve(counts, np.array(losses, dtype=np.float64))
-        consumers[group.axis] = frozenset(one.each("consumers", str))
+        curves[group.name] = Curve(counts, np.array(losses, dtype=np.float64))
+        consumers[group.name] = frozenset(one.each("consumers", str))
     return Measured(scores, curves, consumers, slopes)
 
 
@@ -337,23 +337,22 @@ def _slopes_in(found: Fields) -> tuple[WeightView, Tensor]:
     return piece, torch.tensor(squares, dtype=torch.float64)
 
 
-def _choice(subject: PruningTarget, asked: Request, measured: Measured, named: _Named) -> Choice:
+def _choice(subject: PruningTarget, asked: Request, measured: Measured) -> Choice:
     """What the first process chooses; there is one proof of it."""
     mine: list[Choice] = []
 
     def chosen() -> tuple[Any, ...]:
         mine.append(choose(subject, asked, (), measured))
-        choice, frozen = mine[0], dict(subject.coupling.frozen)
-        kept = {name: choice.kept[group.axis] for name, group in named.items() if group.axis in choice.kept}
-        return kept, choice.fields, choice.left, choice.beside, frozen
+        choice = mine[0]
+        return choice.kept, choice.fields, choice.left, choice.beside, choice.scope.reasons
 
-    kept, fields, left, beside, frozen = on_rank_zero(chosen)
+    kept, fields, left, beside, reasons = on_rank_zero(chosen)
     if mine:
         return mine[0]
-    masks = {named[name].axis: mask for name, mask in kept.items()}
-    subject.coupling.freeze([group for group in subject.coupling.groups if group.axis not in masks], "stays whole")
-    subject.coupling.frozen = frozen
-    return Choice(masks, plan_of(subject.model, subject.coupling, masks), fields, left, beside, {})
+    scope = replace(
+        subject.scope, groups=[each for each in subject.scope.groups if each.name not in reasons], reasons=reasons
+    )
+    return Choice(kept, scope, plan_of(subject.model, subject.coupling, kept), fields, left, beside, {})
 
 
 # ---- repaired -------------------------------------------------------------------------------------------------------
@@ -425,15 +424,15 @@ class _Noted:
         self.known.update(fresh)
         return {
             "name": pruned.block,
-            "kept": {name: np.flatnonzero(self.job.kept[self.named[name].axis]).tolist() for name in fresh},
+            "kept": {name: np.flatnonzero(self.job.kept[name]).tolist() for name in fresh},
             "errors": {name: loss for name, loss in self.job.errors.items() if name.startswith(f"{pruned.block}.")},
             "biases": sorted(name for name in self.job.biases if name.startswith(f"{pruned.block}.")),
         }
 
 
 def _is_anew(job: Repairing, group: Group) -> bool:
-    axis = group.axis
-    return axis in job.chosen and not np.array_equal(job.kept[axis], job.chosen[axis])
+    name = group.name
+    return name in job.chosen and not np.array_equal(job.kept[name], job.chosen[name])
 
 
 def _gone_on_with(begun: Unfinished, place: DirectoryWalk, job: Repairing, named: _Named) -> Sequence[str]:
@@ -451,9 +450,9 @@ def _gone_on_with(begun: Unfinished, place: DirectoryWalk, job: Repairing, named
         for group, units in _kept_in(kept, named, job):
             mask = np.zeros(group.size, dtype=bool)
             mask[units] = True
-            if mask.sum() != job.chosen[group.axis].sum():
+            if mask.sum() != job.chosen[group.name].sum():
                 raise kept.wrong(group.name, f"is not so many units as were chosen of {group.size}")
-            job.kept[group.axis] = mask
+            job.kept[group.name] = mask
         errors = block.each_named("errors", float, least=0)
         if wrong := [each for each in errors if each not in job.targets or not each.startswith(f"{name}.")]:
             raise block.wrong(f"errors.{wrong[0]}", f"is no weight that is repaired in {name}")
@@ -467,6 +466,6 @@ def _gone_on_with(begun: Unfinished, place: DirectoryWalk, job: Repairing, named
 
 def _kept_in(kept: Fields, named: _Named, job: Repairing) -> Iterator[tuple[Group, list[int]]]:
     for name in kept.values:
-        if name not in named or named[name].axis not in job.chosen:
+        if name not in named or name not in job.chosen:
             raise kept.wrong(name, "is no group of which units leave")
         yield named[name], kept.each(name, int, least=0, most=named[name].size - 1)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from secateur.coupling import Coupling, Group, Kept, Polynomial, counted, evaluated, representative
+from secateur.coupling import Axis, Coupling, Group, Kept, Polynomial, Scope, counted, representative
 from secateur.models import parameters_on_meta
 from secateur.shrinking.apply import (
     Place,
@@ -163,28 +163,30 @@ class Configured(Described):
     """A model and its configuration: which fields set which sizes, and whether a configuration describes a smaller
     model.
 
-    Making one freezes in the coupling the axes that no field can express, and ties those that fields change together.
+    In its ``scope`` the groups are frozen that no field can express, and those tied that fields change together.
 
     Args:
         model: has a ``config`` as the models of transformers do: ``to_dict()``, ``from_dict()``, and the class of the
             model can be built from it alone. Also on the meta device.
-        coupling: of the model.
+        scope: what of the model may leave.
 
     Raises:
         ValueError: the model cannot be built again, or no configuration says that anything of it left.
     """
 
-    def __init__(self, model: nn.Module, coupling: Coupling) -> None:
+    def __init__(self, model: nn.Module, scope: Scope) -> None:
         super().__init__(model)
-        self._used = list(coupling.used())
+        self._used = list(scope.coupling.used())
         self._base = self._checked(model)
         self._follows: dict[Place, dict[Any, Fraction]] = {}
         self._learn()
-        self._settle(coupling)
+        self._axes = {group.name: group.axis for group in scope.coupling.groups}
+        self.scope = self._settled(scope)
 
-    def fields(self, counts: Mapping[Any, int]) -> dict[Place, int] | None:
-        """The fields that change when so many stay of each axis, and what they become; None where one is no integer."""
-        ratios = {representative(axis): Fraction(count, axis.size) for axis, count in counts.items()}
+    def fields(self, counts: Mapping[str, int]) -> dict[Place, int] | None:
+        """The fields that change when so many stay of each group, and their values; None where one is no integer."""
+        axes = {self._axes[name]: count for name, count in counts.items()}
+        ratios = {representative(axis): Fraction(count, axis.size) for axis, count in axes.items()}
         found = dict(self._set_by_us)
         for place, powers in self._follows.items():
             value = Fraction(self._fields[place])
@@ -198,8 +200,8 @@ class Configured(Described):
                 found[place] = int(value)
         return found
 
-    def is_possible(self, counts: Mapping[Any, int]) -> bool:
-        """Whether a model can be built when so many stay of each axis: widths may have to be divisible by heads."""
+    def is_possible(self, counts: Mapping[str, int]) -> bool:
+        """Whether a model can be built when so many stay of each group: widths may have to be divisible by heads."""
         changes = self.fields(counts)
         if changes is None:
             return False
@@ -221,7 +223,7 @@ class Configured(Described):
         """
         by_tie: dict[int, list[Group]] = {}
         for group in groups:
-            if not kept[group.axis].all():
+            if not kept[group.name].all():
                 by_tie.setdefault(group.tied, []).append(group)
         chosen = [group for each in by_tie.values() for group in each]
         if model is not None and chosen and self._is_said_in_parts(model, coupling, chosen, kept, inputs):
@@ -434,11 +436,13 @@ class Configured(Described):
 
     # ---- solving ----------------------------------------------------------------------------------------------------
 
-    def _settle(self, coupling: Coupling) -> None:
-        """Freeze the axes that no fields can express, tie those that they change together, and keep the equations."""
+    def _settled(self, scope: Scope) -> Scope:
+        """Without the groups that no fields can express, and with those tied that they change together; keeps the
+        equations."""
+        polynomials = self._polynomials(scope.coupling)
         while True:
-            rows = self._equations(coupling)
-            order = {representative(group.axis): number for number, group in enumerate(coupling.groups)}
+            rows = self._equations(scope, polynomials)
+            order = {representative(group.axis): number for number, group in enumerate(scope.groups)}
             solved = row_echelon(rows, [*self._fields, *order])
             stay: set[Any] = set()
             together: list[tuple[Any, Any]] = []
@@ -457,10 +461,10 @@ class Configured(Described):
                 fields = {each for row in rows if axis in row for each in row if isinstance(each, tuple)}
                 names = ", ".join(sorted(map(dotted, fields)))
                 reason = f"{names} of the configuration would say more than this" if names else "no field sets it"
-                groups = [group for group in coupling.groups if representative(group.axis) is axis]
-                coupling.freeze(groups, f"the configuration cannot express another size of it ({reason})")
-        if not coupling.groups:
-            why = list(dict.fromkeys(each for each in coupling.frozen.values() if "configuration" in each))
+                groups = [group.name for group in scope.groups if representative(group.axis) is axis]
+                scope = scope.without(groups, f"the configuration cannot express another size of it ({reason})")
+        if not scope.groups:
+            why = list(dict.fromkeys(each for each in scope.frozen.values() if "configuration" in each))
             raise ValueError(
                 f"no configuration of {self.kind.__name__} describes a smaller model of this structure"
                 f"{''.join(f' ({each})' for each in why[:3])}; {_PLAN}."
@@ -470,19 +474,23 @@ class Configured(Described):
             for place, row in solved.items()
             if isinstance(place, tuple)
         }
-        by_axis = {representative(group.axis): group for group in coupling.groups}
-        coupling.tie((by_axis[one], by_axis[other]) for one, other in together)
+        by_axis = {representative(group.axis): group.name for group in scope.groups}
+        return scope.tied((by_axis[one], by_axis[other]) for one, other in together)
 
-    def _equations(self, coupling: Coupling) -> list[dict[Any, Fraction]]:
-        """Rows whose sum is zero: logarithms of what stays of axes, and of what becomes of fields."""
-        polynomials: dict[_Key, Polynomial] = {
+    @staticmethod
+    def _polynomials(coupling: Coupling) -> dict[_Key, Polynomial]:
+        found: dict[_Key, Polynomial] = {
             ("size", name, at): counted(dim) for name in coupling.names() for at, dim in enumerate(coupling.dims(name))
         }
-        polynomials |= {("number", each.place): value for each, value in coupling.used().items()}
+        return found | {("number", each.place): value for each, value in coupling.used().items()}
+
+    def _equations(self, scope: Scope, polynomials: Mapping[_Key, Polynomial]) -> list[dict[Any, Fraction]]:
+        """Rows whose sum is zero: logarithms of what stays of axes, and of what becomes of fields."""
+        whole = {representative(self._axes[name]) for name in scope.reasons}
         found: dict[frozenset[Any], dict[Any, Fraction]] = {}
         for key in self._base:
             powers = self._powers.get(key, {})
-            polynomial = polynomials.get(key, {(): Fraction(1)})  # real numbers stay what they are
+            polynomial = _with_whole(polynomials.get(key, {(): Fraction(1)}), whole)  # real numbers stay what they are
             if len(polynomial) != 1 or None in powers.values():
                 continue  # a sum: it is compared in the end
             row: dict[Any, Fraction] = {}
@@ -506,8 +514,8 @@ class Configured(Described):
         """How a model that is built from the configuration differs from the smaller one, in words; None where it does
         not.
         """
-        kept = {group.axis: kept[group.axis] for group in groups}
-        counts = {axis: int(mask.sum()) for axis, mask in kept.items()}
+        kept = {group.name: kept[group.name] for group in groups}
+        counts = {name: int(mask.sum()) for name, mask in kept.items()}
         changes = self.fields(counts)
         if changes is None:
             return "a field would be no integer"
@@ -521,9 +529,8 @@ class Configured(Described):
             for at, mask in enumerate(coupling.kept(name, kept)):
                 if found["size", name, at] != int(mask.sum()):
                     return f"dimension {at} of {name} would be {found['size', name, at]}, not {int(mask.sum())}"
-        by_representative = {representative(axis): count for axis, count in counts.items()}
-        for each, polynomial in coupling.used().items():
-            if found["number", each.place] != evaluated(polynomial, by_representative):
+        for each, value in coupling.numbers(counts).items():
+            if found["number", each.place] != value:
                 return f"{_spelled(('number', each.place))} would be {found['number', each.place]}"
         return None if probe is None else self._other_outputs(probe, coupling, kept, changes, inputs)
 
@@ -532,8 +539,8 @@ class Configured(Described):
     ) -> bool:
         """Whether a large model that is built from the new configuration is found to be the smaller one with one
         block's weights at a time; False says nothing."""
-        kept = {group.axis: kept[group.axis] for group in groups}
-        changes = self.fields({axis: int(mask.sum()) for axis, mask in kept.items()})
+        kept = {group.name: kept[group.name] for group in groups}
+        changes = self.fields({name: int(mask.sum()) for name, mask in kept.items()})
         lending = None if changes is None else lending_of(model)
         if lending is None or changes is None or self._difference(None, coupling, groups, kept, inputs) is not None:
             return False
@@ -569,6 +576,16 @@ class Configured(Described):
         finally:
             undo()
         return None
+
+
+def _with_whole(polynomial: Polynomial, whole: Collection[Any]) -> Polynomial:
+    """With the sizes of axes of which nothing leaves in their places."""
+    found: Polynomial = {}
+    for term, factor in polynomial.items():
+        sizes = [each.size for each in term if isinstance(each, Axis) and each in whole]
+        rest = tuple(each for each in term if each not in whole)
+        found[rest] = found.get(rest, Fraction(0)) + factor * math.prod(sizes)
+    return found
 
 
 def same_constants(probe: nn.Module, built: nn.Module) -> None:

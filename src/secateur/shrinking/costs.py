@@ -47,7 +47,7 @@ class TiedGroups:
     """
 
     def __init__(
-        self, groups: Sequence[Group], round_to: int | None, minimum: Mapping[Axis, int], rounded: int = ROUNDED
+        self, groups: Sequence[Group], round_to: int | None, minimum: Mapping[str, int], rounded: int = ROUNDED
     ) -> None:
         self.groups = groups
         self.parts = math.gcd(*(group.size for group in groups))
@@ -56,7 +56,7 @@ class TiedGroups:
             step = (rounded if group.size >= 64 else 1) if round_to is None else round_to
             step = math.lcm(step, group.multiple)
             self.step = math.lcm(self.step, step // math.gcd(step, group.size // self.parts))
-            self.least = max(self.least, -(-minimum.get(group.axis, 1) * self.parts // group.size))
+            self.least = max(self.least, -(-minimum.get(group.name, 1) * self.parts // group.size))
 
     def choices(self) -> npt.NDArray[np.int64]:
         """Of how many parts the groups can keep, all first; what is no multiple comes only as all."""
@@ -64,14 +64,14 @@ class TiedGroups:
         fewer = np.arange((self.parts - 1) // self.step * self.step, least - 1, -self.step)
         return np.concatenate([[self.parts], fewer])
 
-    def mean(self, counts: Mapping[Axis, int]) -> float:
+    def mean(self, counts: Mapping[str, int]) -> float:
         """Of how many of the parts the groups keep."""
-        return sum(counts[group.axis] * self.parts / group.size for group in self.groups) / len(self.groups)
+        return sum(counts[group.name] * self.parts / group.size for group in self.groups) / len(self.groups)
 
-    def counts(self, parts: int) -> dict[Axis, int]:
+    def counts(self, parts: int) -> dict[str, int]:
         """How many units each group keeps when the tie keeps so many parts."""
         parts = min(max(parts, self.step, self.least), self.parts)
-        return {group.axis: group.size // self.parts * parts for group in self.groups}
+        return {group.name: group.size // self.parts * parts for group in self.groups}
 
 
 # ---- The cost of a model as a polynomial in the number of units that each tied group keeps.
@@ -319,17 +319,17 @@ def by_cost(scores: Mapping[str, Tensor], sparsity: float, pattern: Pattern) -> 
     return everywhere(scores, sparsity, pattern)
 
 
-def prices_of(amount: CostPolynomial, tied: Sequence[TiedGroups]) -> dict[Axis, float]:
+def prices_of(amount: CostPolynomial, tied: Sequence[TiedGroups]) -> dict[str, float]:
     """The cost of one unit of each group while all others are there; the mean over tied groups, which leave
     together.
     """
-    found: dict[Axis, float] = {}
+    found: dict[str, float] = {}
     whole = [each.parts for each in tied]
     for at, each in enumerate(tied):
         fewer = each.counts(each.parts - each.step)
-        units = sum(group.size - fewer[group.axis] for group in each.groups)
+        units = sum(group.size - fewer[group.name] for group in each.groups)
         price = -float(amount.changes(whole, at, [each.mean(fewer)])[0]) / units if units else 0.0
-        found |= {group.axis: price or 1.0 for group in each.groups}
+        found |= {group.name: price or 1.0 for group in each.groups}
     return found
 
 
@@ -347,21 +347,21 @@ def amount_of(model: nn.Module, coupling: Coupling, target: str, tied: Sequence[
 
 def cost_of(
     model: nn.Module, coupling: Coupling, example_inputs: Any, target: str
-) -> Callable[[Mapping[Axis, int]], float]:
-    """The value of the target when so many units stay of each axis."""
+) -> Callable[[Mapping[str, int]], float]:
+    """The value of the target when so many units stay of each group."""
     if target == "params":
         names = [name for name, _ in model.named_parameters()]
         return lambda counts: sum(coupling.size(name, counts) for name in names)
     return coupling.multiply_adds if target == "macs" else _latency(model, coupling, example_inputs)
 
 
-def _latency(model: nn.Module, coupling: Coupling, example_inputs: Any) -> Callable[[Mapping[Axis, int]], float]:
+def _latency(model: nn.Module, coupling: Coupling, example_inputs: Any) -> Callable[[Mapping[str, int]], float]:
     """The time of a forward pass over the model's own, in turn: the median of the ratios."""
-    dense = copy.deepcopy(model).eval()
+    dense, sizes = copy.deepcopy(model).eval(), {group.name: group.size for group in coupling.groups}
 
-    def ratio(counts: Mapping[Axis, int]) -> float:
+    def ratio(counts: Mapping[str, int]) -> float:
         smaller = copy.deepcopy(dense)
-        kept = {axis: np.arange(axis.size) < count for axis, count in counts.items()}
+        kept = {name: np.arange(sizes[name]) < count for name, count in counts.items()}
         carry_out(smaller, plan_of(smaller, coupling, kept), None)
         return ratio_of_times(smaller, dense, example_inputs)
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from secateur.coupling import UNUSED, Axis, Group
+from secateur.coupling import UNUSED, Group
 from secateur.pipeline import make_masks
 from secateur.shrinking.costs import (
     ROUNDED,
@@ -399,16 +399,16 @@ _MEASURED = 8  # times a model is built to find out its time
 
 @dataclass(frozen=True)
 class Counted:
-    """How many units stay of each group, ``{axis: count}``.
+    """How many units stay of each group, ``{group: count}``.
 
     Attributes:
         counts: those that were chosen.
         less, more: the nearest of which less leaves than was asked, and more; one of the two was chosen.
     """
 
-    counts: dict[Axis, int]
-    less: dict[Axis, int]
-    more: dict[Axis, int]
+    counts: dict[str, int]
+    less: dict[str, int]
+    more: dict[str, int]
 
 
 def solve_counts(
@@ -416,8 +416,8 @@ def solve_counts(
     groups: Sequence[Group],
     asked: Request,
     *,
-    scores: Mapping[Axis, Tensor] | None = None,
-    minimum: Mapping[Axis, int] | None = None,
+    scores: Mapping[str, Tensor] | None = None,
+    minimum: Mapping[str, int] | None = None,
     loss: Loss | None = None,
 ) -> Counted:
     """The counts of least loss among those nearest to the request, for the groups that may leave.
@@ -433,9 +433,9 @@ def solve_counts(
     whole = amount([each.parts for each in tied])
     goal = (1 - asked.sparsity) * whole
 
-    def counts(parts: Integers) -> dict[Axis, int]:
+    def counts(parts: Integers) -> dict[str, int]:
         return {
-            axis: count for each, its in zip(tied, parts, strict=True) for axis, count in each.counts(int(its)).items()
+            name: count for each, its in zip(tied, parts, strict=True) for name, count in each.counts(int(its)).items()
         }
 
     possible = None if subject.configured is None else (lambda parts: subject.is_possible(counts(parts)))
@@ -475,7 +475,7 @@ def solve_counts(
 
 
 def _rounded(
-    subject: PruningTarget, groups: Sequence[Group], asked: Request, minimum: Mapping[Axis, int]
+    subject: PruningTarget, groups: Sequence[Group], asked: Request, minimum: Mapping[str, int]
 ) -> list[TiedGroups]:
     """The ties. A multiple that nobody asked for is halved until the smallest step is hardly seen in what leaves."""
     rounded = ROUNDED
@@ -494,21 +494,21 @@ def _rounded(
 def _allocation(
     groups: Sequence[Group],
     asked: Request,
-    scores: Mapping[Axis, Tensor],
+    scores: Mapping[str, Tensor],
     tied: Sequence[TiedGroups],
     amount: CostPolynomial,
 ) -> Callable[[float], list[float]]:
     """How many parts an allocation gives each tie when such a share leaves."""
     assert asked.allocate is not None
     allocate = asked.allocate
-    ranked = {group.name: scores[group.axis] for group in groups}
+    ranked = {group.name: scores[group.name] for group in groups}
     if allocate is by_cost and asked.target not in ("latency", "units"):
         prices = prices_of(amount, tied)
-        ranked = {group.name: scores[group.axis] / prices[group.axis] for group in groups}
+        ranked = {group.name: scores[group.name] / prices[group.name] for group in groups}
 
     def parts_at(share: float) -> list[float]:
         masks = make_masks(ranked, share, criterion=lambda weight: weight, allocate=allocate)
-        counts = {group.axis: int(masks[group.name].sum()) for group in groups}
+        counts = {group.name: int(masks[group.name].sum()) for group in groups}
         return [max(each.mean(counts), int(each.choices()[-1])) for each in tied]
 
     return parts_at
@@ -534,7 +534,7 @@ def _where_met(
     return parts_at(high)
 
 
-def _measured(subject: PruningTarget, asked: Request, counts_at: Callable[[float], dict[Axis, int]]) -> Counted:
+def _measured(subject: PruningTarget, asked: Request, counts_at: Callable[[float], dict[str, int]]) -> Counted:
     """The largest counts whose measured time is as short as requested."""
     assert asked.sparsity is not None
     time = cost_of(subject.model, subject.coupling, subject.inputs[0], asked.target)
@@ -560,7 +560,7 @@ def _unattainable(subject: PruningTarget, asked: Request, most: float, *, chosen
 def _whole(subject: PruningTarget) -> str:
     """Why most parameters stay whole: first what the example does not run, then the reasons that freeze most."""
     sizes = {name: parameter.numel() for name, parameter in subject.model.named_parameters()}
-    entries, frozen = sum(sizes.values()), subject.coupling.frozen
+    entries, frozen = sum(sizes.values()), subject.scope.frozen
     idle = [name for name in sizes if frozen.get((name, 0)) == UNUSED]
     said = ""
     if share := sum(sizes[name] for name in idle) / entries:

@@ -49,7 +49,7 @@ from secateur.checkpoints import (
     write_bytes,
     write_header,
 )
-from secateur.coupling import Coupling, find_coupling
+from secateur.coupling import Coupling, Scope, find_coupling
 from secateur.criteria import magnitude
 from secateur.models import DirectoryWalk, barrier, digest, find_blocks, held_batches, rank_and_world
 from secateur.report import Reported, Sheet
@@ -232,7 +232,7 @@ def shrink_checkpoint(
             (temporary / RECORD).write_text(_record(planned, asked, previous, sha256=digests), "utf-8")
         return replace(planned, seconds=time.monotonic() - started)
     check_globs(names_of(dense.subject.coupling), asked.globs)
-    groups_in_scope(dense.subject.coupling, asked)
+    groups_in_scope(dense.subject.scope, asked)
     if out is None:
         found = chosen_in_directory(dense.subject, asked, place, None, repair=repair)
         return _calibrated(_planned(dense, asked, found.choice, out, started), dense, found)
@@ -306,27 +306,26 @@ class _Dense:
 def _dense(checkpoint: Checkpoint, model: nn.Module, example_inputs: Any, *, verify: bool) -> _Dense:
     files = tensor_names(model, checkpoint)
     parameters = _Weights(checkpoint, {mine: file for file, mine in reversed(files.items())})
-    coupling = coupling_on_meta(model, example_inputs)
-    configured = Configured(model, coupling)
-    real, proof = _proof(model, coupling, configured, example_inputs, verify=verify)
-    subject = PruningTarget(model, coupling, [example_inputs], parameters, parameters.blocks, configured, real)
+    configured = Configured(model, Scope.of(coupling_on_meta(model, example_inputs)))
+    real, proof, scope = _proof(model, configured, example_inputs, verify=verify)
+    subject = PruningTarget(model, scope, [example_inputs], parameters, parameters.blocks, configured, real)
     return _Dense(checkpoint, files, subject, configured, proof)
 
 
 def _planned(dense: _Dense, asked: Request, choice: Choice, out: Path | None, started: float) -> CheckpointShrinking:
     """The plan of a choice, with the resulting sizes and fields, for the files as they are."""
-    coupling, kept, cuts = dense.subject.coupling, choice.kept, dense.cuts(choice.plan)
+    kept, cuts = choice.kept, dense.cuts(choice.plan)
     entries = dense.checkpoint.entries
     shapes = {name: shape_of_cut(entry, cuts.get(name, {})) for name, entry in entries.items()}
     return CheckpointShrinking(
         out,
         choice.plan,
         {
-            group.name: (group.size, int(kept[group.axis].sum()))
-            for group in coupling.groups
-            if group.axis in kept and not kept[group.axis].all()
+            group.name: (group.size, int(kept[group.name].sum()))
+            for group in choice.scope.groups
+            if group.name in kept and not kept[group.name].all()
         },
-        dict(coupling.frozen),
+        dict(choice.scope.frozen),
         {".".join(map(str, place)): (dense.configured.value(place), value) for place, value in choice.fields.items()},
         (sum(each.numel for each in entries.values()), sum(map(math.prod, shapes.values()))),
         (dense.checkpoint.nbytes, sum(nbytes_of_cut(each, shapes[each.name]) for each in entries.values())),
@@ -446,35 +445,36 @@ class _Weights(LazyTensors):
 
 
 def _proof(
-    model: nn.Module, coupling: Coupling, configured: Configured, example_inputs: Any, *, verify: bool
-) -> tuple[nn.Module | None, str]:
-    """The model with values on which choices are proved, if it is the whole one, and on which it is, in words.
-
-    What a smaller one finds is frozen now.
-    """
+    model: nn.Module, configured: Configured, example_inputs: Any, *, verify: bool
+) -> tuple[nn.Module | None, str, Scope]:
+    """The model with values on which choices are proved, if it is the whole one; on which it is, in words; and the
+    scope, in which is frozen what a smaller one finds."""
+    scope = configured.scope
     if not verify:
-        return None, "not proved, as asked"
+        return None, "not proved, as asked", scope
     small = configured.reduced(PROVED)
     if small is None:
-        return None, "not proved: no model of this class was small enough"
+        return None, "not proved: no model of this class was small enough", scope
     real = configured.build(small, "cpu")
     if not small:
-        return real, f"on {type(model).__name__} with random weights"
-    _prove_on(real, coupling, example_inputs)
+        return real, f"on {type(model).__name__} with random weights", scope
+    scope = _proved_on(real, scope, example_inputs)
     sizes = ", ".join(f"{'.'.join(map(str, place))} {value}" for place, value in small.items())
-    return None, f"on {type(model).__name__} with random weights and {sizes}"
+    return None, f"on {type(model).__name__} with random weights and {sizes}", scope
 
 
-def _prove_on(small: nn.Module, coupling: Coupling, example_inputs: Any) -> None:
-    """Shrink a smaller model of the same structure; freeze the roles that are not right in it, or are not in it."""
-    its = find_coupling(small, example_inputs)
-    subject = pruning_target(small, its, [example_inputs], configured=Configured(small, its), proved_on=small)
-    refused = choose(subject, Request(sparsity=0.5, round_to=1, target="units")).refused
-    there = {layer_signature(its, group) for group in its.groups}
-    for group in list(coupling.groups):
-        role = layer_signature(coupling, group)
-        if role not in there and group in coupling.groups:
-            coupling.freeze([group], refused.get(role, "it is not free in the smaller model that the proof is made on"))
+def _proved_on(small: nn.Module, scope: Scope, example_inputs: Any) -> Scope:
+    """Shrinks a smaller model of the same structure; roles that are not right in it, or not in it, are frozen."""
+    said = Configured(small, Scope.of(find_coupling(small, example_inputs)))
+    subject = pruning_target(small, said.scope, [example_inputs], configured=said, proved_on=small)
+    choice = choose(subject, Request(sparsity=0.5, round_to=1, target="units"))
+    there = {layer_signature(subject.coupling, group) for group in choice.scope.groups}
+    for group in scope.groups:
+        role = layer_signature(scope.coupling, group)
+        if role not in there:
+            why = choice.refused.get(role, "it is not free in the smaller model that the proof is made on")
+            scope = scope.without([group.name], why)
+    return scope
 
 
 # ---- writing --------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from secateur.coupling import Axis, Coupling, Group
+from secateur.coupling import Coupling, Group, Scope
 from secateur.models import InputStats, Pruned, Solved, WeightView, full_name, walk_model
 from secateur.selection import keep_largest
 from secateur.shrinking.apply import carry_out, zero
@@ -74,6 +74,7 @@ def counts_at(tied: TiedGroups, shares: Sequence[float]) -> list[tuple[float, in
     """``[(share, parts that stay)]``: the nearest possible count to each share that leaves. A share that would remove
     nothing, or no more than a smaller one, is left out.
 
+    >>> from secateur.coupling import Axis
     >>> axis = Axis(8)
     >>> counts_at(TiedGroups([Group("", axis, 8, (), 0, ())], None, {}), [0.01, 0.25, 0.5, 0.99])
     [(0.25, 6), (0.5, 4), (0.99, 1)]
@@ -89,19 +90,17 @@ def counts_at(tied: TiedGroups, shares: Sequence[float]) -> list[tuple[float, in
 
 def gradable(
     subject: PruningTarget, asked: Request, parts: Mapping[str, nn.Module], shares: Sequence[float]
-) -> tuple[list[TiedGroups], dict[str, str]]:
-    """The tied groups that may lose units, proved at the largest share; and ``{group: why}`` of those that stay whole.
-
-    Groups that fail a check are frozen in the coupling.
-    """
-    coupling, minimum = subject.coupling, dict[Axis, int]()
+) -> tuple[list[TiedGroups], dict[str, str], Scope]:
+    """The tied groups that may lose units, proved at the largest share; ``{group: why}`` of those that stay whole; and
+    the scope, in which groups that fail a check are frozen."""
+    scope, minimum = subject.scope, dict[str, int]()
     homes = _homes(subject.model, parts)
     stays: dict[str, str] = {}
     while True:
         try:
-            groups = groups_in_scope(coupling, asked)
+            groups = groups_in_scope(scope, asked)
         except ValueError:  # there is none any more
-            return [], stays
+            return [], stays, scope
         tied: list[TiedGroups] = []
         for its in by_tie(groups):
             those = [set[str | None]().union(*(homes[name] for name, _ in group.members)) for group in its]
@@ -116,20 +115,20 @@ def gradable(
         for few in [each for each in tied if not found[each]]:
             stays |= {group.name: "it has too few units for any of the shares" for group in few.groups}
             tied.remove(few)
-        counts = {axis: count for each in tied for axis, count in each.counts(found[each][-1][1]).items()}
-        kept = {axis: np.arange(axis.size) < count for axis, count in counts.items()}
+        counts = {name: count for each in tied for name, count in each.counts(found[each][-1][1]).items()}
         chosen = [group for each in tied for group in each.groups]
-        if turned := [group for group in coupling.contradicted(counts) if group.axis in counts]:
-            minimum |= {group.axis: counts[group.axis] + 1 for group in turned}
-            whole = [group for group in turned if minimum[group.axis] >= group.size]
+        kept = {group.name: np.arange(group.size) < counts[group.name] for group in chosen}
+        if turned := [group for group in scope.contradicted(counts) if group.name in counts]:
+            minimum |= {group.name: counts[group.name] + 1 for group in turned}
+            whole = [group for group in turned if minimum[group.name] >= group.size]
             why = "a comparison in the code would change its result"
-            coupling.freeze(whole, why)
+            scope = scope.without((group.name for group in whole), why)
             stays |= {group.name: why for group in whole}
             continue
         wrong, why = subject.objections(chosen, kept) if chosen else ([], "")
         if not wrong:
-            return tied, stays
-        coupling.freeze(wrong, why)
+            return tied, stays, scope
+        scope = scope.without((group.name for group in wrong), why)
         stays |= {group.name: why for group in wrong}
 
 
@@ -183,7 +182,7 @@ class Grading:
 
     coupling: Coupling
     groups: Sequence[Group]
-    counts: Mapping[Axis, Sequence[int]]
+    counts: Mapping[str, Sequence[int]]
     slopes: Mapping[WeightView, Tensor]
     free: Collection[str]
     on_group: Callable[[Group, Sequence[RepairedLevel]], None]
@@ -204,8 +203,8 @@ class Grading:
     ) -> tuple[Mapping[str, Solved], Pruned]:
         inside = {full_name(block, name) for name in _tensors(module)}
         groups = [group for group in self.groups if all(name in inside for name, _ in group.members)]
-        consumers: dict[Axis, list[_Consumer]] = {}
-        producers: dict[Axis, list[tuple[Columns, Tensor, Tensor | None, int]]] = {}
+        consumers: dict[str, list[_Consumer]] = {}
+        producers: dict[str, list[tuple[Columns, Tensor, Tensor | None, int]]] = {}
         for piece, each in found.items():
             name = full_name(block, piece.name)
             if name not in self.targets or not each.tokens:
@@ -215,9 +214,9 @@ class Grading:
             if met.bias is not None and full_name(block, met.bias.name) not in self.free:
                 met = replace(met, bias=None)  # something else holds it
             matrix = piece.of(parameter)
-            for axis, rows in rows_of(self.coupling, groups, name, piece, parameter).items():
+            for key, rows in rows_of(self.coupling, groups, name, piece, parameter).items():
                 if (energy := whole_squares(piece, parameter, found)) is not None:
-                    producers.setdefault(axis, []).append((rows, energy, slopes, met.tokens))
+                    producers.setdefault(key, []).append((rows, energy, slopes, met.tokens))
             columns = columns_of(self.coupling, groups, name, piece, parameter)
             if not columns:
                 continue
@@ -226,22 +225,22 @@ class Grading:
             bias = None
             if met.bias is not None:
                 bias = full_name(block, met.bias.name), module.get_parameter(met.bias.name)
-            for axis, units in columns.items():
-                consumers.setdefault(axis, []).append(
+            for key, units in columns.items():
+                consumers.setdefault(key, []).append(
                     _Consumer(name, parameter, piece, bias, met, layer, units, slopes, name in self.free, whole)
                 )
         for group in groups:
-            if group.axis in consumers:
-                self.on_group(group, self._grades(group, consumers[group.axis]))
-            elif group.axis in producers:
-                self.on_group(group, self._by_producers(group, producers[group.axis]))
+            if group.name in consumers:
+                self.on_group(group, self._grades(group, consumers[group.name]))
+            elif group.name in producers:
+                self.on_group(group, self._by_producers(group, producers[group.name]))
             else:
                 self.ungraded[group.name] = "no token met a product of its units"
         return {}, Pruned(block)
 
     def _grades(self, group: Group, consumers: Sequence[_Consumer]) -> list[RepairedLevel]:
         """A copy says in which order units leave; then they leave again, and at each count what stays is repaired."""
-        counts = self.counts[group.axis]
+        counts = self.counts[group.name]
         order, _ = eliminated([(each.layer.copy(), each.units) for each in consumers], counts[-1], chunk_of(group.size))
         layers = [each.layer.copy() for each in consumers]
         kept = np.ones(group.size, dtype=bool)
@@ -275,7 +274,7 @@ class Grading:
             whole += float(energy.sum())
         order = np.argsort(losses if known else product, kind="stable")
         found = []
-        for count in self.counts[group.axis]:
+        for count in self.counts[group.name]:
             gone = order[: group.size - count]
             kept = np.ones(group.size, dtype=bool)
             kept[gone] = False
@@ -336,7 +335,7 @@ class GroupAblation:
     around: bool = True
     changes: bool = False
     ties: dict[TiedGroups, list[int]] = field(default_factory=dict)  # and of how many parts each is tried
-    _grades: dict[Axis, Sequence[RepairedLevel]] = field(default_factory=dict)
+    _grades: dict[str, Sequence[RepairedLevel]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for its in by_tie(self.measuring.groups):
@@ -344,16 +343,16 @@ class GroupAblation:
                 tied = TiedGroups(its, self.round_to, {})
                 self.ties[tied] = [parts for _, parts in counts_at(tied, SHARES)]
         counts = {
-            axis: [each.counts(parts)[axis] for parts in tried]
+            key: [each.counts(parts)[key] for parts in tried]
             for each, tried in self.ties.items()
             if tried
-            for axis in each.counts(each.parts)
+            for key in each.counts(each.parts)
         }
-        groups = [group for group in self.measuring.groups if group.axis in counts]
+        groups = [group for group in self.measuring.groups if group.name in counts]
         self._grading = Grading(self.coupling, groups, counts, {}, self.free, self._keep)
 
     def _keep(self, group: Group, grades: Sequence[RepairedLevel]) -> None:
-        self._grades[group.axis] = grades
+        self._grades[group.name] = grades
 
     @property
     def coupling(self) -> Coupling:
@@ -386,13 +385,13 @@ class GroupAblation:
         ratios: dict[TiedGroups, list[tuple[int, float]]] = {}
         moved = False
         for each, counts in track(list(self.ties.items()), "trying groups"):
-            axes = [group.axis for group in each.groups if group.axis in measured.curves]
+            names = [group.name for group in each.groups if group.name in measured.curves]
             for at, parts in enumerate(counts):
-                said = sum(measured.curves[axis](each.counts(parts)[axis]) for axis in axes)
+                said = sum(measured.curves[name](each.counts(parts)[name]) for name in names)
                 if said <= 0:
                     continue
-                if all(axis in self._grades for axis in axes):
-                    found = self._in_place(model, costs, axes, at)
+                if all(name in self._grades for name in names):
+                    found = self._in_place(model, costs, names, at)
                 else:
                     found = self._walked(model, costs, each, parts, measured, few, forward)
                 moved = moved or _LEAST < found < math.inf
@@ -402,18 +401,18 @@ class GroupAblation:
         if not moved:
             return measured
         middle = float(np.median(every))
-        curves: dict[Axis, Curve] = {}
+        curves: dict[str, Curve] = {}
         for its in by_tie(self.measuring.groups):
             known = next((found for each, found in ratios.items() if each.groups[0].tied == its[0].tied), None)
             for group in its:
-                if group.axis in measured.curves:
+                if group.name in measured.curves:
                     shares = [(0.0, middle)] if known is None else _shares(known, its)
-                    curves[group.axis] = _scaled(measured.curves[group.axis], group.size, shares)
+                    curves[group.name] = _scaled(measured.curves[group.name], group.size, shares)
         return replace(measured, curves={**measured.curves, **curves}, tried=True)
 
-    def _in_place(self, model: nn.Module, costs: OutputCosts, axes: Sequence[Axis], at: int) -> float:
+    def _in_place(self, model: nn.Module, costs: OutputCosts, names: Sequence[str], at: int) -> float:
         """With the values that the grades of these groups hold."""
-        grades = {axis: self._grades[axis][at] for axis in axes}
+        grades = {name: self._grades[name][at] for name in names}
         own = dict(model.named_parameters())
         with Undo() as undo, torch.no_grad():
             changes: dict[str, Tensor] = {}
@@ -425,9 +424,9 @@ class GroupAblation:
             for name, values in changes.items():
                 own[name].copy_(values)
             for group in self.measuring.groups:
-                if group.axis in grades and not grades[group.axis].values:  # nothing multiplies it: it is just not made
+                if group.name in grades and not grades[group.name].values:  # nothing multiplies it: it is just not made
                     undo.values(*(own[name] for name, _ in group.members if name in own))
-                    self._silence(group, own, grades[group.axis])
+                    self._silence(group, own, grades[group.name])
             found = costs.unexplained()
             undo.roll_back()
         return found
@@ -452,9 +451,9 @@ class GroupAblation:
         """With so many parts of units that lie in several blocks, which a walk repairs one after the other; infinite
         where the model does not run so."""
         counts = tied.counts(parts)
-        groups = [group for group in tied.groups if group.axis in measured.scores]
+        groups = [group for group in tied.groups if group.name in measured.scores]
         kept = {
-            group.axis: keep_largest(measured.scores[group.axis].reshape(1, -1), counts[group.axis])[0].numpy()
+            group.name: keep_largest(measured.scores[group.name].reshape(1, -1), counts[group.name])[0].numpy()
             for group in groups
         }
         job = Repairing(self.coupling, groups, kept, measured, self.free)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from secateur.coupling import Axis, Coupling, Group
+from secateur.coupling import Coupling, Group
 from secateur.models import InputStats, Pruned, Solved, WeightView, digest, full_name
 from secateur.shrinking.costs import TiedGroups
 from secateur.solvers import Elimination, eliminated
@@ -31,8 +31,8 @@ Columns = list[list[int]]  # of each unit
 
 def columns_of(
     coupling: Coupling, groups: Iterable[Group], name: str, piece: WeightView, parameter: Tensor
-) -> Mapping[Axis, Columns]:
-    """``{axis: the columns of each of its units}`` of the groups whose units the inputs of a matrix are.
+) -> Mapping[str, Columns]:
+    """``{group: the columns of each of its units}`` of the groups whose units the inputs of a matrix are.
 
     Args:
         name: of the parameter, in the model.
@@ -43,19 +43,19 @@ def columns_of(
 
 def rows_of(
     coupling: Coupling, groups: Iterable[Group], name: str, piece: WeightView, parameter: Tensor
-) -> Mapping[Axis, Columns]:
+) -> Mapping[str, Columns]:
     """The same of the groups whose units the outputs of a matrix are: the rows of each unit."""
     return _along(coupling, groups, name, piece, parameter, outputs=True)
 
 
 def _along(
     coupling: Coupling, groups: Iterable[Group], name: str, piece: WeightView, parameter: Tensor, *, outputs: bool
-) -> dict[Axis, Columns]:
+) -> dict[str, Columns]:
     strides = parameter.stride()
     along, across = (
         piece.offset + np.arange(piece.shape[dim]) * piece.strides[dim] for dim in ((0, 1) if outputs else (1, 0))
     )
-    found: dict[Axis, Columns] = {}
+    found: dict[str, Columns] = {}
     for group in groups:
         for at in [at for member, at in group.members if member == name and strides[at]]:
             places, others = (each // strides[at] % parameter.shape[at] for each in (along, across))
@@ -66,7 +66,7 @@ def _along(
             for position, unit in enumerate(units.tolist()):
                 if unit >= 0:
                     members[unit].append(position)
-            found[group.axis] = members
+            found[group.name] = members
     return found
 
 
@@ -111,9 +111,9 @@ class Measured:
         tried: whether the curves are divergences of the model's outputs although no slopes are known; see `Trying`.
     """
 
-    scores: Mapping[Axis, Tensor]
-    curves: Mapping[Axis, Curve]
-    consumers: Mapping[Axis, frozenset[str]]
+    scores: Mapping[str, Tensor]
+    curves: Mapping[str, Curve]
+    consumers: Mapping[str, frozenset[str]]
     slopes: Mapping[WeightView, Tensor] = field(default_factory=dict, repr=False)
     tried: bool = False
 
@@ -121,14 +121,16 @@ class Measured:
         """The loss of a tie when so many of its parts stay; see `secateur.shrinking.costs.Loss`."""
         counts = tied.counts(parts)
         return sum(
-            self._loss(axis, count) if axis in self.curves else _UNMEASURED * (1 - count / axis.size)
-            for axis, count in counts.items()
+            self._loss(group.name, counts[group.name])
+            if group.name in self.curves
+            else _UNMEASURED * (1 - counts[group.name] / group.size)
+            for group in tied.groups
         )
 
-    def _loss(self, axis: Axis, count: int) -> float:
+    def _loss(self, group: str, count: int) -> float:
         """Of shares of variances what is kept multiplies from layer to layer, so that its logarithms add up: a group
         that lost nearly all costs more than others that lost some."""
-        loss = self.curves[axis](count)
+        loss = self.curves[group](count)
         if self.slopes or self.tried:
             return loss
         within = min(loss, _MOST)
@@ -150,10 +152,10 @@ class Measuring:
     words: tuple[str, ...] = WORDS
     shared: frozenset[str] = frozenset()  # parameters that several blocks hold
     unsloped: bool = False  # whether of a consumer no slopes are known: its losses compare with no others then
-    _scores: dict[Axis, Tensor] = field(default_factory=dict)
-    _curves: dict[Axis, Curve] = field(default_factory=dict)
-    _costs: dict[Axis, npt.NDArray[np.float64]] = field(default_factory=dict)
-    _consumers: dict[Axis, set[str]] = field(default_factory=dict)
+    _scores: dict[str, Tensor] = field(default_factory=dict)
+    _curves: dict[str, Curve] = field(default_factory=dict)
+    _costs: dict[str, npt.NDArray[np.float64]] = field(default_factory=dict)
+    _consumers: dict[str, set[str]] = field(default_factory=dict)
 
     @property
     def targets(self) -> Collection[str]:
@@ -163,8 +165,8 @@ class Measuring:
     def solve_stage(
         self, block: str, module: nn.Module, stage: Mapping[str, Tensor], found: Mapping[WeightView, InputStats]
     ) -> tuple[Mapping[str, Solved], Pruned]:
-        layers: dict[Axis, list[tuple[Elimination, Columns]]] = {}
-        given: dict[Axis, npt.NDArray[np.float64]] = {}  # of the units that no matrix multiplies
+        layers: dict[str, list[tuple[Elimination, Columns]]] = {}
+        given: dict[str, npt.NDArray[np.float64]] = {}  # of the units that no matrix multiplies
         named = (*module.named_parameters(), *module.named_buffers())  # statistics of a batch normalization, too
         inside = {full_name(block, name) for name, _ in named}
         for piece, each in found.items():
@@ -175,32 +177,32 @@ class Measuring:
             if not met.tokens:
                 continue
             if slopes is not None or not self.slopes:
-                for axis, rows in rows_of(self.coupling, self.groups, name, piece, parameter).items():
+                for key, rows in rows_of(self.coupling, self.groups, name, piece, parameter).items():
                     energy = whole_squares(piece, parameter, found)
                     if energy is None:
                         continue
                     energy = energy / energy.sum() if slopes is None else energy * counts_of(matrix, met, slopes)
                     costs = np.nan_to_num([float(energy[its].sum()) for its in rows])
-                    given[axis] = self._together(given[axis], costs) if axis in given else costs
+                    given[key] = self._together(given[key], costs) if key in given else costs
             if not columns:
                 continue
             self.unsloped = self.unsloped or slopes is None
             layer = elimination_of(name, matrix, met, slopes, damping=self.damping)
-            for axis, units in columns.items():
-                layers.setdefault(axis, []).append((layer, units))
-                self._consumers.setdefault(axis, set()).add(name)
+            for key, units in columns.items():
+                layers.setdefault(key, []).append((layer, units))
+                self._consumers.setdefault(key, set()).add(name)
         for group in self.groups:
-            if group.axis not in layers:
-                if group.axis in given and all(name in inside for name, _ in group.members):
-                    self._costs[group.axis] = given[group.axis]
+            if group.name not in layers:
+                if group.name in given and all(name in inside for name, _ in group.members):
+                    self._costs[group.name] = given[group.name]
                 continue
-            its = layers[group.axis]
+            its = layers[group.name]
             if all(name in inside for name, _ in group.members):
                 self._measure(group, [(layer.copy(), units) for layer, units in its])
             else:
                 for layer, units in its:
                     costs = layer.alone(units).cpu().numpy()
-                    self._costs[group.axis] = self._costs.get(group.axis, 0.0) + costs
+                    self._costs[group.name] = self._costs.get(group.name, 0.0) + costs
         return {}, Pruned(block)
 
     def _together(self, one: npt.NDArray[np.float64], other: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -211,9 +213,9 @@ class Measuring:
     def _measure(self, group: Group, layers: Sequence[tuple[Elimination, Columns]]) -> None:
         left, curve = eliminated(layers, 1, chunk_of(group.size))
         order = [*left, *sorted(set(range(group.size)) - set(left))]
-        self._scores[group.axis] = _ranks(order)
+        self._scores[group.name] = _ranks(order)
         counts, losses = zip(*reversed(curve), strict=True)
-        self._curves[group.axis] = Curve(np.array(counts), np.maximum.accumulate(np.array(losses)[::-1])[::-1])
+        self._curves[group.name] = Curve(np.array(counts), np.maximum.accumulate(np.array(losses)[::-1])[::-1])
 
     @property
     def measured(self) -> Measured:
@@ -223,12 +225,12 @@ class Measuring:
         matrix that could make up for a unit of a group without consumers, such as the width of queries and keys: that
         costs what its outputs are."""
         scores, curves = dict(self._scores), dict(self._curves)
-        for axis, costs in self._costs.items():
+        for key, costs in self._costs.items():
             order = np.argsort(costs, kind="stable")
-            scores[axis] = _ranks(order.tolist())
+            scores[key] = _ranks(order.tolist())
             losses = np.concatenate([[0.0], np.cumsum(costs[order])])
-            curves[axis] = Curve(np.arange(axis.size + 1), losses[::-1])
-        consumers = {axis: frozenset(names) for axis, names in self._consumers.items()}
+            curves[key] = Curve(np.arange(len(costs) + 1), losses[::-1])
+        consumers = {key: frozenset(names) for key, names in self._consumers.items()}
         return Measured(scores, curves, consumers, self.slopes)
 
 
@@ -386,7 +388,7 @@ def _ranks(order: Sequence[int]) -> Tensor:
 class Memory:
     """A cache of measurements, for models that are run by one ``forward``."""
 
-    known: dict[tuple[Hashable, ...], tuple[tuple[Axis, ...], Measured]] = field(default_factory=dict)
+    known: dict[tuple[Hashable, ...], Measured] = field(default_factory=dict)
 
 
 _MEMORY: ContextVar[Memory | None] = ContextVar("secateur_measured", default=None)
@@ -409,21 +411,9 @@ def remembering(memory: Memory) -> Iterator[None]:
 def recalled(
     model: nn.Module, groups: Sequence[Group], batches: Sequence[Any], way: Hashable = None
 ) -> Measured | None:
-    """The cached measurement of this model, by the axes of these groups; None where there is none, or no cache is
-    open.
-    """
+    """The cached measurement of these groups of this model; None where there is none, or no cache is open."""
     memory = _MEMORY.get()
-    found = None if memory is None else memory.known.get(_key(model, groups, batches, way))
-    if found is None:
-        return None
-    before, measured = found
-    axis = dict(zip(before, (group.axis for group in groups), strict=True))
-    return replace(
-        measured,
-        scores={axis[each]: value for each, value in measured.scores.items()},
-        curves={axis[each]: value for each, value in measured.curves.items()},
-        consumers={axis[each]: value for each, value in measured.consumers.items()},
-    )
+    return None if memory is None else memory.known.get(_key(model, groups, batches, way))
 
 
 def remember(
@@ -431,7 +421,7 @@ def remember(
 ) -> None:
     """Puts a measurement into the open cache, if there is one."""
     if (memory := _MEMORY.get()) is not None:
-        memory.known[_key(model, groups, batches, way)] = tuple(group.axis for group in groups), measured
+        memory.known[_key(model, groups, batches, way)] = measured
 
 
 def _key(model: nn.Module, groups: Sequence[Group], batches: Sequence[Any], way: Hashable) -> tuple[Hashable, ...]:

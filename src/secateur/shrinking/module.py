@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur.allocation import Allocation
-from secateur.coupling import Axis, Branch, Coupling, find_coupling
+from secateur.coupling import Branch, Coupling, Scope, find_coupling
 from secateur.criteria import magnitude
 from secateur.models import with_batch_in_errors
 from secateur.pipeline import reestimate_batchnorm
@@ -29,13 +29,13 @@ from secateur.shrinking.configuration import Configured, has_configuration
 from secateur.shrinking.costs import cost_of, ratio_of_times
 from secateur.shrinking.kinds.branches import OutputCosts, choose_branches, influences, named_branches
 from secateur.shrinking.kinds.expert_repair import MendedMixtures, mend_mixtures
-from secateur.shrinking.kinds.experts import choose_experts, mixtures_in_scope
+from secateur.shrinking.kinds.experts import choose_experts, tied_mixtures
 from secateur.shrinking.kinds.patching import patch
 from secateur.shrinking.kinds.routing import routed_in_memory
 from secateur.shrinking.plan import Plan, plan_without
 from secateur.shrinking.request import Request, example_of, pruning_target, request, shorter, warn_without_data
 from secateur.shrinking.result import shrunk_parts
-from secateur.shrinking.select import Choice, check_globs, choose, names_of, tie_roles
+from secateur.shrinking.select import Choice, check_globs, choose, groups_in_scope, names_of, tie_roles
 from secateur.support import Forward, Part, Undo, check_batches, check_data, private, tensors_of
 
 
@@ -56,8 +56,8 @@ class Shrunk(Reported):
         unreached: ``{router: experts}`` that no token of the batches was sent to.
         mended: ``{router: share}``: the share of the squared residual behind a mixture that its repaired experts
             recover on held-out tokens; ``{router: why}`` in ``unmended`` of those that stay as they were.
-        coupling: the groups of channels of the model without the branches and experts that left, and what is frozen,
-            also by the proof.
+        scope: the groups of channels of the model without the branches and experts that left, and what is frozen, also
+            by the proof.
         kept: which units stay, of the groups that lost some.
         plans: what left, in order: branches, then experts, then channels.
         in_blocks: ``{parameter: note}`` of the weights whose Gram matrix was too large, so that it was summed, and the
@@ -77,8 +77,8 @@ class Shrunk(Reported):
     unreached: Mapping[str, tuple[int, ...]] = field(repr=False)
     mended: Mapping[str, float] = field(repr=False)
     unmended: Mapping[str, str] = field(repr=False)
-    coupling: Coupling = field(repr=False)
-    kept: Mapping[Axis, npt.NDArray[np.bool_]] = field(repr=False)
+    scope: Scope = field(repr=False)
+    kept: Mapping[str, npt.NDArray[np.bool_]] = field(repr=False)
     plans: Sequence[Plan] = field(repr=False)
     multiply_adds: tuple[int, int]
     parameters: tuple[int, int]
@@ -267,7 +267,7 @@ def shrink(
         forward = with_batch_in_errors(held, forward)
         if repair and any(map(private.is_batchnorm, model.modules())):
             dense_outputs = OutputCosts(model, held, forward)
-    known = names_of(before)  # what is frozen later has a name all the same
+    known = names_of(before)
     plans: list[Plan] = []
     stayed: dict[str, str] = {}
     patched: dict[str, float] = {}
@@ -293,14 +293,14 @@ def shrink(
         repaired = MendedMixtures()
         if asked.experts:
             share_left = _share_left(model, coupling, example_inputs, target)
-            configured = Configured(model, coupling) if uniform and has_configuration(model) else None
-            subject = pruning_target(
-                model, coupling, inputs, configured=configured, proved_on=model if verify else None
-            )
+            scope = Scope.of(coupling)
+            configured = Configured(model, scope) if uniform and has_configuration(model) else None
+            scope = tied_mixtures(scope if configured is None else configured.scope, rest)
+            subject = pruning_target(model, scope, inputs, configured=configured, proved_on=model if verify else None)
             check_globs(names_of(coupling) | known, rest.globs)
             routed = None
             if held is not None and rest.rank_experts != "criterion":
-                routed = routed_in_memory(model, coupling, mixtures_in_scope(subject, rest), held, forward)
+                routed = routed_in_memory(model, coupling, groups_in_scope(scope, rest, chosen=True), held, forward)
             fewer = choose_experts(subject, rest, known, routed)
             left, experts_stay, unreached = fewer.choice, fewer.counts, fewer.unreached
             whole = copy.deepcopy(model) if routed is not None and repair else None
@@ -316,14 +316,14 @@ def shrink(
             rest = replace(asked, sparsity=0.0 if sparsity is None else max(0.0, 1 - (1 - sparsity) / share))
             configured = None
         alone = not rest.sparsity and (asked.branches or asked.experts)
+        scope = Scope.of(coupling)
         if uniform and has_configuration(model) and not alone:
-            configured = Configured(model, coupling)
+            configured = Configured(model, scope)
+            scope = configured.scope
         elif uniform:
-            tie_roles(coupling)
+            scope = tie_roles(scope)
         if not alone:
-            subject = pruning_target(
-                model, coupling, inputs, configured=configured, proved_on=model if verify else None
-            )
+            subject = pruning_target(model, scope, inputs, configured=configured, proved_on=model if verify else None)
             saved: dict[str, Tensor] = {}
             if held is None:
                 choice = choose(subject, rest, known)
@@ -336,7 +336,7 @@ def shrink(
             if configured is not None:
                 undo.call(configured.adopt(model, choice.fields))
         kept = {} if choice is None else choice.kept
-        counts = {axis: int(mask.sum()) for axis, mask in kept.items()}
+        counts = {name: int(mask.sum()) for name, mask in kept.items()}
         parameters, nbytes = zip(dense, _totals(model), strict=True)
         done = Shrunk(
             model=given,
@@ -350,7 +350,7 @@ def shrink(
             unreached=unreached,
             mended=repaired.shares,
             unmended=repaired.whole,
-            coupling=coupling,
+            scope=scope if choice is None else choice.scope,
             kept=kept,
             plans=plans,
             multiply_adds=(work, coupling.multiply_adds(counts)),

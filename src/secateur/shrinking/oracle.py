@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from secateur.coupling import Coupling, Kept, Spot, cycle_choices, kept_positions, leaves, tensors_of_tree
+from secateur.coupling import Coupling, Kept, Spot, cycle_choices, leaves, tensors_of_tree
 from secateur.models import RunAgain, find_blocks
 from secateur.shrinking.apply import carry_out, sliced, zero
 from secateur.shrinking.plan import Factors, Plan, factors_of, multiplied
@@ -97,13 +97,13 @@ def _along(mask: npt.NDArray[np.bool_], tensor: Tensor, at: int) -> Tensor:
 def oracles(coupling: Coupling, kept: Kept) -> tuple[list[RouterMask | None], list[RouterMask | None]]:
     """Pairs of router masks to compare: for the original without the units that leave, and for the smaller model.
     [None] where no such units leave, and the example reaches all of them."""
-    axes = {each.axis for each in coupling.groups if each.chosen and each.axis in kept and not kept[each.axis].all()}
-    if not axes and not coupling.turns:
+    names = {each.name for each in coupling.groups if each.chosen and each.name in kept and not kept[each.name].all()}
+    if not names and not coupling.turns:
         return [None], [None]
-    mine = {axis: mask for axis, mask in kept.items() if axis in axes}
+    mine = {name: mask for name, mask in kept.items() if name in names}
     looks: dict[Spot, list[tuple[bool, int, npt.NDArray[np.bool_]]]] = {}
     for look in coupling.looks():
-        looks.setdefault(look.spot, []).append((look.made, look.at, kept_positions(look.dim, mine)))
+        looks.setdefault(look.spot, []).append((look.made, look.at, coupling.positions(look.dim, mine)))
     turns = [None, *range(max(_TURNS, coupling.turns))]
     return (
         [RouterMask(looks, gone=True, turn=turn) for turn in turns],
@@ -113,8 +113,8 @@ def oracles(coupling: Coupling, kept: Kept) -> tuple[list[RouterMask | None], li
 
 def zeroed_of(coupling: Coupling, kept: Kept) -> Kept:
     """What becomes zero in the original: not those that are chosen between, which have no chance."""
-    chosen = {group.axis for group in coupling.groups if group.chosen}
-    return {axis: mask for axis, mask in kept.items() if axis not in chosen}
+    chosen = {group.name for group in coupling.groups if group.chosen}
+    return {name: mask for name, mask in kept.items() if name not in chosen}
 
 
 def zero_all(tensors: Mapping[str, Tensor], plan: Plan) -> None:
@@ -129,7 +129,7 @@ def zero_all(tensors: Mapping[str, Tensor], plan: Plan) -> None:
             zero(tensors[name], at, gone)
 
 
-def kept_by(coupling: Coupling, plan: Plan) -> dict[Any, npt.NDArray[np.bool_]]:
+def kept_by(coupling: Coupling, plan: Plan) -> dict[str, npt.NDArray[np.bool_]]:
     """The units that a plan keeps of each group that a router chooses from."""
     found = {}
     for group in coupling.groups:
@@ -140,7 +140,7 @@ def kept_by(coupling: Coupling, plan: Plan) -> dict[Any, npt.NDArray[np.bool_]]:
                 stays = coupling.indices(group, name, at)[plan.tensors[name][1][at]]
                 mask = np.zeros(group.size, dtype=bool)
                 mask[stays[stays >= 0]] = True
-                found[group.axis] = mask
+                found[group.name] = mask
                 break
     return found
 
@@ -169,8 +169,8 @@ def _without(
             stays = coupling.indices(group, name, at)[indices]
             mask = np.zeros(group.size, dtype=bool)
             mask[stays[stays >= 0]] = True
-            others[group.axis] = mask
-    return np.flatnonzero(kept_positions(dim, others))
+            others[group.name] = mask
+    return np.flatnonzero(coupling.positions(dim, others))
 
 
 # ---- An offloaded probe of a large model: its blocks have their weights only while they run.

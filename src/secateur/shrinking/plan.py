@@ -108,14 +108,14 @@ def plans_of(model: nn.Module) -> list[Plan]:
 
 
 def plan_of(model: nn.Module, coupling: Coupling, kept: Kept) -> Plan:
-    """The plan that keeps these units of the axes."""
+    """The plan that keeps these units of the groups."""
     tensors: dict[str, tuple[tuple[int, ...], dict[int, npt.NDArray[np.int64]]]] = {}
     for name, tensor in tensors_of(model).items():
         masks = coupling.kept(name, kept)
         cuts = {at: np.flatnonzero(mask) for at, mask in enumerate(masks) if not mask.all()}
         if cuts:
             tensors[name] = (tuple(tensor.shape), cuts)
-    counts = {axis: int(mask.sum()) for axis, mask in kept.items()}
+    counts = {name: int(mask.sum()) for name, mask in kept.items()}
     numbers = [(each.place, each.value, value) for each, value in coupling.attributes(counts).items()]
     return Plan(tensors, numbers, coupling.scales(counts))
 

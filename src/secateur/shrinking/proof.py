@@ -365,7 +365,7 @@ def wrong_groups(
     """
     by_tie: dict[int, list[Group]] = {}
     for group in groups:
-        if not kept[group.axis].all():
+        if not kept[group.name].all():
             by_tie.setdefault(group.tied, []).append(group)
     sets = list(by_tie.values())
     if _are_right_in_parts(model, coupling, [group for each in sets for group in each], kept, inputs):
@@ -399,7 +399,7 @@ def _are_right_in_parts(
     model: nn.Module, coupling: Coupling, groups: Sequence[Group], kept: Kept, inputs: Sequence[Any]
 ) -> bool:
     """Whether a large model is found right on a probe that has one block's weights at a time; False says nothing."""
-    kept = {group.axis: kept[group.axis] for group in groups}
+    kept = {group.name: kept[group.name] for group in groups}
     without, after = oracles(coupling, kept)
     lending = None if not groups or without != [None] else lending_of(model)
     if lending is None:
@@ -572,7 +572,7 @@ def differs(
     found = []
     for form in ("sums", "affine") if any(statistics.values()) else ("sums",):
         found.append(
-            _differs_in_form(probe, coupling, {group.axis: kept[group.axis] for group in groups}, inputs, form, calm)
+            _differs_in_form(probe, coupling, {group.name: kept[group.name] for group in groups}, inputs, form, calm)
         )
         if found[-1] is None:
             return None
@@ -589,7 +589,7 @@ def _differs_in_form(
     *,
     backward: bool = True,
 ) -> str | None:
-    statistics = coupling.statistics(group for group in coupling.groups if group.axis in kept)
+    statistics = coupling.statistics(group for group in coupling.groups if group.name in kept)
     plan = plan_of(probe, coupling, kept)
     tensors = tensors_of(probe)
     saved = {name: tensors[name].data for name in plan.tensors}

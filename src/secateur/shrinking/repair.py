@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from secateur.coupling import Axis, Coupling, Group, Kept
+from secateur.coupling import Coupling, Group, Kept
 from secateur.models import (
     DirectoryWalk,
     InputStats,
@@ -79,14 +79,14 @@ class Repairing:
     in_stages: bool = True
     around: bool = True
     changes: bool = True
-    kept: dict[Axis, npt.NDArray[np.bool_]] = field(default_factory=dict)
+    kept: dict[str, npt.NDArray[np.bool_]] = field(default_factory=dict)
     errors: dict[str, float] = field(default_factory=dict)
     biases: set[str] = field(default_factory=set)
     words: tuple[str, ...] = WORDS
 
     def __post_init__(self) -> None:
         self.kept.update(self.chosen)
-        self.groups = [group for group in self.groups if not self.chosen[group.axis].all()]
+        self.groups = [group for group in self.groups if not self.chosen[group.name].all()]
 
     @property
     def beside_dense(self) -> bool:
@@ -94,7 +94,7 @@ class Repairing:
 
     @property
     def targets(self) -> Collection[str]:
-        lose = {name for group in self.groups for name in self.measured.consumers.get(group.axis, ())}
+        lose = {name for group in self.groups for name in self.measured.consumers.get(group.name, ())}
         if not (self.beside_dense and lose):
             return lose
         return lose | {
@@ -110,7 +110,7 @@ class Repairing:
     ) -> tuple[Mapping[str, Solved], Pruned]:
         found = {piece: self._with_free_bias(block, met) for piece, met in found.items()}
         layers: dict[WeightView, Elimination] = {}
-        columns: dict[WeightView, Mapping[Axis, Columns]] = {}
+        columns: dict[WeightView, Mapping[str, Columns]] = {}
         for piece, met in found.items():
             name = full_name(block, piece.name)
             its = columns_of(self.coupling, self.groups, name, piece, stage[piece.name])
@@ -122,9 +122,9 @@ class Repairing:
                 layers[piece] = elimination_of(name, matrix, met, slopes, damping=self.damping, aim=aim)
         here = {full_name(block, name) for name in stage}
         for group in self.groups:  # heads before what is within them
-            behind = [(layer, columns[at][group.axis]) for at, layer in layers.items() if group.axis in columns[at]]
+            behind = [(layer, columns[at][group.name]) for at, layer in layers.items() if group.name in columns[at]]
             if behind:
-                self._remove(group, behind, anew=self.measured.consumers[group.axis] <= here)
+                self._remove(group, behind, anew=self.measured.consumers[group.name] <= here)
         for layer in layers.values():
             layer.finish()
         new: dict[str, Solved] = {}
@@ -135,8 +135,8 @@ class Repairing:
                 piece.name, Solved(parameter.detach().clone(), torch.ones_like(parameter, dtype=torch.bool))
             )
             gone = np.zeros(piece.shape[1], dtype=bool)
-            for axis, units in columns[piece].items():
-                gone[[column for at, its in enumerate(units) if not self.kept[axis][at] for column in its]] = True
+            for key, units in columns[piece].items():
+                gone[[column for at, its in enumerate(units) if not self.kept[key][at] for column in its]] = True
             mask = torch.from_numpy(~gone).to(parameter.device)
             matrix, met = piece.of(parameter), found[piece]
             bias = None  # as blocks of inputs before this one have moved it
@@ -163,14 +163,14 @@ class Repairing:
         return met if free else replace(met, bias=None)
 
     def _remove(self, group: Group, layers: Sequence[tuple[Elimination, Columns]], *, anew: bool) -> None:
-        count = int(self.chosen[group.axis].sum())
+        count = int(self.chosen[group.name].sum())
         if anew:
             left, _ = eliminated(layers, count, chunk_of(group.size))
-            self.kept[group.axis] = np.ones(group.size, dtype=bool)
-            self.kept[group.axis][left] = False
+            self.kept[group.name] = np.ones(group.size, dtype=bool)
+            self.kept[group.name][left] = False
             return
         for layer, units in layers:
-            layer.remove([column for at in np.flatnonzero(~self.kept[group.axis]) for column in units[at]])
+            layer.remove([column for at in np.flatnonzero(~self.kept[group.name]) for column in units[at]])
 
 
 def repaired(

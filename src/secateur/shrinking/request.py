@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from secateur import allocation, criteria
 from secateur.allocation import Allocation, check_sparsity
-from secateur.coupling import Axis, Coupling, Group, Kept
+from secateur.coupling import Coupling, Group, Kept, Scope
 from secateur.criteria import magnitude
 from secateur.evidence import needs
 from secateur.models import find_blocks
@@ -230,7 +230,7 @@ class PruningTarget:
 
     Attributes:
         model: the module; its weights are not asked of it.
-        coupling: of the model; what turns out to be wrong is frozen in it.
+        scope: what of it may leave.
         inputs: the examples that were watched.
         weights: ``{name: parameter}``, of which one at a time is looked at.
         blocks: the rows of a parameter by its name, some at a time: all but the last a multiple of `rows_at_once`.
@@ -239,12 +239,16 @@ class PruningTarget:
     """
 
     model: nn.Module
-    coupling: Coupling
+    scope: Scope
     inputs: Sequence[Any]
     weights: Mapping[str, Tensor]
     blocks: Callable[[str], Iterable[Tensor]]
     configured: Configured | None = None
     proved_on: nn.Module | None = None
+
+    @property
+    def coupling(self) -> Coupling:
+        return self.scope.coupling
 
     def objections(self, groups: Sequence[Group], kept: Kept) -> tuple[list[Group], str]:
         """The groups of which this cannot be all that is kept, and why not."""
@@ -257,14 +261,14 @@ class PruningTarget:
         wrong = self.configured.unsaid(self.proved_on, self.coupling, groups, kept, self.inputs)
         return wrong, "a model built from the configuration is not the smaller one"
 
-    def is_possible(self, counts: Mapping[Axis, int]) -> bool:
+    def is_possible(self, counts: Mapping[str, int]) -> bool:
         """Whether there is a model of which so many units are left."""
         return self.configured is None or self.configured.is_possible(counts)
 
 
 def pruning_target(
     model: nn.Module,
-    coupling: Coupling,
+    scope: Scope,
     inputs: Sequence[Any],
     *,
     configured: Configured | None = None,
@@ -272,4 +276,4 @@ def pruning_target(
 ) -> PruningTarget:
     """The `PruningTarget` of a module in memory."""
     weights = dict(model.named_parameters())
-    return PruningTarget(model, coupling, inputs, weights, lambda name: [weights[name].detach()], configured, proved_on)
+    return PruningTarget(model, scope, inputs, weights, lambda name: [weights[name].detach()], configured, proved_on)

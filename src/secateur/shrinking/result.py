@@ -46,9 +46,9 @@ def shrunk_parts(done: Shrunk, *, verbose: bool = False) -> Iterator[Part]:
         yield from mended_parts(done.mended, done.unmended)
         yield ""
     rows: dict[Any, list[Group]] = {}
-    for group in done.coupling.groups:
+    for group in done.scope.groups:
         own, *others = _members(group) if verbose else dict.fromkeys(map(_any_layer, _members(group)))
-        kept = int(done.kept[group.axis].sum()) if group.axis in done.kept else group.size
+        kept = int(done.kept[group.name].sum()) if group.name in done.kept else group.size
         rows.setdefault((own, tuple(others), group.size, kept, group.notes), []).append(group)
     shown: list[tuple[str, ...]] = []
     for (_, _, size, kept, notes), groups in rows.items():
@@ -65,7 +65,7 @@ def shrunk_parts(done: Shrunk, *, verbose: bool = False) -> Iterator[Part]:
         names = _counted([group.name for group in groups])
         shown.append((printable(names), units, printable(", ".join(members), _LONG) + said))
     yield Rows(("~Group", ">Units", "~Leaves with"), shown)
-    yield from _whole_parts(done.coupling.frozen, verbose=verbose)
+    yield from _whole_parts(done.scope.frozen, verbose=verbose)
     yield ""
     numbers = "{:,}".format
     multiply_adds = ("multiply-adds", *done.multiply_adds, numbers)
@@ -330,11 +330,11 @@ def _lost_parts(profile: Profile) -> Iterator[Part]:
 def model_sheets(done: Shrunk) -> list[Sheet]:
     """The sheets of a `Shrunk`: the groups, and the dimensions that stay whole."""
     counts = {
-        group.name: (group.size, int(done.kept[group.axis].sum()) if group.axis in done.kept else group.size)
-        for group in done.coupling.groups
+        group.name: (group.size, int(done.kept[group.name].sum()) if group.name in done.kept else group.size)
+        for group in done.scope.groups
     }
-    members = [", ".join(f"{name}[{at}]" for name, at in group.members) for group in done.coupling.groups]
-    return [_groups(counts, members), *_whole(done.coupling.frozen)]
+    members = [", ".join(f"{name}[{at}]" for name, at in group.members) for group in done.scope.groups]
+    return [_groups(counts, members), *_whole(done.scope.frozen)]
 
 
 def blocks_sheets(done: ShrunkDepth) -> list[Sheet]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from secateur.coupling import OUTPUT, Axis, Coupling, Group, Kept, size_of
+from secateur.coupling import OUTPUT, Coupling, Group, Kept, Scope, size_of
 from secateur.selection import keep_largest
 from secateur.shrinking.apply import Place
 from secateur.shrinking.costs import TiedGroups, by_tie, cost_of
@@ -21,30 +21,30 @@ from secateur.shrinking.counting import solve_counts
 from secateur.shrinking.measure import Measured
 from secateur.shrinking.plan import Plan, plan_of
 from secateur.shrinking.request import PruningTarget, Request
-from secateur.support import matched, matches, track
+from secateur.support import matched, track
 
 # ---- Which groups play the same role: in two layers of a model, or in two models of other sizes.
 #
 # Law: a role is given by the names of members without their numbers, and by where the units lie in them.
 
 
-def tie_roles(coupling: Coupling) -> None:
+def tie_roles(scope: Scope) -> Scope:
     """Groups of the same role keep equally many: same tensors but for the numbers in their names, same places in them.
 
     >>> import torch
     >>> from torch import nn
     >>> from secateur.coupling import find_coupling
     >>> model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4)) for _ in range(3)))
-    >>> coupling = find_coupling(model, torch.zeros(1, 4), modes=[False])
-    >>> tie_roles(coupling)
-    >>> [(group.size, group.tied) for group in coupling.groups]
+    >>> scope = tie_roles(Scope.of(find_coupling(model, torch.zeros(1, 4), modes=[False])))
+    >>> [(group.size, group.tied) for group in scope.groups]
     [(8, 0), (4, 1), (8, 0), (4, 1), (8, 0)]
     """
-    roles: dict[Any, list[Group]] = {}
-    for group in coupling.groups:
+    roles: dict[Any, list[str]] = {}
+    coupling = scope.coupling
+    for group in scope.groups:
         places = frozenset(coupling.indices(group, name, at).tobytes() for name, at in group.members)
-        roles.setdefault((group.size, layer_signature(coupling, group), places), []).append(group)
-    coupling.tie(roles.values())
+        roles.setdefault((group.size, layer_signature(coupling, group), places), []).append(group.name)
+    return scope.tied(roles.values())
 
 
 def layer_signature(coupling: Coupling, group: Group) -> tuple[frozenset[tuple[str, int]], bool]:
@@ -76,34 +76,17 @@ def check_globs(known: Collection[str], globs: Iterable[str]) -> None:
     matched(globs, known, "tensor or group")
 
 
-def may_leave(names: Collection[str], include: Iterable[str] | None, exclude: Iterable[str]) -> bool:
-    """Whether units with these names may leave: one of the names is included, and none excluded."""
-
-    def about(globs: Iterable[str]) -> bool:
-        return any(matches(name, globs) for name in names)
-
-    return (include is None or about(include)) and not about(exclude)
-
-
-def groups_in_scope(coupling: Coupling, asked: Request, *, chosen: bool = False) -> list[Group]:
+def groups_in_scope(scope: Scope, asked: Request, *, chosen: bool = False) -> Sequence[Group]:
     """The groups that may lose units: with ``chosen`` those of experts, else all others.
 
     Raises:
         ValueError: there is none; the message says what is frozen and why.
     """
-    left = [
-        group
-        for group in coupling.groups
-        if group.chosen == chosen
-        and may_leave({group.name, *(name for name, _ in group.members)}, asked.include, asked.exclude)
-    ]
-    # of groups that keep equally many, all leave together or none
-    partly = {group.tied for group in coupling.groups if group not in left}
-    left = [group for group in left if group.tied not in partly]
+    left = scope.within(asked.include, asked.exclude, chosen=chosen).groups
     if not left and chosen:
         by_reason: dict[str, list[str]] = {}
-        for name, at in coupling.compared:
-            by_reason.setdefault(coupling.frozen[name, at], []).append(f"{name} dimension {at}")
+        for name, at in scope.compared:
+            by_reason.setdefault(scope.frozen[name, at], []).append(f"{name} dimension {at}")
         why = "".join(
             f"\n  {places[0]}{f' and {len(places) - 1} others' if len(places) > 1 else ''}: {reason}."
             for reason, places in [*by_reason.items()][:10]
@@ -112,14 +95,10 @@ def groups_in_scope(coupling: Coupling, asked: Request, *, chosen: bool = False)
             why += "\n  Where routers return their scores, give an example without, such as output_router_logits=False."
         raise ValueError(f"no experts of the model can leave: no router that chooses between units was found.{why}")
     if not left:
-        reasons = dict.fromkeys(coupling.frozen.values())
-        why = "".join(
-            f"\n  {name} dimension {at}: {reason}" for (name, at), reason in list(coupling.frozen.items())[:10]
-        )
-        kept = f"\n  include and exclude leave whole: {', '.join(group.name for group in coupling.groups[:10])}"
-        raise ValueError(
-            f"nothing of the model can leave ({len(reasons)} reasons).{why}{kept if coupling.groups else ''}"
-        )
+        reasons = dict.fromkeys(scope.frozen.values())
+        why = "".join(f"\n  {name} dimension {at}: {reason}" for (name, at), reason in list(scope.frozen.items())[:10])
+        kept = f"\n  include and exclude leave whole: {', '.join(group.name for group in scope.groups[:10])}"
+        raise ValueError(f"nothing of the model can leave ({len(reasons)} reasons).{why}{kept if scope.groups else ''}")
     return left
 
 
@@ -130,10 +109,10 @@ def groups_in_scope(coupling: Coupling, asked: Request, *, chosen: bool = False)
 _PIECE = 1 << 17  # entries of a weight that are scored at a time: in cache
 
 
-def scores_of(subject: PruningTarget, groups: Sequence[Group], asked: Request) -> dict[Axis, Tensor]:
+def scores_of(subject: PruningTarget, groups: Sequence[Group], asked: Request) -> dict[str, Tensor]:
     """For each group the score of each of its units; one weight is held at a time."""
     coupling, weights, criterion = subject.coupling, subject.weights, asked.criterion
-    units = {group.axis: np.zeros(group.size) for group in groups}
+    units = {group.name: np.zeros(group.size) for group in groups}
     places: dict[str, list[tuple[Group, int]]] = {}
     for group in groups:
         members = [(name, at) for name, at in group.members if name in weights]
@@ -150,11 +129,11 @@ def scores_of(subject: PruningTarget, groups: Sequence[Group], asked: Request) -
             along = _sums(subject.blocks(name), shape, [at for _, at in places[name]], criterion)
         for group, at in places[name]:
             for index in coupling.occurrences(group, name, at):
-                np.add.at(units[group.axis], index[index >= 0], along[at][index >= 0])
+                np.add.at(units[group.name], index[index >= 0], along[at][index >= 0])
     for group in groups:
-        if np.isnan(units[group.axis]).any():
+        if np.isnan(units[group.name]).any():
             raise ValueError(f"a score of {group.name} is NaN; correct the weights or the criterion first.")
-    return {axis: torch.from_numpy(each / (abs(each).mean() or 1.0)) for axis, each in units.items()}
+    return {name: torch.from_numpy(each / (abs(each).mean() or 1.0)) for name, each in units.items()}
 
 
 def rows_at_once(shape: Sequence[int]) -> int:
@@ -196,7 +175,8 @@ class Choice:
     """The units that stay, after all checks passed.
 
     Attributes:
-        kept: which units stay of the groups that may leave, ``{axis: mask}``.
+        kept: which units stay of the groups that may leave, ``{group: mask}``.
+        scope: what may leave after the checks; what failed one is frozen in it.
         plan: the same as slices of tensors and numbers of modules.
         fields: what becomes of fields of the configuration, if it is to say what is left.
         left: how much of the target stays, as a share of what the subject has.
@@ -205,7 +185,8 @@ class Choice:
         in_blocks: ``{parameter: note}`` of those whose Gram matrix was summed in blocks of inputs.
     """
 
-    kept: dict[Axis, npt.NDArray[np.bool_]]
+    kept: dict[str, npt.NDArray[np.bool_]]
+    scope: Scope
     plan: Plan
     fields: dict[Place, int]
     left: float
@@ -221,9 +202,9 @@ def choose(
     measured: Measured | None = None,
     *,
     chosen: bool = False,
-    given: Mapping[Axis, Tensor] | None = None,
+    given: Mapping[str, Tensor] | None = None,
 ) -> Choice:
-    """Which units of each group stay. Groups that fail a check are frozen in the coupling, and the rest is tried again.
+    """Which units of each group stay. Groups that fail a check are frozen, and the rest is tried again.
 
     ``known`` are names that globs may match beside those of the coupling; ``measured`` is what data says of the units,
     by default their magnitude counts, and `even` losses; with ``chosen`` it is about units that are chosen between, and
@@ -232,17 +213,17 @@ def choose(
     Raises:
         ValueError: nothing can leave, or not as much as asked.
     """
-    coupling = subject.coupling
+    scope, coupling = subject.scope, subject.coupling
     check_globs(names_of(coupling) | set(known), asked.globs)
-    minimum: dict[Axis, int] = {}  # fewer would change the result of a comparison in the code
+    minimum: dict[str, int] = {}  # fewer would change the result of a comparison in the code
     refused: dict[Any, str] = {}
-    groups = groups_in_scope(coupling, asked, chosen=chosen)
+    groups = groups_in_scope(scope, asked, chosen=chosen)
     if chosen:
-        minimum = {group.axis: coupling.least(group) for group in groups}
+        minimum = {group.name: coupling.least(group) for group in groups}
     scores = None
     if asked.sparsity is not None:
         known_scores = {**(measured.scores if measured else {}), **(given or {})}
-        scores = scores_of(subject, [each for each in groups if each.axis not in known_scores], asked) | known_scores
+        scores = scores_of(subject, [each for each in groups if each.name not in known_scores], asked) | known_scores
     while True:
         if scores is None:
             kept = _dead(subject, groups)
@@ -252,55 +233,61 @@ def choose(
                 subject, groups, asked, scores=scores, minimum=minimum, loss=None if measured is None else measured.loss
             )
             kept = {
-                axis: keep_largest(scores[axis].reshape(1, -1), count)[0].numpy()
-                for axis, count in found.counts.items()
+                name: keep_largest(scores[name].reshape(1, -1), count)[0].numpy()
+                for name, count in found.counts.items()
             }
             beside = found.less, found.more
-        if turned := coupling.contradicted(_counts(kept)):
-            minimum |= {group.axis: int(kept[group.axis].sum()) + 1 for group in turned if group.axis in kept}
-            whole = [group for group in turned if minimum.get(group.axis, group.size) >= group.size]
-            coupling.freeze(turned if scores is None else whole, "a comparison in the code would change its result")
+        if turned := scope.contradicted(_counts(kept)):
+            minimum |= {group.name: int(kept[group.name].sum()) + 1 for group in turned if group.name in kept}
+            whole = [group for group in turned if minimum.get(group.name, group.size) >= group.size]
+            gone, why = turned if scores is None else whole, "a comparison in the code would change its result"
         else:
-            wrong, why = subject.objections(groups, kept)
-            if not wrong:
+            gone, why = subject.objections(groups, kept)
+            if not gone:
                 break
-            refused |= {layer_signature(coupling, group): why for group in wrong}
-            coupling.freeze(wrong, why)
-        groups = groups_in_scope(coupling, asked, chosen=chosen)
+            refused |= {layer_signature(coupling, group): why for group in gone}
+        scope = scope.without((group.name for group in gone), why)
+        subject = replace(subject, scope=scope)
+        groups = groups_in_scope(scope, asked, chosen=chosen)
     fields = {} if subject.configured is None else subject.configured.fields(_counts(kept)) or {}
     return Choice(
         kept,
+        scope,
         plan_of(subject.model, coupling, kept),
         fields,
-        *_left(subject, _counts(kept), beside, asked.target),
+        *_left(subject, groups, _counts(kept), beside, asked.target),
         refused,
     )
 
 
-def _counts(kept: Kept) -> dict[Axis, int]:
-    return {axis: int(mask.sum()) for axis, mask in kept.items()}
+def _counts(kept: Kept) -> dict[str, int]:
+    return {name: int(mask.sum()) for name, mask in kept.items()}
 
 
 def _left(
-    subject: PruningTarget, counts: Mapping[Axis, int], beside: Sequence[Mapping[Axis, int]], target: str
+    subject: PruningTarget,
+    groups: Sequence[Group],
+    counts: Mapping[str, int],
+    beside: Sequence[Mapping[str, int]],
+    target: str,
 ) -> tuple[float, tuple[float, float]]:
     """The share of the target that stays of a subject, and with the counts beside."""
 
-    def units(counts: Mapping[Axis, int]) -> float:
+    def units(counts: Mapping[str, int]) -> float:
         return sum(counts.values())
 
     cost = units if target == "units" else cost_of(subject.model, subject.coupling, subject.inputs[0], target)
-    whole = cost({axis: axis.size for axis in counts})
+    whole = cost({group.name: group.size for group in groups})
     if not whole:
         return 1.0, (1.0, 1.0)
     left, less, more = (cost(each) / whole for each in (counts, *beside))
     return left, (less, more)
 
 
-def _dead(subject: PruningTarget, groups: Sequence[Group]) -> dict[Axis, npt.NDArray[np.bool_]]:
+def _dead(subject: PruningTarget, groups: Sequence[Group]) -> dict[str, npt.NDArray[np.bool_]]:
     """Units that are zero in every member leave; groups that keep the same share follow the one with the most left."""
     weights, coupling = subject.weights, subject.coupling
-    alive = {group.axis: np.zeros(group.size, dtype=bool) for group in groups}
+    alive = {group.name: np.zeros(group.size, dtype=bool) for group in groups}
     places: dict[str, list[tuple[Group, int]]] = {}
     for group in groups:
         for name, at in group.members:
@@ -312,14 +299,14 @@ def _dead(subject: PruningTarget, groups: Sequence[Group]) -> dict[Axis, npt.NDA
             others = [dim for dim in range(entries.dim()) if dim != at]
             along = (entries.sum(others) if others else entries).cpu().numpy() > 0
             index = coupling.indices(group, name, at)
-            np.logical_or.at(alive[group.axis], index[index >= 0], along[index >= 0])
+            np.logical_or.at(alive[group.name], index[index >= 0], along[index >= 0])
     for lives in alive.values():
         lives[0] |= not lives.any()
     for equal in by_tie(groups):
         tied = TiedGroups(equal, 1, {})
-        counts = {group.axis: int(alive[group.axis].sum()) for group in equal}
-        parts = max(-(-counts[each.axis] * tied.parts // each.size) for each in equal)
-        for axis, count in tied.counts(-(-parts // tied.step) * tied.step).items():
-            dead = np.flatnonzero(~alive[axis])
-            alive[axis][dead[: count - counts[axis]]] = True
+        counts = {group.name: int(alive[group.name].sum()) for group in equal}
+        parts = max(-(-counts[each.name] * tied.parts // each.size) for each in equal)
+        for name, count in tied.counts(-(-parts // tied.step) * tied.step).items():
+            dead = np.flatnonzero(~alive[name])
+            alive[name][dead[: count - counts[name]]] = True
     return alive

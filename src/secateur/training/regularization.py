@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from secateur.coupling import Coupling, Group, find_coupling
+from secateur.coupling import Coupling, Group, Scope, find_coupling
 from secateur.schedules import Moment
-from secateur.shrinking import check_globs, may_leave, plans_of, shrink
+from secateur.shrinking import check_globs, names_of, plans_of, shrink
 from secateur.support import is_sharded, seeded
 
 _GONE = 23 * math.log(2)  # the penalty alone shrinks an entry by this factor's exponential: float32 shows no more
@@ -369,12 +369,9 @@ class Penalty:
     def _coupled(self, rule: GroupLasso) -> list[list[_Slices]]:
         """The groups' members among the parameters."""
         coupling = find_coupling(self._model, rule.example_inputs)
-        names = {name for group in coupling.groups for name, _ in group.members} | {name for name, _ in coupling.frozen}
-        check_globs(names, (*(rule.include or ()), *rule.exclude))
+        check_globs(names_of(coupling), (*(rule.include or ()), *rule.exclude))
         found = [
-            self._slices(coupling, group)
-            for group in coupling.groups
-            if not group.chosen and may_leave({name for name, _ in group.members}, rule.include, rule.exclude)
+            self._slices(coupling, group) for group in Scope.of(coupling).within(rule.include, rule.exclude).groups
         ]
         if not found:
             why = "".join(f"\n  {name} dimension {dim}: {why}" for (name, dim), why in [*coupling.frozen.items()][:10])

@@ -106,6 +106,6 @@ def test_rows_stay_where_it_is_not_known_that_scores_alone_choose(name):
 def test_as_many_stay_as_are_chosen():
     coupling = find_coupling(Chooses(FOLLOWED["rows by places"]), torch.randn(6, 3))
     (rows,) = [group for group in coupling.groups if group.chosen]
-    assert not coupling.contradicted({rows.axis: 2})
-    assert coupling.contradicted({rows.axis: 1}) == [rows]
+    assert not coupling.contradicted({rows.name: 2})
+    assert coupling.contradicted({rows.name: 1}) == [rows]
     assert coupling.least(rows) == 2

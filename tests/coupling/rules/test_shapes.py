@@ -53,5 +53,5 @@ def test_what_is_squeezed_wherever_it_is_one_keeps_more_than_one():
 
     coupling = find_coupling(Squeezed(), torch.zeros(4, 3))
     (group,) = coupling.groups
-    assert not coupling.contradicted({group.axis: 2})
-    assert coupling.contradicted({group.axis: 1}) == [group]
+    assert not coupling.contradicted({group.name: 2})
+    assert coupling.contradicted({group.name: 1}) == [group]

@@ -29,6 +29,7 @@ from secateur.checkpoints import (
     record_text,
     unfinished_copy,
 )
+from secateur.coupling import may_leave
 from secateur.models import DirectoryWalk, digest, held_batches, rank_and_world
 from secateur.report import Reported, Sheet
 from secateur.shrinking.configuration import Described, has_configuration
@@ -45,7 +46,7 @@ from secateur.shrinking.kinds.blocks import (
 )
 from secateur.shrinking.request import example_for, request
 from secateur.shrinking.result import depth_parts
-from secateur.shrinking.select import check_globs, may_leave
+from secateur.shrinking.select import check_globs
 from secateur.support import Forward, Part, track
 from secateur.version import __version__
 

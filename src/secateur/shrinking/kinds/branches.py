@@ -10,13 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from secateur.coupling import Branch, Coupling, SameDraws
+from secateur.coupling import Branch, Coupling, SameDraws, may_leave
 from secateur.models import Tokens, divergence, prepared, unexplained
 from secateur.shrinking.apply import carry_out
 from secateur.shrinking.measure import check_finite
 from secateur.shrinking.plan import plan_without
 from secateur.shrinking.proof import right_branches
-from secateur.shrinking.select import may_leave
 from secateur.support import (
     Forward,
     device_of,

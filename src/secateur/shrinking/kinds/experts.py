@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from torch import Tensor
 
-from secateur.coupling import Axis, Group
+from secateur.coupling import Group, Scope
 from secateur.shrinking.kinds.routing import Routed, scores_by
 from secateur.shrinking.request import PruningTarget, Request
 from secateur.shrinking.select import Choice, choose, groups_in_scope, scores_of
@@ -32,17 +32,18 @@ class Fewer:
     unreached: dict[str, tuple[int, ...]]
 
 
-def mixtures_in_scope(subject: PruningTarget, asked: Request) -> list[Group]:
-    """The groups of units that are chosen between and may leave; those of one size keep the same number."""
-    groups = groups_in_scope(subject.coupling, asked, chosen=True)
-    sizes = dict.fromkeys(group.size for group in groups)
-    subject.coupling.tie([group for group in groups if group.size == size] for size in sizes)
-    return groups_in_scope(subject.coupling, asked, chosen=True)
+def tied_mixtures(scope: Scope, asked: Request) -> Scope:
+    """The scope in which the groups of units that are chosen between and may leave keep the same number, if they are of
+    one size."""
+    sizes: dict[int, list[str]] = {}
+    for group in groups_in_scope(scope, asked, chosen=True):
+        sizes.setdefault(group.size, []).append(group.name)
+    return scope.tied(sizes.values())
 
 
 def ranked(
-    subject: PruningTarget, groups: Sequence[Group], asked: Request, routed: Mapping[Axis, Routed] | None
-) -> dict[Axis, Tensor]:
+    subject: PruningTarget, groups: Sequence[Group], asked: Request, routed: Mapping[str, Routed] | None
+) -> dict[str, Tensor]:
     """The scores of experts, higher = keep; weights are read only where the data leaves ties."""
     rank = asked.rank_experts or ("criterion" if routed is None else "reap")
     if routed is None or rank == "criterion":
@@ -50,14 +51,14 @@ def ranked(
     unsettled = [
         group
         for group in groups
-        if routed[group.axis].unreached or len(np.unique(routed[group.axis].scores(rank))) < group.size
+        if routed[group.name].unreached or len(np.unique(routed[group.name].scores(rank))) < group.size
     ]
     by_criterion = scores_of(subject, unsettled, asked) if unsettled else {}
     return {
-        group.axis: scores_by(
+        group.name: scores_by(
             rank,
-            routed[group.axis],
-            by_criterion[group.axis].numpy() if group.axis in by_criterion else np.zeros(group.size),
+            routed[group.name],
+            by_criterion[group.name].numpy() if group.name in by_criterion else np.zeros(group.size),
             unreached_first=asked.unreached_first,
         )
         for group in groups
@@ -68,7 +69,7 @@ def choose_experts(
     subject: PruningTarget,
     asked: Request,
     known: Collection[str],
-    routed: Mapping[Axis, Routed] | None = None,
+    routed: Mapping[str, Routed] | None = None,
 ) -> Fewer:
     """Which experts stay, and how many of each mixture there were and are. ``routed`` is what data says of them.
 
@@ -76,14 +77,15 @@ def choose_experts(
         ValueError: none can leave, or not as many as asked.
     """
     asked = replace(asked, target="units", round_to=1, allocate=None)
-    groups = mixtures_in_scope(subject, asked)
+    subject = replace(subject, scope=tied_mixtures(subject.scope, asked))
+    groups = groups_in_scope(subject.scope, asked, chosen=True)
     scores = ranked(subject, groups, asked, routed)
     every = sum(group.size for group in groups)
     number = (
         sum(min(asked.experts, group.size - 1) for group in groups) if asked.experts >= 1 else asked.experts * every
     )
     choice = choose(subject, replace(asked, sparsity=number / every), known, chosen=True, given=scores)
-    stay = [group for group in groups if group.axis in choice.kept]
-    counts = {group.name: (group.size, int(choice.kept[group.axis].sum())) for group in stay}
-    unreached = {} if routed is None else {each.name: routed[each.axis].unreached for each in stay}
+    stay = [group for group in groups if group.name in choice.kept]
+    counts = {group.name: (group.size, int(choice.kept[group.name].sum())) for group in stay}
+    unreached = {} if routed is None else {each.name: routed[each.name].unreached for each in stay}
     return Fewer(choice, counts, {name: each for name, each in unreached.items() if each})

@@ -37,7 +37,7 @@ from secateur.checkpoints import (
     shape_of_cut,
     unfinished,
 )
-from secateur.coupling import Axis, Group
+from secateur.coupling import Group
 from secateur.models import DirectoryWalk, RunAlong, barrier, digest, held_batches, on_rank_zero, rank_and_world
 from secateur.report import Reported, Sheet
 from secateur.shrinking.directory import Origin, config_text, files_of, origins_text, write_cut, write_file, write_index
@@ -253,19 +253,19 @@ def _planned(
 ) -> tuple[Fewer | None, dict[str, Origin], ShrunkExperts]:
     """What leaves, the origin of each tensor that is written, and the facts for the result."""
     checkpoint = mixtures.checkpoint
-    routed = None if known is None else {group.axis: known.routed[group.name] for group in mixtures.groups}
+    routed = None if known is None else {group.name: known.routed[group.name] for group in mixtures.groups}
     fewer = choose_experts(mixtures.subject, asked, (), routed) if asked.experts else None
     written = mixtures.written(fewer.choice.plan) if fewer else {name: (name, {}) for name in checkpoint}
     entries = checkpoint.entries
     shapes = {name: shape_of_cut(entries[old], cuts) for name, (old, cuts) in written.items()}
     nbytes = sum(nbytes_of_cut(entries[written[name][0]], shape) for name, shape in shapes.items())
     chosen = fewer.choice.fields if fewer else {}
-    groups = [group for group in mixtures.groups if fewer and group.axis in fewer.choice.kept]
+    groups = [group for group in mixtures.groups if fewer and group.name in fewer.choice.kept]
     done = ShrunkExperts(
         out=out,
         rank=asked.rank_experts or ("criterion" if known is None else "reap"),
         counts=fewer.counts if fewer else {},
-        kept={group.name: tuple(fewer.choice.kept[group.axis].nonzero()[0].tolist()) for group in groups if fewer},
+        kept={group.name: tuple(fewer.choice.kept[group.name].nonzero()[0].tolist()) for group in groups if fewer},
         unreached=_unreached(known),
         profile=known,
         fields={".".join(map(str, at)): (mixtures.configured.value(at), value) for at, value in chosen.items()},
@@ -359,13 +359,12 @@ def _profiled(run: _Run) -> Profile:
     routed = mixtures.routed(run.seen, run.walk)
     beyond: Mapping[float, Beyond] = {}
     if len(run.unseen):
-        scores: Mapping[Axis, Tensor] = ranked(mixtures.subject, mixtures.groups, run.asked, routed)
+        scores: Mapping[str, Tensor] = ranked(mixtures.subject, mixtures.groups, run.asked, routed)
         beyond = mixtures.beyond(run.unseen, run.walk, scores)
-    named = {group.name: group.axis for group in mixtures.groups}
     return Profile(
         Text(run.name, digest(run.every), *run.counts),
         run.asked.rank_experts or "reap",
-        {name: routed[axis] for name, axis in named.items()},
+        routed,
         beyond,
     )
 

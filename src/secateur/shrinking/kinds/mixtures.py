@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur.checkpoints import Checkpoint, CheckpointError, meta_model_of
-from secateur.coupling import Axis, Coupling, Group, find_coupling
+from secateur.coupling import Coupling, Group, Scope, find_coupling
 from secateur.models import (
     DirectoryWalk,
     Replay,
@@ -31,11 +31,11 @@ from secateur.report import Reported, Sheet
 from secateur.shrinking.apply import carry_out
 from secateur.shrinking.configuration import Configured, has_configuration
 from secateur.shrinking.directory import PROVED, Origin
-from secateur.shrinking.kinds.experts import choose_experts, mixtures_in_scope
+from secateur.shrinking.kinds.experts import choose_experts, tied_mixtures
 from secateur.shrinking.kinds.routing import RANKS, Routed, Watching, check_seen, mixture_of
 from secateur.shrinking.plan import Plan, plan_of
 from secateur.shrinking.request import PruningTarget, Request, example_for, pruning_target
-from secateur.shrinking.select import rows_at_once
+from secateur.shrinking.select import groups_in_scope, rows_at_once
 from secateur.support import Fields, LazyTensors, Part, Undo, printable, private, write_whole
 
 # A directory of a mixture-of-experts model: which tensors hold which experts, and the experts' statistics on data.
@@ -135,7 +135,7 @@ class Mixtures:
 
     # ---- data -----------------------------------------------------------------------------------------------------
 
-    def routed(self, batches: Sequence[Any], walk: DirectoryWalk) -> dict[Axis, Routed]:
+    def routed(self, batches: Sequence[Any], walk: DirectoryWalk) -> dict[str, Routed]:
         """The statistics of the experts on a text, from one walk.
 
         Raises:
@@ -143,18 +143,18 @@ class Mixtures:
         """
         watching = self._watching(walk)
         self._run(walk, watching, batches)
-        alone = {group.axis: Routed.zeros(group.size) for group in self.groups}
+        alone = {group.name: Routed.zeros(group.size) for group in self.groups}
         found = alone if isinstance(batches, RunAlong) else watching.routed
-        routed = {axis: each.everywhere() for axis, each in found.items()}
+        routed = {name: each.everywhere() for name, each in found.items()}
         check_seen(self.groups, routed)
         return routed
 
-    def beyond(self, batches: Sequence[Any], walk: DirectoryWalk, scores: Mapping[Axis, Tensor]) -> dict[float, Beyond]:
+    def beyond(self, batches: Sequence[Any], walk: DirectoryWalk, scores: Mapping[str, Tensor]) -> dict[float, Beyond]:
         """The loss of the model's outputs on a text when a share of the experts leaves every mixture, least scores
         first: one walk for each share, beside the dense model."""
         found = {}
         for share in TOGETHER:
-            plans = {group.name: self._plan(group, scores[group.axis], share) for group in self.groups}
+            plans = {group.name: self._plan(group, scores[group.name], share) for group in self.groups}
             its = {name: plan for name, plan in plans.items() if plan is not None}
             if len(its) == len(plans):
                 found[share] = self._beyond(batches, walk, its).everywhere()
@@ -210,11 +210,11 @@ class Mixtures:
     def _plan(self, group: Group, scores: Tensor, share: float) -> Plan | None:
         """The mixture without a share of its experts; None where so many cannot leave."""
         count = max(1, round(share * group.size))
-        if count == group.size or self.subject.coupling.contradicted({group.axis: group.size - count}):
+        if count == group.size or self.subject.coupling.contradicted({group.name: group.size - count}):
             return None
         mask = np.ones(group.size, dtype=bool)
         mask[scores.argsort(stable=True).numpy()[:count]] = False
-        return plan_of(self.subject.model, self.subject.coupling, {group.axis: mask})
+        return plan_of(self.subject.model, self.subject.coupling, {group.name: mask})
 
     def _watching(self, walk: DirectoryWalk) -> Watching:
         for group in self.groups:
@@ -249,11 +249,11 @@ def mixtures_of(checkpoint: Checkpoint, asked: Request) -> Mixtures:
     if not has_configuration(meta):
         raise ValueError(f"{type(meta).__name__} has no config that could say how many experts are left.")
     coupling, example = _watched(meta)
-    groups = mixtures_in_scope(PruningTarget(meta, coupling, [example], {}, lambda _: ()), asked)
-    configured = Configured(meta, coupling)
+    configured = Configured(meta, tied_mixtures(Scope.of(coupling), asked))
+    scope = tied_mixtures(configured.scope, asked)
     weights = _Weights(walk, checkpoint)
-    subject = PruningTarget(meta, coupling, [example], weights, weights.blocks, configured)
-    groups = mixtures_in_scope(subject, asked)
+    subject = PruningTarget(meta, scope, [example], weights, weights.blocks, configured)
+    groups = groups_in_scope(scope, asked, chosen=True)
     proof = _proved(configured, example) if asked.verify else "not proved, as asked"
     return Mixtures(checkpoint, walk, subject, configured, groups, proof)
 
@@ -287,8 +287,8 @@ def _proved(configured: Configured, example: Any) -> str:
     if changes is None:
         return "not proved: no model of this class was small enough"
     small = configured.build(changes, "cpu")
-    coupling = find_coupling(small, example)
-    subject = pruning_target(small, coupling, [example], configured=Configured(small, coupling), proved_on=small)
+    said = Configured(small, Scope.of(find_coupling(small, example)))
+    subject = pruning_target(small, said.scope, [example], configured=said, proved_on=small)
     choose_experts(subject, Request(experts=1), ())
     sizes = ", ".join(f"{'.'.join(map(str, place))} {value}" for place, value in changes.items())
     return f"on {type(small).__name__} with random weights{f' and {sizes}' if sizes else ''}"

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from secateur.coupling import Axis, Coupling, Group, tensors_of_tree
+from secateur.coupling import Coupling, Group, tensors_of_tree
 from secateur.models import (
     DirectoryWalk,
     InMemory,
@@ -147,7 +147,7 @@ class Watching:
     coupling: Coupling
     groups: Sequence[Group]
     tokens: Tokens = field(default_factory=Tokens)
-    routed: dict[Axis, Routed] = field(default_factory=dict)
+    routed: dict[str, Routed] = field(default_factory=dict)
 
     def forward(self, forward: Forward | None) -> Forward:
         """A forward function that knows which tokens of a batch are padding."""
@@ -162,7 +162,7 @@ class Watching:
     def watching(self) -> Iterator[None]:
         hooks = []
         for group in self.groups:
-            self.routed.setdefault(group.axis, Routed.zeros(group.size))
+            self.routed.setdefault(group.name, Routed.zeros(group.size))
             _, module = mixture_of(self.model, group)
             hooks.append(module.register_forward_hook(self._hook(group), with_kwargs=True))
         try:
@@ -195,7 +195,7 @@ class Watching:
         with torch.enable_grad():
             moved_by = (out * ways).sum()
         slopes = torch.autograd.grad(moved_by, [leaf for leaf, _ in watch.seen], allow_unused=True)
-        found = self.routed[group.axis]
+        found = self.routed[group.name]
         for (leaf, units), slope in zip(watch.seen, slopes, strict=True):
             if slope is None or not leaf.numel():
                 continue
@@ -253,7 +253,7 @@ def signs(width: int) -> Tensor:
 
 def routed_in_memory(
     model: nn.Module, coupling: Coupling, groups: Sequence[Group], batches: Iterable[Any], forward: Forward | None
-) -> dict[Axis, Routed]:
+) -> dict[str, Routed]:
     """The statistics of the experts of these groups, from one run of the batches through a model in memory.
 
     Raises:
@@ -273,10 +273,10 @@ def routed_in_memory(
     return watching.routed
 
 
-def check_seen(groups: Sequence[Group], routed: Mapping[Axis, Routed]) -> None:
+def check_seen(groups: Sequence[Group], routed: Mapping[str, Routed]) -> None:
     """Raises ValueError for a mixture whose outputs were not seen, or are not finite."""
     for group in groups:
-        found = routed[group.axis]
+        found = routed[group.name]
         if not found.tokens.any():
             raise ValueError(
                 f"{group.name}: no outputs of the experts that it chooses between were seen while the batches ran, so "
