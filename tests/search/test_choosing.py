@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from secateur.coupling import Coupling
+from secateur.coupling import Scope
 from secateur.search import choosing, make_levels
 from secateur.search.choosing import LevelSearch
 from secateur.search.costs import holds, parse_budget
@@ -179,18 +179,16 @@ def test_what_shrink_would_refuse_is_not_searched():
 
 def test_of_a_comparison_that_several_groups_turn_together_no_choice_is_made(monkeypatch):
     each = task(blocks(3), {"params": 0.6})
-    first, second = (each.axes[f"{at}.up.weight"] for at in (1, 2))
-    monkeypatch.setattr(
-        Coupling, "contradicted", lambda _, counts: [*{first, second}] if {first, second} <= {*counts} else []
-    )
+    both = {"1.up.weight", "2.up.weight"}
+    monkeypatch.setattr(Scope, "contradicted", lambda _, counts: [*both] if both <= {*counts} else [])
     found = each.within()
-    assert not {"1.up.weight", "2.up.weight"} <= {*found.choice}
+    assert not both <= {*found.choice}
     assert holds(found.limits, found.predicted)
 
 
 def test_a_budget_that_only_what_is_refused_would_meet_is_told(monkeypatch):
     each = task(blocks(2), {"params": 0.25})
-    monkeypatch.setattr(Coupling, "contradicted", lambda _, counts: [*counts][1:])
+    monkeypatch.setattr(Scope, "contradicted", lambda _, counts: [*counts][1:])
     with pytest.raises(ValueError, match=r"the params cannot come to .*: what would is refused, .*: a comparison in"):
         each.within()
 

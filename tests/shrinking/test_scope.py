@@ -6,9 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from secateur.coupling import Scope, find_coupling, may_leave
+from secateur import sensitivity, shrink
+from secateur.coupling import Coupling, Scope, find_coupling, leaves, may_leave
 from secateur.shrinking.request import request
 from secateur.shrinking.select import check_globs, groups_in_scope, names_of
+from support.configured import Blocks, random_of
+from support.measured import text, words
+from zoo import ZOO
 
 names = st.sets(st.sampled_from(["a.weight", "a.bias", "b.weight", "c"]), min_size=1)
 globs = st.lists(st.sampled_from(["a.*", "*.weight", "c", "*", "none"]))
@@ -81,3 +85,50 @@ def test_a_glob_has_to_match():
     check_globs(known, ["0.*", "*.bias"])
     with pytest.raises(ValueError, match=r"no tensor or group matches '9\.\*'; the closest names are"):
         check_globs(known, ["0.*", "9.*"])
+
+
+class Narrows(nn.Module):
+    """A comparison in its code changes its result when fewer than seven of eight are left."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(4, 8), nn.Linear(8, 6), nn.Linear(6, 2)
+
+    def forward(self, x):
+        hidden = self.first(x).relu()
+        return self.third((self.second(hidden) * (1 if hidden.shape[-1] > 6 else 2)).relu())
+
+
+CALLS = {
+    "units": lambda: shrink(Narrows(), torch.ones(2, 4), 0.3),
+    "zeros": lambda: shrink(Narrows(), torch.ones(2, 4)),
+    "roles": lambda: shrink(Narrows(), torch.ones(2, 4), 0.3, uniform=True),
+    "fields": lambda: shrink(
+        random_of(Blocks, width=8, hidden=12, layers=2), torch.ones(2, 3), 0.2, include="layers.*.0.bias", uniform=True
+    ),
+    "data": lambda: shrink(words(), text()[0], 0.2, batches=text()),
+    "experts": lambda: shrink(*ZOO["mixture_of_all"](), experts=1),
+    "levels": lambda: sensitivity(words(), text()),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_coupling_is_never_changed(monkeypatch, call):
+    seen = []
+    find = Coupling.__init__
+
+    def found(coupling, *args, **kwargs):
+        find(coupling, *args, **kwargs)
+        seen.append((coupling, state_of(coupling)))
+
+    monkeypatch.setattr(Coupling, "__init__", found)
+    CALLS[call]()
+    assert seen
+    for coupling, before in seen:
+        assert state_of(coupling) == before
+
+
+def state_of(coupling):
+    axes = {axis for name in coupling.names() for dim in coupling.dims(name) for axis in leaves(dim)}
+    inner = {axis: (axis.size, axis.bound, tuple(axis.reasons), tuple(axis.looks), axis.tied) for axis in axes}
+    return str(coupling), coupling.groups, dict(coupling.frozen), list(coupling.compared), coupling.used(), inner
