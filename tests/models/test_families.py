@@ -298,9 +298,34 @@ class Shared(nn.Module):
         return self.head(x)
 
 
-def test_a_block_that_runs_three_times_is_refused_before_anything_changes():
-    model = Shared()
-    before = model.groups[0][0].weight.clone()
-    with pytest.raises(ValueError, match=r"groups\.0 runs more than once"):
-        oneshot(model, [torch.randn(5, 4)], 0.5)
-    assert torch.equal(model.groups[0][0].weight, before)
+def test_a_block_that_runs_three_times_is_summed_over_all_of_its_runs():
+    model, x, grams = Shared(), torch.randn(5, 4), {}
+
+    def look(weight, sparsity, pattern, *, gram):
+        grams[weight.shape] = gram.clone()
+        return sparsegpt(weight, sparsity, pattern, gram=gram)
+
+    first = model.groups[0]
+    once = first(x).detach()
+    seen = torch.cat([x, once, first(once).detach()])
+    done = oneshot(model, [x], 0.5, solver=look)
+    torch.testing.assert_close(grams[4, 4], seen.T @ seen)
+    assert [(layer.name, layer.tokens) for layer in done.layers] == [("groups.0.0.weight", 15), ("head.weight", 5)]
+
+
+def test_blocks_that_albert_shares_are_pruned_in_a_directory_as_in_memory(tmp_path):
+    from transformers import AlbertConfig, AlbertForMaskedLM
+
+    config = AlbertConfig(
+        vocab_size=40, embedding_size=8, hidden_size=16, intermediate_size=24, num_attention_heads=2,
+        num_hidden_layers=3, max_position_embeddings=16,
+    )  # fmt: skip
+    model, data = AlbertForMaskedLM(config).eval(), [{"input_ids": torch.randint(40, (2, 12))} for _ in range(2)]
+    model.save_pretrained(tmp_path / "dense")
+    theirs = oneshot(tmp_path / "dense", data, 0.5, out=tmp_path / "pruned")
+    ours = oneshot(model, data, 0.5)
+    assert [(layer.name, layer.tokens) for layer in theirs.layers] == [(each.name, each.tokens) for each in ours.layers]
+    assert {layer.tokens for layer in ours.layers} == {3 * 48}
+    loaded = AlbertForMaskedLM.from_pretrained(tmp_path / "pruned").state_dict()
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(loaded[name], value, msg=name)

@@ -4,7 +4,7 @@ from secateur.models.batches import longest_sequence, naming_batch, read_calibra
 from secateur.models.blocks import block_of, choose_targets, find_blocks, full_name, parts_of
 from secateur.models.files import BlockFiles, build_on_meta, loaded_model, parameters_on_meta
 from secateur.models.in_directory import DirectoryWalk
-from secateur.models.in_memory import InMemory, refuse_repeated, walk_model
+from secateur.models.in_memory import InMemory, calls_of, walk_model
 from secateur.models.jobs import (
     Job,
     Layer,
@@ -57,6 +57,7 @@ __all__ = [
     "block_of",
     "broadcast",
     "build_on_meta",
+    "calls_of",
     "choose_targets",
     "digest",
     "divergence",
@@ -78,7 +79,6 @@ __all__ = [
     "rank_and_world",
     "read_calibration",
     "refuse_empty",
-    "refuse_repeated",
     "run_through",
     "slopes",
     "store",

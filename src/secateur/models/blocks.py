@@ -75,6 +75,25 @@ def parts_of(model: nn.Module) -> dict[str, nn.Module]:
     return {WHOLE: model} if any(map(_unfolds, model.modules())) else blocks
 
 
+def widened(model: nn.Module, blocks: Mapping[str, nn.Module], name: str) -> dict[str, nn.Module]:
+    """The blocks, in which the smallest module around one that runs again, as ALBERT's does, takes its place and that
+    of the others within: so its sums are over all of its runs.
+
+    >>> layers = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+    >>> model = nn.Sequential(nn.Sequential(layers), nn.Linear(2, 3))
+    >>> list(widened(model, {"0.0.0": layers[0], "0.0.1": layers[1]}, "0.0.0"))
+    ['0']
+    """
+    around = name.rpartition(".")[0]
+    while isinstance(model.get_submodule(around), nn.ModuleList | nn.ModuleDict):  # these do not run themselves
+        if not around:
+            break
+        around = around.rpartition(".")[0]
+    inside = f"{around}." if around else ""
+    wider = {around if each.startswith(inside) else each: module for each, module in blocks.items()}
+    return {each: model.get_submodule(each) for each in wider}
+
+
 def _unfolds(module: nn.Module) -> bool:
     """Whether its inputs are unfolded before they are multiplied: into patches, or step by step."""
     return private.is_convolution(module) or isinstance(module, nn.RNNBase | nn.RNNCellBase)

@@ -30,7 +30,7 @@ from secateur.checkpoints import (
     unfinished_copy,
 )
 from secateur.models.batches import passes, which
-from secateur.models.blocks import choose_targets, find_blocks
+from secateur.models.blocks import choose_targets, find_blocks, widened
 from secateur.models.files import BlockFiles, Written, build_on_meta
 from secateur.models.in_memory import share_out
 from secateur.models.jobs import Job, Layer, Pruned, Solved, barrier, rank_and_world
@@ -65,8 +65,8 @@ def prune_directory(
         activations=request.activations,
         device=device,
     )
-    targets, left_alone = choose_targets(place.model, place.blocks, request.include, request.exclude)
     place.check()
+    targets, left_alone = choose_targets(place.model, place.blocks, request.include, request.exclude)
     said = said_of(request, every)
     rank, _ = rank_and_world()
     with place.begun(out, said) as begun:
@@ -157,9 +157,12 @@ class DirectoryWalk:
         self.forward = functools.partial(_run_of_directory, source.root, batches) if forward is None else forward
 
     def check(self) -> None:
-        """Whether the files hold the blocks and the model runs: else it is an error before anything is copied."""
+        """Whether the files hold the blocks and the model runs: else it is an error before anything is copied. Where
+        its first block runs again, the blocks are `widened`."""
         self.files.check()
-        _try(self.model, self.files, self.batches[0], self.forward, self.device)
+        while name := _runs_again(self.model, self.files, self.batches[0], self.forward, self.device):
+            self.blocks = widened(self.model, self.blocks, name)
+            self.files = BlockFiles(self.model, self.blocks, self.source, self.files.work, self.device)
 
     @contextlib.contextmanager
     def begun(self, out: Path, said: Mapping[str, Any]) -> Iterator[Unfinished]:
@@ -262,15 +265,18 @@ def _run_of_directory(root: Path, batches: Sequence[Any], model: nn.Module, batc
             raise
 
 
-def _try(model: nn.Module, files: BlockFiles, batch: Any, forward: Forward, device: torch.device) -> None:
-    """Runs one batch to the end of the first block: what can't run is an error before anything is copied."""
+def _runs_again(model: nn.Module, files: BlockFiles, batch: Any, forward: Forward, device: torch.device) -> str | None:
+    """The first block, if the model runs it again behind its first run."""
     replay = Replay(model, files.blocks, forward=forward, on_arrival=files.arrive, device=device)
+    first: list[Any] = []
     with prepared(model), replay.installed(), torch.random.fork_rng(devices=[]):
         name = find_next(replay, [batch])
-        if name is not None:
-            files.load(name, finished=False)
-            replay.run(0, batch, lambda _name, _args, _kwargs, call: call())
-            files.unload(name)
+        if not name:
+            return None
+        files.load(name, finished=False)
+        replay.run(0, batch, lambda _name, _args, _kwargs, call: first.append(call()))
+        files.unload(name)
+        return name if replay.is_run_again(name, batch, first[0]) else None
 
 
 class _InFiles:

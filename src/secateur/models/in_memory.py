@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -14,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from secateur.allocation import uniform
-from secateur.models.blocks import WHOLE, block_of, choose_targets, full_name, parts_of
+from secateur.models.blocks import WHOLE, block_of, choose_targets, full_name, parts_of, widened
 from secateur.models.jobs import Job, Pruned, Solved
 from secateur.models.observation import find_next, observe, prepared, store
 from secateur.models.products import WeightView
-from secateur.models.replay import RUNS_AGAIN, Outputs, Replay
+from secateur.models.replay import Outputs, Replay
 from secateur.models.result import OneShot, Tally
 from secateur.models.solving import Request, complete, held_batches
 from secateur.models.walk import Weights, check_pruned, never_run, walk
@@ -173,10 +174,9 @@ def prune_in_memory(model: nn.Module, batches: Iterable[Any], request: Request) 
     tally = Tally()
     inference = any(parameter.is_inference() for parameter in inner.parameters())  # may be written to in this mode only
     with unchanged(inner), torch.inference_mode(inference), prepared(inner), _blamed_on_blocks(tally):
-        blocks = parts_of(inner)
+        blocks = parts_once(inner, held[0], request.forward)
         targets, left_alone = choose_targets(inner, blocks, request.include, request.exclude)
         tally.leave_alone(left_alone)
-        refuse_repeated(inner, blocks, held[0], request.forward)
         weights = InMemory(blocks)
         replay = Replay(
             inner,
@@ -209,13 +209,12 @@ def walk_model(
     returns the job's result for each block.
 
     Raises:
-        ValueError: the model has no matrices, or runs one of its blocks more than once in a forward pass.
+        ValueError: the model has no matrices.
     """
     _, held = held_batches(batches)
     inner = unwrapped(model)
     with unchanged(inner), prepared(inner), torch.no_grad():
-        blocks = parts_of(inner)
-        refuse_repeated(inner, blocks, held[0], forward)
+        blocks = parts_once(inner, held[0], forward)
         replay = Replay(
             inner,
             blocks,
@@ -263,23 +262,23 @@ def _refuse_unready(model: nn.Module) -> None:
             )
 
 
-def refuse_repeated(model: nn.Module, blocks: Mapping[str, nn.Module], batch: Any, forward: Forward | None) -> None:
-    """Raises ValueError for a block that runs twice in a forward pass, before anything changes.
+def parts_once(model: nn.Module, batch: Any, forward: Forward | None) -> dict[str, nn.Module]:
+    """`parts_of` a model, `widened` to what runs once in a forward pass of the batch."""
+    blocks, calls = parts_of(model), calls_of(model, batch, forward)
+    while repeated := [name for name, block in blocks.items() if name and calls[block] > 1]:
+        blocks = widened(model, blocks, repeated[0])
+    return blocks
 
-    In a directory it is found when it happens, and nothing is published; a model in memory would be half pruned.
-    """
-    calls: list[str] = []
-    hooks = [
-        block.register_forward_pre_hook(lambda *_, name=name: calls.append(name)) for name, block in blocks.items()
-    ]
-    try:
+
+def calls_of(model: nn.Module, batch: Any, forward: Forward | None) -> Counter[nn.Module]:
+    """How often each module is called in a forward pass of the batch."""
+    calls: Counter[nn.Module] = Counter()
+    with contextlib.ExitStack() as stack:
+        for module in model.modules():
+            stack.callback(module.register_forward_pre_hook(lambda module, _: calls.update([module])).remove)
         with torch.no_grad():
             run_batch(model, moved(batch, device_of(model)), forward)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    if repeated := [name for name in blocks if calls.count(name) > 1]:
-        raise ValueError(RUNS_AGAIN.format(name=repeated[0]))
+    return calls
 
 
 @contextlib.contextmanager

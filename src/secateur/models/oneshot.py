@@ -109,8 +109,8 @@ def oneshot(
 
     Raises:
         ValueError: no blocks in a directory's model, no batches, a glob without a match, a sparsity or shape that does
-            not fit the pattern, another word for values, activations that are NaN, a block that runs twice in a forward
-            pass.
+            not fit the pattern, another word for values, activations that are NaN; in a directory, blocks that run in
+            turns more than once.
         TypeError: the solver asks for what is not gathered here, or a batch is of no known kind.
         CheckpointError: a directory that cannot be read, or an ``out`` that cannot be written.
 

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from secateur.support import Forward, mapped, moved, naming, private, run_batch
 
 RUNS_AGAIN = (
-    "{name} runs more than once in a forward pass (its weights are shared between layers or inputs); pruning it block "
-    "by block would see its first run only. Use sparsify(model, criterion=criteria.wanda, batches=...)."
+    "{name} runs more than once in a forward pass (its weights are shared between layers or inputs), and a directory "
+    "is gone through block by block, which would see its first run only. Load the model, and pass the model itself."
 )
 
 Call = Callable[[], Any]

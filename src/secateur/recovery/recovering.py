@@ -17,11 +17,11 @@ from secateur.models import (
     InMemory,
     Outputs,
     Replay,
+    calls_of,
     find_blocks,
     prepared,
     rank_and_world,
     refuse_empty,
-    refuse_repeated,
     with_batch_in_errors,
 )
 from secateur.recovery.descent import Descent, check_loaded, count_zeros, movers_for, moving, removed_of, widened_batch
@@ -466,7 +466,9 @@ def recovered_locally(
     try:
         stacks = [find_blocks(each) for each in (model, teacher)]
         for each, blocks, own in zip((model, teacher), stacks, (wide, held), strict=True):
-            refuse_repeated(each, blocks, own[0], request.forward)
+            calls = calls_of(each, own[0], request.forward)
+            if again := [name for name, block in blocks.items() if calls[block] > 1]:
+                raise ValueError(f"{again[0]} runs more than once in a forward pass")
     except ValueError as error:
         left_out.append(f"the local part, since {str(error).rstrip('.')}")
         return []

@@ -186,8 +186,8 @@ def shrink(
 
     Raises:
         ValueError: nothing can leave, or not as much as asked; the message says what is frozen and why. With
-            ``batches``: there are none, one does not run through the model, they hold NaN, the model runs a block
-            twice, or nothing that may leave is measured.
+            ``batches``: there are none, one does not run through the model, they hold NaN,
+            or nothing that may leave is measured.
 
     Warns:
         WithoutDataWarning: a model of residual blocks is to lose units, and neither ``batches`` nor a criterion with

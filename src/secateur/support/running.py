@@ -229,8 +229,9 @@ def mapped(batch: Any, function: Callable[[Tensor], Tensor]) -> Any:
             return batch
         if not isinstance(batch, MutableMapping):
             return entries
-        other = copy.copy(batch)  # a BatchEncoding stays one
-        other.update(entries)
+        other = copy.copy(batch)  # a BatchEncoding stays one, and a ModelOutput, which has no update
+        for key, value in entries.items():
+            other[key] = value
         return other
     if isinstance(batch, tuple | list):
         parts = [mapped(part, function) for part in batch]

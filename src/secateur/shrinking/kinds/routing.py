@@ -29,6 +29,7 @@ from secateur.models import (
     Weights,
     WeightView,
     all_gather,
+    calls_of,
     parts_of,
     prepared,
     run_through,
@@ -501,22 +502,9 @@ def of_directory(walk: DirectoryWalk, batches: Sequence[Any]) -> Iterator[Side]:
 
 def runs_again(model: nn.Module, batch: Any, forward: Forward | None) -> str | None:
     """A block that runs more than once in a forward pass, if there is one."""
-    calls: dict[str, int] = {}
-
-    def count(name: str) -> None:
-        calls[name] = calls.get(name, 0) + 1
-
-    hooks = [
-        block.register_forward_pre_hook(lambda *_, name=name: count(name)) for name, block in parts_of(model).items()
-    ]
-    try:
-        with unchanged(model), torch.no_grad():
-            on_device = moved(batch, device_of(model))
-            run_batch(model, on_device) if forward is None else forward(model, on_device)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return next((name for name, times in calls.items() if times > 1), None)
+    with unchanged(model):
+        calls = calls_of(model, batch, forward)
+    return next((name for name, block in parts_of(model).items() if calls[block] > 1), None)
 
 
 @dataclass(eq=False)
