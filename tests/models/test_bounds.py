@@ -8,12 +8,16 @@ import pytest
 import torch
 from torch import nn
 
-from secateur import NM, Block, Channels, Rows, Unstructured, oneshot, shrink
+from secateur import NM, Block, Channels, Rows, Unstructured, oneshot, sensitivity, shrink
 from secateur.evidence import collect
 from secateur.models import Pruned, bounds, walk_model
 from secateur.models.blocks import parts_of
 from secateur.models.bounds import Demand, demands_of, form_of
+from secateur.search import Sensitivity
+from secateur.shrinking import shrink_checkpoint
 from secateur.solvers import SolverWarning, from_criterion, sparsegpt
+from support.families import batches as llama
+from support.families import make
 
 MB = 1_000_000
 
@@ -160,6 +164,23 @@ def test_units_leave_and_are_repaired_in_blocks(monkeypatch):
         shrink(plain, (batches()[0],), 0.2, repair=False, **given)
     assert parts.wide.in_channels == plain.wide.in_channels < dense.wide.in_channels
     assert distance(parts, dense) < distance(plain, dense)
+
+
+def test_levels_and_directories_say_what_was_summed_in_blocks(monkeypatch, tmp_path):
+    monkeypatch.setattr(bounds, "LEAST", 16)
+    free(monkeypatch, 8 * MB)
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 512), nn.ReLU(), nn.Linear(512, 8)) for _ in range(2)))
+    with pytest.warns(SolverWarning, match=r"2\.weight: Gram matrix in \d+ blocks"):
+        found = sensitivity(model, [torch.randn(64, 8)], shares=(0.5,), store=tmp_path / "levels")
+    assert list(found.in_blocks) == ["0.2.weight", "1.2.weight"]
+    assert f"0.2.weight: {found.in_blocks['0.2.weight']}" in str(found)
+    assert found.in_blocks == Sensitivity.load(tmp_path / "levels").in_blocks
+
+    make("llama", intermediate_size=512).save_pretrained(tmp_path / "dense")
+    with pytest.warns(SolverWarning, match="Gram matrix in"):
+        done = shrink_checkpoint(tmp_path / "dense", tmp_path / "small", 0.3, batches=llama("llama"), verify=False)
+    assert any(name.endswith("down_proj.weight") for name in done.in_blocks)
+    assert "Gram matrix in" in str(done)
 
 
 def test_copies_within_a_block_cost_nothing(monkeypatch):

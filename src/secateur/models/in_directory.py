@@ -146,6 +146,7 @@ class DirectoryWalk:
                 f"{source.root}: compressed; write its weights with secateur expand, and name that directory."
             )
         self.source, self.batches = source, batches
+        self.in_blocks: dict[str, str] = {}  # {parameter: note} of what walks summed in blocks
         self.activations = None if activations is None else Path(activations)
         self.device = usable(device)
         self.model = build_on_meta(source)
@@ -251,7 +252,9 @@ class DirectoryWalk:
                 the first has written.
         """
         with self.replaying(dense=job.beside_dense) as replay:
-            yield from walk(replay, self.weights(begun, note), self.batches, job, already=already)
+            yield from walk(
+                replay, self.weights(begun, note), self.batches, job, already=already, in_blocks=self.in_blocks
+            )
 
 
 def _run_of_directory(root: Path, batches: Sequence[Any], model: nn.Module, batch: Any) -> Any:

@@ -45,10 +45,16 @@ class Weights(Protocol):
 
 
 def walk(
-    replay: Replay, weights: Weights, batches: Sequence[Any], job: Job, *, already: Sequence[str] = ()
+    replay: Replay,
+    weights: Weights,
+    batches: Sequence[Any],
+    job: Job,
+    *,
+    already: Sequence[str] = (),
+    in_blocks: dict[str, str] | None = None,
 ) -> Iterator[Pruned]:
     """Prunes block after block in the order in which the model runs them, and gives each once its weights are written;
-    those ``already`` pruned are only run.
+    those ``already`` pruned are only run. ``in_blocks`` gets ``{parameter: note}`` of what is summed in blocks.
 
     Raises:
         ValueError: what is to be summed takes more memory than there is.
@@ -57,6 +63,8 @@ def walk(
         SolverWarning: some of it is summed in blocks, and the job's own result has no layers to say it of.
     """
     form = form_of(replay.model, replay.blocks, job)
+    if in_blocks is not None:
+        in_blocks |= form.notes
     if form.notes and not isinstance(job, MatrixJob):
         name, note = next(iter(form.notes.items()))
         more = f" So are {len(form.notes) - 1} more." if len(form.notes) > 1 else ""

@@ -306,6 +306,8 @@ class Levels(Mapping[str, tuple[Level, ...]], Shown):
             share a tensor, as channels in and out of a convolution, it is less: each has the whole of it. `cost` says
             what any choice costs.
         left_alone: ``{group: why it has no levels}``.
+        in_blocks: ``{parameter: note}`` of those whose Gram matrix was summed in blocks of inputs; of a run that was
+            killed, of what was made after it.
         made: what they were made of.
 
     >>> from secateur.search import make_levels
@@ -322,10 +324,15 @@ class Levels(Mapping[str, tuple[Level, ...]], Shown):
     """
 
     def __init__(
-        self, entries: Sequence[Stored], bill: CostModel, made: Fingerprint, left_alone: Mapping[str, str]
+        self,
+        entries: Sequence[Stored],
+        bill: CostModel,
+        made: Fingerprint,
+        left_alone: Mapping[str, str],
+        in_blocks: Mapping[str, str],
     ) -> None:
         self.made = made
-        self.left_alone = dict(left_alone)
+        self.left_alone, self.in_blocks = dict(left_alone), dict(in_blocks)
         self._bill = bill
         self._entries = {entry.name: entry for entry in entries}
         self._numbers = {entry.name: number for number, entry in enumerate(entries)}
@@ -336,7 +343,7 @@ class Levels(Mapping[str, tuple[Level, ...]], Shown):
         self._known: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
     def __reduce__(self) -> tuple[Any, ...]:  # the models that were found to be theirs are looked at again
-        return type(self), ([*self._entries.values()], self._bill, self.made, self.left_alone)
+        return type(self), ([*self._entries.values()], self._bill, self.made, self.left_alone, self.in_blocks)
 
     def _levels_of(self, number: int, entry: Stored) -> tuple[Level, ...]:
         def costs(left: Mapping[str, float]) -> dict[str, float]:
@@ -490,6 +497,7 @@ class Levels(Mapping[str, tuple[Level, ...]], Shown):
             "asked": dict(self.made.asked),
             "groups": list(self._entries),
             "left_alone": self.left_alone,
+            "in_blocks": self.in_blocks,
             "costs": self._bill.to_json(),
         }
 
@@ -505,7 +513,7 @@ class Levels(Mapping[str, tuple[Level, ...]], Shown):
         read = Fields.read(folder / FILE, hint=_HINT)
         if read.take("format", str) != FORMAT or read.take("version", int) != VERSION:
             raise read.wrong("format", f"is not {FORMAT!r} of version {VERSION}")
-        read.only("format", "version", "model", "batches", "asked", "groups", "left_alone", "costs")
+        read.only("format", "version", "model", "batches", "asked", "groups", "left_alone", "in_blocks", "costs")
         made = Fingerprint(read.take("model", str), read.take("batches", str), read.take("asked", dict))
         entries = [read_entry(folder, name, made.digest) for name in read.each("groups", str)]
         if len({entry.name for entry in entries}) != len(entries):
@@ -513,7 +521,7 @@ class Levels(Mapping[str, tuple[Level, ...]], Shown):
         bill = bill_in(read.inner("costs"))
         if len(bill.dense) != len(entries):
             raise read.wrong("costs.dense", f"is of {len(bill.dense)} groups, and there are {len(entries)}")
-        return cls(entries, bill, made, read.each_named("left_alone", str))
+        return cls(entries, bill, made, read.each_named("left_alone", str), read.each_named("in_blocks", str))
 
     # ---- shown ----------------------------------------------------------------------------------------------------
 

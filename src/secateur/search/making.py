@@ -200,7 +200,7 @@ def make_levels(
         left_alone |= {f"{name} dimension {at}": reason for (name, at), reason in scope.frozen.items()}
         said = "".join(f"\n  {name}: {reason}" for name, reason in list(left_alone.items())[:10])
         raise ValueError(f"nothing of the model has levels.{said}")
-    levels = Levels(entries, bill_of(inner, coupling, variables), made, left_alone)
+    levels = Levels(entries, bill_of(inner, coupling, variables), made, left_alone, making.in_blocks)
     if folder is not None:
         levels.save(folder)
         return Levels.load(folder)  # whose weights are in the files
@@ -256,6 +256,7 @@ class _Making:
     grades: dict[str, Sequence[RepairedLevel]] = field(default_factory=dict)
     done: dict[str, Stored] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
+    in_blocks: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.around = ties_around(self.coupling, [group for each in self.tied for group in each.groups])
@@ -293,7 +294,8 @@ class _Making:
             found = {}
         grading.slopes = found
         job = _Both(grading, layers, self.shares, self.solver, self.pattern, found, self._solved)
-        walk_model(self.model, batches, job, forward=forward)
+        for pruned in walk_model(self.model, batches, job, forward=forward):
+            self.in_blocks |= pruned.in_blocks
         self.reasons |= grading.ungraded | {f"{name}:layer": why for name, why in job.left_alone.items()}
 
     def entries(self) -> tuple[list[Stored], list[Variable]]:

@@ -17,7 +17,7 @@ from secateur.report import Cells, Chart, Reported, Sheet
 from secateur.search.costs import Budget, words_of_budget
 from secateur.search.levels import Levels, shown_name, told, told_share
 from secateur.search.score import share_left
-from secateur.shrinking import CheckpointShrinking, Shrunk
+from secateur.shrinking import CheckpointShrinking, Shrunk, in_blocks_parts
 from secateur.support import Part, Rows, bytes_text, percent, printable
 
 if TYPE_CHECKING:
@@ -142,6 +142,11 @@ class Fitted(Reported):
             raise AttributeError(f"{type(self).__name__} has no {name!r}.")
         return getattr(self.chosen, name)
 
+    @property
+    def in_blocks(self) -> Mapping[str, str]:
+        """``{parameter: note}`` of those whose Gram matrix was summed in blocks of inputs, for levels or in the end."""
+        return {**self.levels.in_blocks, **(self.shrunk.in_blocks if self.shrunk else {})}
+
     def parts(self) -> Iterator[Part]:
         """What is printed, as lines and tables."""
         return self._parts()
@@ -247,6 +252,7 @@ class Fitted(Reported):
         if self.stays:
             name, why = next(iter(self.stays.items()))
             yield printable(f"{len(self.stays)} stay whole, such as {shown_name(name)}: {why}.", 1000)
+        yield from in_blocks_parts(self.in_blocks)
         if self.out is not None:
             yield printable(f"In {self.out}.", 1000)
         if self.knee is not None:

@@ -22,6 +22,7 @@ from secateur.search.levels import Levels, digest_of, shown_name, told, told_sha
 from secateur.search.making import SHARES, make_levels, refuse_several
 from secateur.search.score import ROWS, SCORES, Replayed, Score, Scorer, scorer
 from secateur.search.space import Class
+from secateur.shrinking import in_blocks_parts
 from secateur.solvers import admm
 from secateur.support import Fields, Forward, Part, Rows, for_directories, percent, track, unwrapped, write_whole
 
@@ -130,6 +131,12 @@ class Sensitivity(Reported):
         if self.levels.left_alone:
             name, why = next(iter(self.levels.left_alone.items()))
             yield f"{len(self.levels.left_alone)} without levels, such as {name}: {why}."
+        yield from in_blocks_parts(self.in_blocks)
+
+    @property
+    def in_blocks(self) -> Mapping[str, str]:
+        """``{parameter: note}`` of those whose Gram matrix was summed in blocks of inputs."""
+        return self.levels.in_blocks
 
     @property
     def shares(self) -> list[float]:

@@ -188,12 +188,13 @@ def chosen_in_directory(
     named = {group.name: group for group in subject.coupling.groups}
     found = begun and begun.found().inner("facts")
     if found:
-        found.only("measured", "tokens", "chosen", "repaired", "rescaled")
+        found.only("measured", "tokens", "chosen", "repaired", "rescaled", "in_blocks")
+        place.in_blocks |= found.each_named("in_blocks", str) if "in_blocks" in found.values else {}
     if found and "measured" in found.values:
         measured, tokens = _measured_in(found.inner("measured"), named), found.take("tokens", int, least=1)
     else:
         measured, tokens = _measured_by_walk(subject, asked, place, named)
-        _learn(begun, measured=_plain(measured, named), tokens=tokens)
+        _learn(begun, measured=_plain(measured, named), tokens=tokens, in_blocks=place.in_blocks)
     choice = _choice(subject, asked, measured)
     counts = {name: int(choice.kept[group.name].sum()) for name, group in named.items() if group.name in choice.kept}
     if found and "chosen" in found.values:
@@ -203,7 +204,7 @@ def chosen_in_directory(
         _learn(begun, chosen=counts)
     left = [group for group in named.values() if group.name in choice.kept and not choice.kept[group.name].all()]
     if begun is None or not left:
-        return Streamed(choice, {}, (), (), tokens)
+        return Streamed(replace(choice, in_blocks=place.in_blocks), {}, (), (), tokens)
     free = free_in(place.model, place.blocks)
     job = Repairing(subject.coupling, left, choice.kept, measured, free, repair=repair)
     already = _gone_on_with(begun, place, job, named)
@@ -211,7 +212,7 @@ def chosen_in_directory(
         noted = _Noted(job, named, {name for name, group in named.items() if _is_anew(job, group)})
         for _ in place.walk(_OfTheFirst(job), begun, noted, already):
             pass
-        _learn(begun, repaired=True)
+        _learn(begun, repaired=True, in_blocks=place.in_blocks)
     kept, errors, biases = on_rank_zero(
         lambda: (
             {name: job.kept[group.name] for name, group in named.items() if group.name in job.kept},
@@ -220,7 +221,8 @@ def chosen_in_directory(
         )
     )
     job.kept.update(kept)
-    choice = replace(choice, kept=job.kept, plan=plan_of(subject.model, subject.coupling, job.kept))
+    plan = plan_of(subject.model, subject.coupling, job.kept)
+    choice = replace(choice, kept=job.kept, plan=plan, in_blocks=place.in_blocks)
     if not repair:
         return Streamed(choice, {}, (), (), tokens)
     if found and "rescaled" in found.values:

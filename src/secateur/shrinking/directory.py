@@ -101,6 +101,7 @@ class CheckpointShrinking(Reported):
             share of the variance of the residual stream that they are added to, or of their own.
         biases: the tensors in the files that are biases and moved with them.
         normalizations: those that are weights and biases of normalizations over a width that lost entries, and moved.
+        in_blocks: ``{tensor in the files: note}`` of those whose Gram matrix was summed in blocks of inputs.
     """
 
     out: Path | None
@@ -120,6 +121,7 @@ class CheckpointShrinking(Reported):
     errors: Mapping[str, float] = field(default_factory=dict)
     biases: tuple[str, ...] = ()
     normalizations: tuple[str, ...] = ()
+    in_blocks: Mapping[str, str] = field(default_factory=dict)
 
     def _sheets(self) -> list[Sheet]:
         from secateur.shrinking.result import directory_sheets
@@ -344,7 +346,11 @@ def _calibrated(planned: CheckpointShrinking, dense: _Dense, found: Streamed) ->
         tuple(file for file, mine in dense.files.items() if mine in moved)
         for moved in (found.biases, found.normalizations)
     )
-    return replace(planned, tokens=found.tokens, errors=errors, biases=biases, normalizations=norms)
+    notes = found.choice.in_blocks
+    in_blocks = {file: notes[mine] for file, mine in dense.files.items() if mine in notes}
+    return replace(
+        planned, tokens=found.tokens, errors=errors, biases=biases, normalizations=norms, in_blocks=in_blocks
+    )
 
 
 def _said_of(asked: Request, data: Mapping[str, str], example_inputs: Any, *, repair: bool) -> dict[str, Any]:

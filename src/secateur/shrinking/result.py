@@ -71,7 +71,12 @@ def shrunk_parts(done: Shrunk, *, verbose: bool = False) -> Iterator[Part]:
     multiply_adds = ("multiply-adds", *done.multiply_adds, numbers)
     yield _totals(("parameters", *done.parameters, numbers), multiply_adds, ("bytes", *done.nbytes, bytes_text))
     yield _asked_and_got(done.asked, done.got, done.beside)
-    for name, note in done.in_blocks.items():
+    yield from in_blocks_parts(done.in_blocks)
+
+
+def in_blocks_parts(in_blocks: Mapping[str, str]) -> Iterator[str]:
+    """A line on each matrix whose evidence took a coarser form."""
+    for name, note in in_blocks.items():
         yield printable(f"{name}: {note}", _LONG)
 
 
@@ -133,6 +138,7 @@ def checkpoint_parts(done: CheckpointShrinking, *, verbose: bool = False) -> Ite
         widest = max((size for size, _ in done.counts.values()), default=0)
         if done.tokens < widest:  # there are as many unknowns as tokens, so that they can be fitted nearly exactly
             yield f"That is less than the {widest:,} units of a group: other text will lose more. Give a longer one."
+    yield from in_blocks_parts(done.in_blocks)
 
 
 def depth_parts(done: ShrunkDepth) -> Iterator[Part]:
