@@ -12,6 +12,7 @@ from support.alone import alone, seed
 settings.register_profile(
     "steady",
     derandomize=True,
+    max_examples=50,
     deadline=None,
     # a fixture may be the same for all examples of a test
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],

@@ -25,15 +25,10 @@ EXACT = {
 def network(seed=0):
     generator = torch.Generator().manual_seed(seed)
     shapes = {
-        "embed.weight": (24, 10),
-        "blocks.0.attn.weight": (16, 16),
-        "blocks.0.conv.weight": (8, 4, 3, 3),
-        "blocks.1.attn.weight": (16, 16),
-        "blocks.1.conv.weight": (8, 4, 3, 3),
-        "blocks.2.attn.weight": (32, 48),
-        "none.0.weight": (4, 6),
-        "head.weight": (5, 16),
-    }
+        "embed.weight": (24, 10), "blocks.0.attn.weight": (16, 16), "blocks.0.conv.weight": (8, 4, 3, 3),
+        "blocks.1.attn.weight": (16, 16), "blocks.1.conv.weight": (8, 4, 3, 3), "blocks.2.attn.weight": (32, 48),
+        "none.0.weight": (4, 6), "head.weight": (5, 16),
+    }  # fmt: skip
     weights = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
     weights["blocks.1.attn.weight"][:, :2] *= 30  # outliers
     return weights
@@ -117,12 +112,8 @@ def test_dealt_out(left, share):
 def test_erk_is_the_formula_of_rigl():
     """Appendix of 1911.11134, as google-research/rigl computes it: saturated layers by and by, then one scale."""
     shapes = {
-        "stem": (16, 3, 3, 3),
-        "one": (16, 16, 3, 3),
-        "two": (64, 32, 3, 3),
-        "point": (64, 64, 1, 1),
-        "fc": (10, 64),
-    }
+        "stem": (16, 3, 3, 3), "one": (16, 16, 3, 3), "two": (64, 32, 3, 3), "point": (64, 64, 1, 1), "fc": (10, 64),
+    }  # fmt: skip
     scores = {name: torch.rand(shape) for name, shape in shapes.items()}
     size = {name: math.prod(shape) for name, shape in shapes.items()}
     raw = {name: sum(shape) / size[name] for name, shape in shapes.items()}

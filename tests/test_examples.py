@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"
 NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
 # these have tests beside what they are about
-ELSEWHERE = {"accelerate_loop.py", "plain_loop.py", "digits.py", "shrink_and_train.py"}
+ELSEWHERE = {"accelerate_loop.py", "plain_loop.py", "digits.py"}
 
 
 @pytest.fixture
@@ -72,6 +72,16 @@ def test_a_recurrent_network_is_pruned_three_ways(table):
     assert recovered[1] > dense[1][1] - 4
     assert trained[0] == 80.0
     assert trained[1] > dense[1][1] - 4
+
+
+@pytest.mark.examples
+def test_shrinking_comes_before_training_or_after(capsys):
+    runpy.run_path(str(EXAMPLES / "shrink_and_train.py"))
+    lines = capsys.readouterr().out.splitlines()
+    sizes = [int(line.split("parameters")[0].split()[-1].replace(",", "")) for line in lines]
+    accuracies = [float(line.split()[-2]) for line in lines]
+    assert max(sizes[2], sizes[-2], sizes[-1]) <= sizes[0] / 3
+    assert min(accuracies[0], accuracies[2], accuracies[-2], accuracies[-1]) > 85
 
 
 @pytest.mark.examples

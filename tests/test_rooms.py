@@ -118,12 +118,15 @@ REASONS = {"__main__", "version", "env", "sizes", "experts"}
 
 
 def code_of(path):
-    """How many lines hold a token that is no comment and no docstring."""
+    """How many lines hold a token that is no comment and no docstring; of large files those that begin something."""
     _, every = parsed(path)
     told = set()
     for node in every:
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
             told |= {*range(node.body[0].lineno, node.body[0].end_lineno + 1)}
+    begun = {node.lineno for node in every if hasattr(node, "lineno")} - told
+    if len(begun) > SMALL:  # reading all tokens of all files takes seconds
+        return len(begun)
     without = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
     lines = set()
     with open(path, encoding="utf-8") as file:
@@ -297,5 +300,4 @@ def test_every_package_has_tests_and_every_folder_of_tests_a_package():
 def test_every_file_of_tests_tests_something():
     """A file that holds no test, or whose tests pytest does not collect by name, is forgotten."""
     for path in TESTS.rglob("test_*.py"):
-        named = [node.name for node in nodes(path) if isinstance(node, ast.FunctionDef)]
-        assert any(name.startswith("test_") for name in named), path
+        assert re.search(r"^ *def test_", path.read_text(encoding="utf-8"), re.MULTILINE), path

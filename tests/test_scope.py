@@ -42,18 +42,9 @@ SCOPES = {
     "row": ("wanda",),
     "layer": ("ln_norm", "ria"),
     "model": (
-        "fisher",
-        "grasp",
-        "lamp",
-        "magnitude",
-        "movement",
-        "random",
-        "snip",
-        "soft_movement",
-        "synflow",
-        "taylor",
+        "fisher", "grasp", "lamp", "magnitude", "movement", "random", "snip", "soft_movement", "synflow", "taylor",
     ),
-}
+}  # fmt: skip
 DEFAULTS = {"row": (Rows(), uniform), "layer": (Unstructured(), uniform), "model": (Unstructured(), everywhere)}
 
 
@@ -205,7 +196,10 @@ def benchmark():
     torch.set_num_threads(threads)
 
 
-@pytest.fixture(scope="module", params=["MLP", "convolutions", "transformer"])
+ONE_MORE = [pytest.param(name, marks=pytest.mark.examples) for name in ("convolutions", "transformer")]
+
+
+@pytest.fixture(scope="module", params=["MLP", *ONE_MORE])
 def trained(request, benchmark):
     """(network, digits, {sparsity: accuracy with as many weights removed at random})"""
     case = benchmark.CASES[request.param]
@@ -238,6 +232,7 @@ def test_no_default_is_worse_than_chance_on_a_trained_network(benchmark, trained
             assert min(float(mask.double().mean()) for mask in masks.values()) > (1 - sparsity) * 0.7
 
 
+@pytest.mark.examples
 def test_movement_is_not_worse_than_chance_where_a_network_learns_another_task(benchmark):
     """What it was made for; a network that has nothing more to learn does not move, and there it is noise."""
     data = benchmark.load_digits()
@@ -251,6 +246,7 @@ def test_movement_is_not_worse_than_chance_where_a_network_learns_another_task(b
     assert min(found, soft) > chance - 3
 
 
+@pytest.mark.examples
 @pytest.mark.parametrize("criterion", ["snip", "grasp"])
 def test_what_was_made_for_initialization_is_better_than_chance_there(benchmark, criterion):
     """At a minimum the mean gradient is noise, and what GraSP keeps is what leads away from it."""

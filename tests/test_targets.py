@@ -11,7 +11,7 @@ from secateur.checkpoints import sparsify
 from secateur.models import oneshot
 from secateur.models.solving import NOT_A_PRODUCT
 from secateur.targets import KINDS, find_layers, find_targets, kinds_by_name, kinds_within, left_alone
-from support.families import FAMILIES, SMALL, batches, make, without
+from support.families import EVERY_FAMILY, FAMILIES, SMALL, batches, make, without
 
 NAMES = {"embed_out.weight": "lm_head.weight"}  # GPT-NeoX's, as transformers reads it
 
@@ -26,7 +26,7 @@ def of_one_expert_or_all(names):
     return {name for name in names if not re.search(r"(^|\.)[a-z_]*experts(\.|$)", name)}
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize("family", EVERY_FAMILY)
 def test_a_module_a_directory_and_blocks_leave_the_same_alone(family, tmp_path):
     """But for what only one of them sees.
 

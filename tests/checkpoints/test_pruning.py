@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from secateur import allocation, criteria, patterns
-from secateur.checkpoints import CheckpointError, called_as, open_checkpoint, read_header, sparsify
+from secateur.checkpoints import called_as, open_checkpoint, read_header, sparsify
 from secateur.checkpoints import sparsify_directory as checkpoint_sparsification
 from secateur.checkpoints.sparsify_directory import choose_targets
 from secateur.pipeline import make_masks
@@ -225,75 +225,37 @@ def test_8_bit_floats_only_when_asked(tmp_path):
 
 NAMES = {
     "embeddings": [
-        "transformer.wte.weight",
-        "wpe.weight",
-        "model.embed_tokens.weight",
-        "shared.weight",
-        "gpt_neox.embed_in.weight",
-        "vit.embeddings.patch_embeddings.projection.weight",
-        "model.decoder.embed_positions.weight",
-        "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
+        "transformer.wte.weight", "wpe.weight", "model.embed_tokens.weight", "shared.weight",
+        "gpt_neox.embed_in.weight", "vit.embeddings.patch_embeddings.projection.weight",
+        "model.decoder.embed_positions.weight", "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
         "bert.embeddings.token_type_embeddings.weight",
     ],
     "output heads": [
-        "lm_head.weight",
-        "embed_out.weight",
-        "classifier.weight",
-        "classifier.dense.weight",
-        "score.weight",
-        "qa_outputs.weight",
-        "cls.predictions.transform.dense.weight",
-        "lm_head.dense.weight",
-        "fc.weight",
-        "output.weight",
-        "vocab_projector.weight",
-        "head.weight",
-        "heads.head.weight",
+        "lm_head.weight", "embed_out.weight", "classifier.weight", "classifier.dense.weight", "score.weight",
+        "qa_outputs.weight", "cls.predictions.transform.dense.weight", "lm_head.dense.weight", "fc.weight",
+        "output.weight", "vocab_projector.weight", "head.weight", "heads.head.weight",
     ],
     "normalizations": [
-        "a.norm1.linear.weight",
-        "x.LayerNorm.weight",
-        "h.0.ln_1.weight",
-        "layer1.bn2.weight",
-        "a.q_norm.weight",
+        "a.norm1.linear.weight", "x.LayerNorm.weight", "h.0.ln_1.weight", "layer1.bn2.weight", "a.q_norm.weight",
     ],
-    "routers": [
-        "mlp.gate.weight",
-        "m.router.weight",
-        "mlp.shared_expert_gate.weight",
-    ],
+    "routers": ["mlp.gate.weight", "m.router.weight", "mlp.shared_expert_gate.weight"],
     "adapters": ["h.0.attn.lora_A.default.weight", "h.0.mlp.vera_lambda_b"],
     "state matrices": ["A_log", "backbone.layers.0.mixer.A_log"],
     "not named *.weight": [
-        "mlp.gate_up_proj_bias",
-        "class_token",
-        "rnn.weight_mask",
-        "attention.bias",
+        "mlp.gate_up_proj_bias", "class_token", "rnn.weight_mask", "attention.bias",
         "layer.0.attention.relative_position_bias_table",
     ],
     None: [
-        "model.layers.0.self_attn.q_proj.weight",
-        "h.0.attn.c_attn.weight",
-        "mlp.gate_proj.weight",
-        "mlp.gate_up_proj.weight",
-        "mlp.experts.0.w1.weight",
-        "mlp.shared_experts.up_proj.weight",
-        "bert.encoder.layer.0.attention.output.dense.weight",
-        "plain.gate.weight",
-        "visual.resblocks.0.attn.in_proj_weight",
-        "layer1.0.conv1.weight",
-        "rnn.weight_ih_l0",
-        "rnn.weight_hh_l1_reverse",
-        "h.0.mlp.weight_orig",
-        "blocks.0.sa.heads.0.key.weight",
-        "layers.0.self_attn.output_projection.weight",
-        "embedder.encoder.layer.0.attention.query.weight",
-        "encoder.layer.0.fc.weight",
-        "gpt_neox.layers.0.mlp.dense_h_to_4h.weight",
-        "block.0.layer.1.DenseReluDense.wi.weight",
-        "model.layers.0.mlp.shared_expert.up_proj.weight",
+        "model.layers.0.self_attn.q_proj.weight", "h.0.attn.c_attn.weight", "mlp.gate_proj.weight",
+        "mlp.gate_up_proj.weight", "mlp.experts.0.w1.weight", "mlp.shared_experts.up_proj.weight",
+        "bert.encoder.layer.0.attention.output.dense.weight", "plain.gate.weight",
+        "visual.resblocks.0.attn.in_proj_weight", "layer1.0.conv1.weight", "rnn.weight_ih_l0",
+        "rnn.weight_hh_l1_reverse", "h.0.mlp.weight_orig", "blocks.0.sa.heads.0.key.weight",
+        "layers.0.self_attn.output_projection.weight", "embedder.encoder.layer.0.attention.query.weight",
+        "encoder.layer.0.fc.weight", "gpt_neox.layers.0.mlp.dense_h_to_4h.weight",
+        "block.0.layer.1.DenseReluDense.wi.weight", "model.layers.0.mlp.shared_expert.up_proj.weight",
     ],
-}
+}  # fmt: skip
 
 
 def test_who_is_left_alone_by_name(tmp_path):
@@ -321,15 +283,6 @@ def test_include_and_exclude(source):
         "embeddings.word_embeddings.weight", "pooler.dense.weight"
     ]  # fmt: skip
     assert chosen(exclude=["encoder.layer.0.*"]) == [name for name in TARGETS if "layer.0" not in name]
-    assert (
-        chosen(
-            include=["*.weight"],
-            exclude=["*e*"],
-        )
-        == []
-        if False
-        else True
-    )
     assert chosen(include=["pooler.*"], exclude=["*.bias"]) == ["pooler.dense.weight"]
     assert all(not name.endswith("bias") for name in chosen(include=["*"]))
 
@@ -384,26 +337,6 @@ def test_wrong_sparsities(source, tmp_path, sparsity, word, message):
         sparsify(source, sparsity, out=tmp_path / "out", pattern=patterns.parse(word))
 
 
-def test_wrong_places(source, tmp_path):
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "link").symlink_to(source)
-    for out, message in [
-        (source, "replace the input"),
-        (tmp_path / "link", "already exists"),
-        (source / "out", "inside the input"),
-        (tmp_path / "link/out", "inside the input"),
-        (source / "../dense", "replace the input"),
-        (tmp_path / "empty", "already exists"),
-        (tmp_path / "no/such", "no such directory"),
-    ]:
-        with pytest.raises(CheckpointError, match=message):
-            sparsify(source, 0.5, out=out)
-    with pytest.raises(CheckpointError, match="not a directory"):
-        sparsify(source / "config.json", 0.5, out=tmp_path / "out")
-    with pytest.raises(CheckpointError, match="no such directory"):
-        sparsify(tmp_path / "gone", 0.5, out=tmp_path / "out")
-
-
 @pytest.mark.parametrize("failure", [OSError(28, "No space left on device"), KeyboardInterrupt()])
 def test_a_failure_in_the_middle_leaves_nothing(source, tmp_path, monkeypatch, failure):
     written = []
@@ -429,14 +362,14 @@ def test_nan_is_named_before_anything_is_copied(tmp_path):
 
 
 def test_memory_is_that_of_a_few_tensors(tmp_path):
-    """16 tensors of 17 MB, global threshold: a few times one tensor, not the model."""
+    """16 tensors of 8 MB, global threshold: a few times one tensor, not the model."""
     (tmp_path / "in").mkdir()
     torch.manual_seed(0)
-    weight = torch.randn(1024, 4096)
+    weight = torch.randn(512, 4096)
     size = weight.numel() * 4
     names = [f"layers.{n}.weight" for n in range(16)]
     header = {
-        name: {"dtype": "F32", "shape": [1024, 4096], "data_offsets": [n * size, (n + 1) * size]}
+        name: {"dtype": "F32", "shape": [512, 4096], "data_offsets": [n * size, (n + 1) * size]}
         for n, name in enumerate(names)
     }
     text = json.dumps(header).encode()

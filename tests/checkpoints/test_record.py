@@ -12,11 +12,13 @@ from secateur.checkpoints import (
     RECORD,
     CheckpointError,
     called_as,
-    check_places,
+    claims_of,
+    open_checkpoint,
     places,
     previous_record,
     record_text,
 )
+from secateur.checkpoints.record import about_config, about_parameters
 
 
 def refused(word):
@@ -83,18 +85,6 @@ def test_a_source_without_a_record_and_one_that_is_damaged(dense):
         previous_record(dense)
 
 
-def test_places_that_cannot_be(dense, tmp_path):
-    check_places(dense, tmp_path / "out")
-    for source, out, message in (
-        (tmp_path / "none", tmp_path / "out", "no such directory"),
-        (dense / "model.safetensors", tmp_path / "out", "not a directory; put the file into one"),
-        (dense, dense, "the output would replace the input"),
-        (dense, dense / "inside", "lies inside the input"),
-    ):
-        with pytest.raises(CheckpointError, match=message):
-            check_places(source, out)
-
-
 def test_places_are_checked_before_anything_is_read(tmp_path):
     dense = tmp_path / "dense"
     dense.mkdir()
@@ -109,3 +99,76 @@ def test_places_are_checked_before_anything_is_read(tmp_path):
     ):
         with pytest.raises(ValueError, match=message):
             places(source, out)
+
+
+# What records claim alike: the parameters, the configuration.
+
+
+@pytest.fixture
+def place(tmp_path):
+    save_file({"w": torch.zeros(3, 4)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": {"size": 4, "eps": 0.5}, "kinds": ["a", "b"]}))
+    return tmp_path
+
+
+def claim(place, **fields):
+    (place / "secateur.json").write_text(json.dumps(fields))
+    return open_checkpoint(place), claims_of(place)
+
+
+def test_what_does_not_hold_is(place):
+    claims = claim(place, parameters={"to": 13}, config={"text_config.size": {"to": 5}, "more.size": {"to": 1}})
+    odd = claim(place, config={name: {"to": 1} for name in ("kinds.9", "kinds.a", "text_config.size.more")})
+    assert [each.split(" is ")[0] for each in about_config(*odd)] == [
+        "config.json: kinds.9",
+        "config.json: kinds.a",
+        "config.json: text_config.size.more",
+    ]
+    assert [*about_parameters(*claims)] == ["the files hold 12 parameters; secateur.json claims 13."]
+    assert [*about_config(*claims)] == [
+        "config.json: text_config.size is 4, not 5.",
+        "config.json: more is None, not {'size': 1}.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"text_config": {"size": 4, "eps": 0.25}}, "text_config.eps is 0.25, not 0.5"),
+        ({"text_config": {"size": 4}}, "text_config.eps is None, not 0.5"),
+        ({"more": 1}, "more is 1, not None"),
+        ({"kinds": ["a", "a"]}, "kinds is ['a', 'a'], not ['a', 'c']"),
+    ],
+)
+def test_every_field_that_is_not_recorded_is_the_sources(place, tmp_path, change, problem):
+    checkpoint, claims = claim(place, config={"text_config.size": {"to": 4}, "kinds.1": {"to": "c"}})
+    values = {"text_config": {"size": 8, "eps": 0.5}, "kinds": ["a", "b"]}
+    dense = type(checkpoint)(place, (), {}, {}, values)
+    ours = type(checkpoint)(place, (), {}, {}, {"text_config": {"size": 4, "eps": 0.5}, "kinds": ["a", "c"]})
+    assert [*about_config(ours, claims, dense)] == []
+    ours = type(checkpoint)(place, (), {}, {}, {**ours.config, **change})
+    assert [*about_config(ours, claims, dense)] == [f"config.json: {problem}."]
+
+
+def test_a_configuration_that_says_all_is_compared_with_what_the_source_means(tmp_path):
+    """As verbs write it where the file of the source leaves out a part that changed."""
+    from transformers import LlamaConfig
+
+    short = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "rms_norm_eps": 0.5}
+    whole = LlamaConfig(**short).to_dict() | {"intermediate_size": 5, "transformers_version": "of another time"}
+    found = []
+    for name, values in (("dense", short), ("small", whole), ("other", whole | {"rms_norm_eps": 0.25})):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(values))
+        save_file({"w": torch.zeros(3, 4)}, tmp_path / name / "model.safetensors")
+        checkpoint, claims = claim(tmp_path / name, config={"intermediate_size": {"to": 5}})
+        found.append(checkpoint)
+    dense, small, other = found
+    assert [*about_config(small, claims, dense)] == []
+    assert [*about_config(other, claims, dense)] == ["config.json: rms_norm_eps is 0.25, not 0.5."]
+
+
+def test_a_damaged_record_is_an_error(place):
+    (place / "secateur.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"secateur\.json"):
+        claims_of(place)

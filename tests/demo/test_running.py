@@ -75,6 +75,7 @@ def test_a_file_in_the_way_is_refused_and_kept(tmp_path: Path) -> None:
     assert path.read_text() == "mine"
 
 
+@pytest.mark.examples
 def test_the_example_tells_the_same_story(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

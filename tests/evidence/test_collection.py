@@ -227,3 +227,34 @@ class Bare(nn.Module):
 def test_messages(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+# The words for evidence, and what a criterion names.
+
+
+def test_a_criterion_names_what_is_collected():
+    def score(weight, *, grad, input_norm):
+        return weight * grad * input_norm
+
+    found = collect(network(), pairs(), score, loss=cross_entropy)
+    assert {tuple(entry) for entry in found.values()} == {("grad", "input_norm")}
+    assert collect(network(), [], ["grad"], weights={}) == {}
+    assert collect(network(), [], torch.abs) == {"0.weight": {}, "2.weight": {}, "4.weight": {}}
+
+
+# Where a model holds its weights.
+
+
+def test_two_parameters_over_one_memory_are_one_weight():
+    model, batches = nn.Sequential(nn.Linear(6, 6, bias=False), nn.Linear(6, 6, bias=False)), pairs()
+    tied = copy.deepcopy(model)
+    tied[1].weight = tied[0].weight
+    model.load_state_dict(tied.state_dict())
+    model[1].weight = nn.Parameter(model[0].weight.data)
+    words = ["grad", "grad_sq", "hessian_grad", "flow", "input_norm"]
+    found, expected = (collect(each, batches, words, loss=cross_entropy) for each in (model, tied))
+    assert list(found) == ["0.weight"]
+    for word in words:
+        close(found["0.weight"][word], expected["0.weight"][word])
+    both = collect(model, batches, words, loss=cross_entropy, weights=dict(model.named_parameters()))
+    assert all(both["1.weight"][word] is both["0.weight"][word] for word in words)

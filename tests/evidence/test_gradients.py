@@ -1,14 +1,12 @@
 """Gradients, their squares, Hessian products and the flow: against torch's autograd on the same batches."""
 
 import copy
-import itertools
 from collections import UserDict
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
 import secateur.prune as prune
 from secateur import attach
@@ -26,19 +24,6 @@ def test_gradients_are_means_over_batches():
         assert list(entry) == ["grad", "grad_sq"]
         close(entry["grad"], first[name])
         close(entry["grad_sq"], second[name])
-
-
-def test_batches_of_one_example_give_the_fisher_diagonal():
-    model, ((x, y),) = network(), pairs(1)
-    found = collect(model, zip(x.split(1), y.split(1), strict=True), "grad_sq", loss=cross_entropy)
-
-    def nll(values, one, target):
-        return cross_entropy(torch.func.functional_call(model, values, one[None]), target[None])
-
-    values = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    each = torch.func.vmap(torch.func.grad(nll), (None, 0, 0))(values, x, y)
-    for name, entry in found.items():
-        close(entry["grad_sq"], each[name].square().mean(0))
 
 
 def test_hessian_product_is_that_of_the_explicit_hessian():
@@ -83,31 +68,6 @@ def test_hessian_product_passes_fused_attention():
     torch.manual_seed(0)
     found = collect(Attention(), [torch.randn(2, 4, 8)], "hessian_grad", loss=lambda y: y.square().mean())
     assert all(entry["hessian_grad"].any() for entry in found.values())
-
-
-class Checkpointed(nn.Module):
-    """One tied layer, run twice in checkpoints and once outside."""
-
-    def __init__(self, how):
-        super().__init__()
-        torch.manual_seed(0)
-        self.how, self.layer, self.head = how, nn.Linear(6, 6), nn.Linear(6, 3)
-
-    def forward(self, x):
-        for _ in range(2):
-            step = lambda x: torch.tanh(self.layer(x))  # noqa: E731
-            x = step(x) if self.how is None else checkpoint(step, x, use_reentrant=self.how)
-        return self.head(torch.tanh(self.layer(x)))
-
-
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_checkpointing_changes_nothing(reentrant):
-    batches = [(x.requires_grad_(), y) for x, y in pairs()]
-    words = ["grad", "grad_sq", "input_norm"]
-    found = collect(Checkpointed(reentrant), batches, words, loss=cross_entropy)
-    expected = collect(Checkpointed(None), batches, words, loss=cross_entropy)
-    for name, word in itertools.product(expected, words):
-        close(found[name][word], expected[name][word])
 
 
 def test_gradients_of_other_weights_are_never_held():

@@ -91,12 +91,9 @@ def test_sums_over_any_split_are_those_of_the_joined_data(cuts, dtype, size):
     sums = summed(x.tensor_split(sorted(cuts)))
     wide = x.double()
     expected = {
-        "input_norm": wide.norm(dim=0),
-        "output_norm": wide.norm(dim=0),
-        "input_mean": wide.mean(0),
-        "input_var": wide.var(0, correction=0),
-        "gram": wide.T @ wide,
-    }
+        "input_norm": wide.norm(dim=0), "output_norm": wide.norm(dim=0), "input_mean": wide.mean(0),
+        "input_var": wide.var(0, correction=0), "gram": wide.T @ wide,
+    }  # fmt: skip
     assert sums.tokens == 40
     assert sums.is_finite()
     for word, value in expected.items():

@@ -329,13 +329,8 @@ def plain_line(**more):
     torch.manual_seed(0)
     last = nn.Conv2d(8, 8, 3)
     layers = [
-        nn.Conv2d(3, 8, 3, padding=1),
-        nn.ReLU6(),
-        nn.Conv2d(8, 8, 3, padding=1),
-        nn.BatchNorm2d(8),
-        nn.SiLU(),
-        last,
-    ]
+        nn.Conv2d(3, 8, 3, padding=1), nn.ReLU6(), nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.SiLU(), last,
+    ]  # fmt: skip
     return settled(nn.Sequential(*layers, nn.MaxPool2d(2), nn.Conv2d(8, 8, 3), nn.Hardswish(), nn.Flatten()))
 
 

@@ -12,7 +12,6 @@ from torch import nn
 from secateur import sparsify
 from secateur.inference import ChannelsLastMaxPool2d, FoldedConv2d, load_packed, pack, save_packed
 from secateur.inference import packing as inference
-from secateur.inference.convolution import may_be_turned, may_fold
 from secateur.native import available
 from support.packed import rewritten
 
@@ -57,20 +56,6 @@ def test_a_turned_pooling_is_the_pooling(data):
     found = ChannelsLastMaxPool2d(pooling, rectified)(x)
     torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
     assert found.is_contiguous()
-
-
-def test_what_may_be_replaced():
-    class Own(nn.MaxPool2d):
-        pass
-
-    convolution = nn.Conv2d(3, 4, 3)
-    hooked = copy.deepcopy(convolution)
-    hooked.register_forward_hook(lambda *_: None)
-    normed = nn.utils.parametrizations.weight_norm(nn.Conv2d(3, 4, 3))
-    assert may_fold(convolution)
-    assert not any(map(may_fold, (hooked, normed, nn.Conv1d(3, 4, 3), nn.Conv2d(3, 4, 3).bfloat16(), nn.Linear(3, 4))))
-    assert may_be_turned(nn.MaxPool2d(3))
-    assert not any(map(may_be_turned, (Own(3), nn.MaxPool2d(3, return_indices=True), nn.AvgPool2d(3), nn.MaxPool1d(3))))
 
 
 class Network(nn.Module):

@@ -55,18 +55,6 @@ def test_grouped_trains_and_zeros_stay():
     assert not torch.equal(layer.weight, weight)
 
 
-def test_grouped_has_the_gradients_of_the_dense_product():
-    weight = weight_of(12, 10, GroupedColumns(4), 0.5)
-    layer = GroupedLinear.from_dense(weight, outputs=4)
-    x, dense = torch.randn(3, 10), weight.clone().requires_grad_()
-    layer(x).square().sum().backward()
-    (x @ dense.t()).square().sum().backward()
-    (from_packed,) = torch.autograd.grad(layer.weight, layer.values, dense.grad * 0 + 1)
-    assert from_packed.shape == layer.values.shape
-    expected = GroupedLinear.from_dense(torch.where(weight.ne(0), dense.grad, 0.0), outputs=4)
-    close(layer.values.grad, expected.values.detach())
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 def test_grouped_in_other_dtypes(dtype):
     weight = weight_of(32, 20, GroupedColumns(16)).to(dtype)

@@ -31,6 +31,7 @@ def test_adapters_enter_by_the_doors(name):
     assert ours <= {"secateur.training", "secateur.recovery", "secateur.support"}
 
 
+@pytest.mark.examples
 @pytest.mark.parametrize("name", ["plain_loop.py", "accelerate_loop.py"])
 def test_example_loops_resume_where_they_were_stopped(name, tmp_path, monkeypatch, capsys):
     def run(*arguments):

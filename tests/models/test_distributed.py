@@ -10,6 +10,8 @@ from torch import distributed, nn
 from secateur.checkpoints import open_checkpoint, verify_checkpoint
 from secateur.criteria import wanda
 from secateur.models import oneshot
+from secateur.models.jobs import barrier, broadcast, rank_and_world, reduced
+from secateur.models.products import Products, Tokens
 from secateur.solvers import from_criterion, sparsegpt
 from support.families import make
 from support.forks import leave_group, on_ranks
@@ -141,3 +143,27 @@ def test_two_processes_come_to_what_one_comes_to(tmp_path):
         assert not verify_checkpoint(tmp_path / theirs, tmp_path / "dense").problems
     names = ["dense", "one", "one of one", "two", "two of one"]
     assert sorted(each.name for each in tmp_path.iterdir()) == names
+
+
+# What processes share, where there is one; `test_distributed` has two.
+
+
+def test_one_process_waits_for_nobody_and_hands_out_to_nobody():
+    assert rank_and_world() == (0, 1)
+    barrier()
+    values = torch.ones(2)
+    assert broadcast("said", [values], 0) == "said"
+    assert torch.equal(values, torch.ones(2))
+    with pytest.raises(ValueError, match="of one"):
+        broadcast(ValueError("of one"), [values], 0)
+
+
+def test_what_one_process_saw_is_its_own():
+    layer = nn.Linear(3, 2)
+    products = Products({"weight": layer.weight}, frozenset(["input_norm"]))
+    with torch.no_grad(), products.watching(Tokens()):
+        layer(torch.ones(4, 3))
+    ((piece, met),) = reduced(products).items()
+    assert piece.name == "weight"
+    assert met is products.found()[piece]
+    assert met.tokens == 4

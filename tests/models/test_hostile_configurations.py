@@ -17,7 +17,7 @@ from secateur.criteria import magnitude
 from secateur.models import build_on_meta, oneshot
 from secateur.shrinking import shrink_checkpoint
 from secateur.solvers import from_criterion
-from support.families import FAMILIES, batches, make
+from support.families import EVERY_FAMILY, batches, make
 from support.tokenizers_of_words import write_tokenizer
 
 HOSTILE = [
@@ -76,7 +76,7 @@ def broken(llama, tmp_path):
     return shutil.copytree(llama, tmp_path / "broken")
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EVERY_FAMILY)
 def test_a_hostile_field_is_one_line_or_does_no_harm(family, tmp_path):
     chance = random.Random(f"configurations of {family}")
     folder, out = tmp_path / "dense", tmp_path / "out"
@@ -152,12 +152,9 @@ def test_sizes_are_compared_before_buffers_are_made(tmp_path):
 
 
 UNBUILDABLE = [
-    {"architectures": ["pipeline"]},
-    {"architectures": ["BertForMaskedLM"]},
-    {"head_dim": 0},
-    {"text_config": 5},
+    {"architectures": ["pipeline"]}, {"architectures": ["BertForMaskedLM"]}, {"head_dim": 0}, {"text_config": 5},
     {"pad_token_id": 10**9},
-]
+]  # fmt: skip
 UNRUNNABLE = [
     {"rope_parameters": {"rope_type": "default", "rope_theta": -1.0}},
     {"rms_norm_eps": float("nan")},

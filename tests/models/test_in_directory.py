@@ -9,19 +9,21 @@ import shutil
 import signal
 
 import pytest
+import torch
 
-from secateur import Rows
-from secateur.checkpoints import CheckpointError, called_as
+from secateur import Rows, shrink_checkpoint
+from secateur.checkpoints import CheckpointError, called_as, families, open_checkpoint, sparsify
 from secateur.checkpoints import run as resumable
 from secateur.checkpoints.run import JOURNAL
+from secateur.models import build_on_meta, oneshot
 from secateur.models import files as block_files
 from secateur.models import in_directory as blockwise
-from secateur.models import oneshot
+from secateur.models.files import groups_of
 from secateur.models.solving import digest
 from secateur.solvers import admm
 from support.families import batches, make
 from support.forks import forked, killing
-from support.stacks import contents
+from support.stacks import MAGNITUDE, WANDA, contents
 
 
 def test_a_directory_keeps_everything_but_the_pruned_bytes(llama, tmp_path):
@@ -326,3 +328,102 @@ def test_two_processes_do_not_work_on_one_directory(llama, tmp_path):
             oneshot(llama, batches("llama"), 0.5, out=tmp_path / "out")
 
     oneshot(llama, batches("llama"), 0.5, out=tmp_path / "out", on_layer=second)
+
+
+# A checkpoint's tensors as those of a model: what is not pruned keeps its bytes.
+
+
+def test_a_wider_dtype_in_the_file_keeps_what_is_not_pruned(tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    make("llama", dtype=torch.bfloat16).save_pretrained(tmp_path / "dense")
+    tensors = load_file(tmp_path / "dense/model.safetensors")
+    name = "model.layers.0.mlp.down_proj.weight"
+    tensors[name] = torch.randn(16, 24)  # float32 among bfloat16
+    save_file(tensors, tmp_path / "dense/model.safetensors", metadata={"format": "pt"})
+    oneshot(tmp_path / "dense", batches("llama"), 0.5, solver=WANDA, out=tmp_path / "out")
+    found = load_file(tmp_path / "out/model.safetensors")[name]
+    assert found.dtype == torch.float32
+    kept = found.ne(0)
+    assert int(kept.sum()) == 16 * 24 // 2
+    assert torch.equal(found[kept], tensors[name][kept])
+
+
+def test_experts_are_joined_row_by_row_to_the_same_bits(tmp_path):
+    """Each from its own tensors in files, never all of them at once."""
+    import transformers
+
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 1}
+    config = transformers.Qwen3MoeConfig(
+        vocab_size=19, moe_intermediate_size=24, num_experts=12, num_experts_per_tok=2, head_dim=8, **sizes
+    )
+    transformers.Qwen3MoeForCausalLM(config).save_pretrained(tmp_path / "dense")
+    checkpoint = open_checkpoint(tmp_path / "dense")
+    fused = [group for group in groups_of(build_on_meta(checkpoint), checkpoint) if len(group.sources) > 1]
+    assert len(fused) == 2
+    for group in fused:
+        assert len(group.parts) == 12
+        whole = group.read([checkpoint[name] for name in group.sources])
+        rows = group.read_from(checkpoint)
+        assert whole.keys() == rows.keys()
+        assert all(torch.equal(whole[name], rows[name]) for name in whole)
+
+
+# ``secateur.json`` of a pruned directory.
+
+
+def test_the_record_of_a_source_is_carried_on_or_refused(llama, tmp_path):
+    (llama / "secateur.json").write_text('{"method": "shrink"}')
+    oneshot(llama, batches("llama"), 0.5, out=tmp_path / "out")
+    assert json.loads((tmp_path / "out/secateur.json").read_text())["previous"]["method"] == "shrink"
+    (llama / "secateur.json").write_text('{"a":' * 50_000 + "1" + "}" * 50_000)
+    for call in (
+        lambda out: oneshot(llama, batches("llama"), 0.5, out=out),
+        lambda out: sparsify(llama, 0.5, out=out),
+        lambda out: shrink_checkpoint(llama, out, 0.5),
+    ):
+        with pytest.raises(
+            CheckpointError, match=r"secateur\.json: damaged: .*nested too deeply.*; remove it"
+        ) as caught:
+            call(tmp_path / "again")
+        assert "\n" not in str(caught.value)
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["dense", "out"]
+
+
+def test_the_record_is_json(llama, tmp_path):
+    def strict(word):
+        raise AssertionError(f"{word} is no JSON")
+
+    arguments = {"batches": batches("llama"), "sparsity": 0.5, "solver": MAGNITUDE, "out": tmp_path / "out"}
+    source = shutil.copytree(llama, tmp_path / "source")
+    (source / "secateur.json").write_text('{"method": "oneshot", "layers": {"error": NaN}}')
+    oneshot(source, **arguments)
+    record = json.loads((tmp_path / "out" / "secateur.json").read_text(), parse_constant=strict)
+    assert record["previous"] == {"method": "oneshot", "layers": {"error": None}}
+
+
+# A configuration as a model without weights: refused at once where it promises too much.
+
+
+def test_files_and_configurations_that_promise_too_much_are_refused_at_once(llama, tmp_path, monkeypatch):
+    from safetensors.torch import load_file, save_file
+    from transformers import core_model_loading
+
+    kept = json.loads((llama / "config.json").read_text())
+    for config in ({"num_hidden_layers": 10**7}, {"num_hidden_layers": 2, "text_config": {"n_layers": 10**7}}):
+        (llama / "config.json").write_text(json.dumps({**kept, **config}))
+        with pytest.raises(CheckpointError, match="layers is 10000000, and the files hold 21 tensors"):
+            oneshot(llama, batches("llama"), 0.5, out=tmp_path / "out")
+    (llama / "config.json").write_text(json.dumps({**kept, "num_hidden_layers": 40}))
+    with monkeypatch.context() as patched:
+        patched.setattr(families, "most_parameters", lambda names: 50)
+        with pytest.raises(CheckpointError, match="asks for more than 50 parameters, and the files hold 21 tensors"):
+            oneshot(llama, batches("llama"), 0.5, out=tmp_path / "out")
+    (llama / "config.json").write_text(json.dumps({**kept, "num_hidden_layers": 3}))
+    shard = min(llama.glob("*.safetensors"))
+    (llama / "model.safetensors.index.json").unlink()
+    many = {f"model.layers.{number}.junk.weight": torch.zeros(0) for number in range(11_000)}
+    save_file(load_file(shard) | many, shard, metadata={"format": "pt"})
+    monkeypatch.setattr(core_model_loading, "rename_source_key", None)  # takes a second for so many
+    with pytest.raises(CheckpointError, match="holds 11,000 tensors that LlamaForCausalLM has no place for"):
+        oneshot(llama, batches("llama"), 0.5, out=tmp_path / "out")

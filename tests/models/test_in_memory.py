@@ -6,7 +6,9 @@ from torch import nn
 
 from secateur import NM, criteria, prune
 from secateur.allocation import owl
-from secateur.models import oneshot
+from secateur.models import Layer, OneShot, oneshot
+from secateur.models.batches import which, with_batch_in_errors
+from secateur.models.replay import LostOutputError
 from secateur.solvers import from_criterion, sparsegpt
 from support.families import batches, make
 from support.stacks import MAGNITUDE, data, stack
@@ -107,3 +109,77 @@ def test_a_failure_in_a_later_block_says_which_are_pruned():
     assert model.layers[0].up.weight.eq(0).float().mean() == 0.5
     assert torch.equal(model.layers[1].up.weight, dense.layers[1].up.weight), "a block changes as a whole"
     assert "forward" not in model.layers[2].__dict__
+
+
+# What `oneshot` returns: numbers, and a table when it is printed.
+
+
+LAYERS = (
+    Layer("a.weight", "a", (4, 6), 0.5, 0.25, 1200, 0.1),
+    Layer("b.weight", "b", (2, 6), 0.25, None, 0, 0.1, (), ("damping was raised.",)),
+    Layer("c.weight", "c", (2, 6), 0.0, None, 7, 0.1),
+)
+
+
+def test_it_prints_as_a_table_with_all_there_is_to_know():
+    lines = str(OneShot(LAYERS, {"excluded": ("d.weight", "e.weight")}, 1.0)).splitlines()
+    assert lines[0].split() == ["Layer", "Shape", "Removed", "Error", "Tokens"]
+    assert lines[1].split() == ["a.weight", "4×6", "50.0%", "0.2500", "1,200"]
+    assert lines[2].split() == ["b.weight", "2×6", "25.0%", "no", "tokens", "0"]
+    assert lines[3].split() == ["c.weight", "2×6", "0%", "no", "relative", "error", "7"]
+    assert lines[5].startswith("3 weights, 31.2% of their entries removed;")
+    assert lines[6] == "Left alone, excluded: 2, such as d.weight."
+    assert lines[7] == "Warning: b.weight: damping was raised."
+
+
+# Which batch a model does not run on is said.
+
+
+class Refusing(nn.Module):
+    def __init__(self, error):
+        super().__init__()
+        self.error = error
+
+    def forward(self, x):
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("sizes"), IndexError("out of range"), ValueError("no\nsuch"), KeyError("a")]
+)
+def test_a_batch_is_named_by_its_number_and_its_shape(error):
+    batches = [torch.zeros(2, 3), torch.zeros(2, 4, dtype=torch.int64)]
+    with pytest.raises(ValueError, match=r"batch 1 of 2 \(shape \(2, 4\), int64\) \(.*Error: ") as raised:
+        with_batch_in_errors(batches, None)(Refusing(error), batches[1])
+    assert raised.value.__cause__ is error
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), OSError("disk"), LostOutputError("block"), torch.OutOfMemoryError("full")]
+)
+def test_what_is_not_the_batchs_fault_passes(error):
+    with pytest.raises(type(error)) as raised:
+        with_batch_in_errors([], None)(Refusing(error), torch.zeros(1))
+    assert raised.value is error
+
+
+def test_a_batch_of_no_known_kind_is_told_as_ever():
+    with pytest.raises(TypeError, match="a batch is a tensor"):
+        with_batch_in_errors([3], None)(nn.Identity(), 3)
+
+
+def test_a_forward_of_ones_own_raises_what_it_raises_with_a_note():
+    batches = [(torch.zeros(2, 3), "name")]
+
+    def forward(model, batch):
+        raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match="mine") as raised:
+        with_batch_in_errors(batches, forward)(nn.Identity(), batches[0])
+    assert raised.value.__notes__ == ["This was batch 0 of 1 (shape (2, 3), float32)."]
+
+
+def test_a_batch_without_tensors_is_named_by_its_kind():
+    assert which([], "words") == "a batch of a str"
+    assert which([[]], []) == "a batch of a list"

@@ -9,9 +9,10 @@ from torch import nn
 from benchmarks.support.digits import digits, trained
 from secateur import NM, Channels, Rows, sparsify
 from secateur.models import oneshot
-from secateur.models.blocks import parts_of
+from secateur.models.blocks import find_blocks, parts_of
 from secateur.solvers import aimed, sparsegpt
-from support.stacks import stack
+from support.families import make
+from support.stacks import WANDA, Block2, data, stack
 
 
 class CNN(nn.Module):
@@ -170,3 +171,68 @@ def test_gates_are_pruned_layer_by_layer(kind, settings):
         if parameter.dim() == 2:
             assert float(parameter.eq(0).float().mean()) == pytest.approx(0.5, abs=0.01), name
     assert not torch.equal(model(images()[0]), before), "what it computes with are the new weights"
+
+
+# Blocks are found by structure.
+
+
+def test_blocks():
+    assert list(find_blocks(stack())) == ["layers.0", "layers.1", "layers.2"]
+    assert list(find_blocks(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)))) == ["0", "2"]
+    mixed = nn.ModuleList([Block2(), nn.Sequential(nn.Linear(8, 8))])
+    assert list(find_blocks(nn.ModuleDict({"layers": mixed}))) == ["layers.0", "layers.1"]
+    plain = nn.Sequential(nn.Embedding(9, 8), Block2(), Block2(), nn.Sequential(nn.Linear(8, 8), nn.ReLU()), Block2())
+    assert list(find_blocks(plain)) == ["1", "2", "4"]
+    assert list(find_blocks(nn.Sequential(plain, nn.Linear(8, 9)))) == ["0.1", "0.2", "0.4"]
+    t5 = make("t5")
+    assert list(find_blocks(t5)) == ["encoder.block.0", "encoder.block.1", "decoder.block.0", "decoder.block.1"]
+
+
+def test_a_plain_sequential_whose_blocks_stand_between_other_layers():
+    model = nn.Sequential(nn.Embedding(9, 8), Block2(), Block2(), nn.Linear(8, 9))
+    whole = copy.deepcopy(model)
+    done = oneshot(model, [torch.randint(9, (4, 6)) for _ in range(3)], 0.5)
+    assert done.left_alone == {"outside the blocks": ("0.weight", "3.weight")}
+    assert {layer.name.split(".")[0] for layer in done.layers} == {"1", "2"}
+    for layer in done.layers:
+        assert (model.get_parameter(layer.name) == 0).double().mean() == 0.5
+    for outside in (0, 3):
+        assert torch.equal(model[outside].weight, whole[outside].weight)
+
+
+# Which matrices of blocks are chosen, and why the others are not.
+
+
+def test_weights_that_are_shared():
+    model = stack(width=12)
+    model.layers[1].down.weight = model.layers[1].up.weight  # one matrix with the inputs of both
+    model.layers[2].up.weight = model.layers[0].up.weight
+    done = oneshot(model, data(), 0.5)
+    tokens = {layer.name: layer.tokens for layer in done.layers}
+    assert tokens == {"layers.0.down.weight": 24, "layers.1.up.weight": 48, "layers.2.down.weight": 24}
+    assert done.left_alone["shared with another block"] == ("layers.0.up.weight",)
+
+
+# The walk: a block is pruned by what the pruned blocks before it pass on.
+
+
+@pytest.mark.parametrize("solver", [sparsegpt, WANDA], ids=["sparsegpt", "wanda"])
+def test_each_block_is_pruned_by_what_the_pruned_blocks_before_it_pass_on(solver):
+    model, by_hand = stack(), stack()
+    oneshot(model, data(), 0.5, solver=solver, pattern=Rows(), stages=False)
+    x = by_hand.enter(torch.cat(data())).detach()
+    with torch.no_grad():
+        for layer in by_hand.layers:
+            hidden = layer.up(x).relu()  # both of a block's weights see its inputs in the dense block
+            for module, inputs in ((layer.up, x), (layer.down, hidden)):
+                words = {"gram": inputs.T @ inputs} if solver is sparsegpt else {"input_norm": inputs.norm(dim=0)[None]}
+                module.weight.copy_(solver(module.weight, 0.5, Rows(), **words)[0])
+            x = layer(x)
+    for (name, one), other in zip(model.state_dict().items(), by_hand.state_dict().values(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_a_pattern_that_no_weight_fits():
+    model = nn.Sequential(Block2(), Block2())
+    with pytest.raises(ValueError, match=r"no weight fits 2:5, such as 0\.up\.weight of shape \(12, 8\)"):
+        oneshot(model, [torch.randn(3, 8)], pattern=NM(2, 5))

@@ -54,16 +54,6 @@ def test_what_moved_is_told():
     ]
 
 
-def test_as_update_bn_but_without_dropout():
-    model, batches = network(), [(batch, "a target") for batch in images()]
-    oracle = copy.deepcopy(model)
-    oracle[3] = nn.Identity()
-    torch.optim.swa_utils.update_bn(batches, oracle)
-    reestimate_batchnorm(model, batches)
-    for name, buffer in model.named_buffers():
-        torch.testing.assert_close(buffer, oracle.get_buffer(name))
-
-
 @pytest.mark.parametrize("fails", [False, True])
 def test_everything_else_stays(fails):
     model = network()

@@ -32,8 +32,8 @@ from torch.nn.utils import prune as theirs
 
 from secateur import prune as ours
 
-PROGRAMS = int(os.environ.get("SECATEUR_PROGRAMS", "600"))
-CHUNKS = 20
+PROGRAMS = int(os.environ.get("SECATEUR_PROGRAMS", "300"))
+CHUNKS = 5
 
 MODULES: dict[str, tuple[Any, Any, tuple[str, ...]]] = {
     "linear": (lambda: nn.Linear(5, 4), lambda dtype: torch.randn(3, 5).to(dtype), ("weight", "bias")),
@@ -134,13 +134,9 @@ def describe_hook(hook: Any) -> Any:
         return "user"
     inner = [describe_hook(method) for method in hook] if type(hook).__name__ == "PruningContainer" else []
     return (
-        type(hook).__name__,
-        hook._tensor_name,
-        str(getattr(hook, "amount", None)),
-        str(getattr(hook, "dim", None)),
-        str(getattr(hook, "n", None)),
-        inner,
-    )
+        type(hook).__name__, hook._tensor_name, str(getattr(hook, "amount", None)), str(getattr(hook, "dim", None)),
+        str(getattr(hook, "n", None)), inner,
+    )  # fmt: skip
 
 
 def same(left: Tensor | None, right: Tensor | None) -> bool:

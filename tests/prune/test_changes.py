@@ -227,33 +227,6 @@ def test_row_18_a_warning_made_an_error_changes_nothing():
     assert_unchanged(before, layer)
 
 
-def test_row_18_ordinary_amounts_pass_without_a_word():
-    for amount in (0, 0.5, 0.9, 23):
-        prune.l1_unstructured(linear(), "weight", amount)
-        prune.random_unstructured(linear(), "weight", amount)
-
-
-@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW])
-def test_optimizers_made_before_pruning_go_on(make):
-    layer = linear()
-    optimizer = make(layer.parameters(), lr=0.1)
-    x = torch.randn(8, 6)
-    for action in (
-        lambda: None,
-        lambda: prune.l1_unstructured(layer, "weight", 0.5),
-        lambda: prune.l1_unstructured(layer, "weight", 0.5),
-        lambda: prune.remove(layer, "weight"),
-    ):
-        action()
-        before = layer.weight.detach().clone()
-        optimizer.zero_grad()
-        layer(x).square().sum().backward()
-        optimizer.step()
-        assert not torch.equal(layer.weight, before)
-        if prune.is_pruned(layer):
-            assert torch.equal(layer.weight == 0, layer.weight_mask == 0)
-
-
 # Whatever breaks a call, and wherever: every line of the files that change modules is a step.
 
 

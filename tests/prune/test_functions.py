@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
-
 import pytest
 import torch
 from torch import nn
 from torch.nn.utils import prune as torch_prune
 
 from secateur import prune
-from support.pruned import assert_unchanged, linear, snapshot, tied, two_layers, zeros
+from support.pruned import assert_unchanged, linear, snapshot, tied, zeros
 
 
 def test_state_of_a_pruned_module():
@@ -67,33 +65,6 @@ def test_row_12_any_iterable_of_pairs():
         prune.global_unstructured([(one, "weight")], prune.L1Unstructured, [1], amount=1)
     with pytest.raises(ValueError, match="expected a non-empty list of Tensors"):
         prune.global_unstructured([], prune.L1Unstructured, amount=1)
-
-
-def test_random_programs_draw_as_torch_does():
-    for call in (
-        lambda p, m: p.random_unstructured(m, "weight", 0.4),
-        lambda p, m: p.random_structured(m, "weight", 0.4, 1),
-        lambda p, m: p.random_unstructured(m, "weight", 0.001),
-        lambda p, m: p.global_unstructured([(m, "weight"), (m, "bias")], p.RandomUnstructured, amount=0.4),
-    ):
-        masks = []
-        for library in (torch_prune, prune):
-            layer = linear()
-            torch.manual_seed(11)
-            call(library, layer)
-            call(library, layer)
-            masks.append((layer.weight_mask, torch.rand(1)))
-        for left, right in zip(*masks, strict=True):
-            assert torch.equal(left, right)
-
-
-def test_nothing_warns_when_pruning_in_a_loop():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        net = two_layers()
-        for _ in range(3):
-            prune.global_unstructured([(net[0], "weight"), (net[2], "weight")], prune.L1Unstructured, amount=0.2)
-            net(torch.randn(2, 6)).sum().backward()
 
 
 def test_masks_of_several_tensors_are_those_of_each():

@@ -45,7 +45,8 @@ def test_one_seed_is_one_text_and_generators_stay(family):
     assert [len(each["input_ids"]) for each in FEW.batches(rows)] == [2, 2, 1]
 
 
-def test_it_is_drawn_as_often_as_the_teacher_finds_it_likely():
+def test_it_is_drawn_as_often_as_the_teacher_finds_it_likely(monkeypatch):
+    monkeypatch.setattr(sampling, "TOGETHER", 1000)
     teacher = make("llama")
     rows = sampled(teacher, Sampled(samples=3000, length=2), 0)
     assert set(rows[:, 0].tolist()) == {1}

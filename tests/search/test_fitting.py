@@ -337,7 +337,7 @@ def least_of(levels, over, word):
     return levels.cost(last, word) / levels.cost({}, word)
 
 
-@settings(max_examples=24, deadline=None)
+@settings(max_examples=15)
 @given(
     pattern=st.sampled_from([*ROWS]),
     over=st.sampled_from(["shrink", "oneshot", ("shrink", "oneshot")]),

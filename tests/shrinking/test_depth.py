@@ -10,10 +10,10 @@ from secateur.shrinking.configuration import Described
 from secateur.shrinking.kinds import blocks as depth
 from secateur.shrinking.kinds.blocks import Stack, narrowed, passed_on, prove_without, stacks_of
 from secateur.shrinking.request import example_for
-from support.families import FAMILIES, make
+from support.families import EVERY_FAMILY, make
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EVERY_FAMILY)
 def test_of_each_family_a_block_leaves_as_its_configuration_says(family):
     model = make(family)
     described = Described(model)

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from secateur import NM, Rows, Unstructured, criteria, solvers
-from secateur.solvers import admm, alps, best_mask, check_pattern, output_error, parse, refit, sparsegpt
+from secateur.solvers import admm, aimed, alps, best_mask, check_pattern, output_error, parse, refit, sparsegpt
 from secateur.solvers.admm import CORNER, _inverse
-from secateur.solvers.gram import correlation, factor, once_for
+from secateur.solvers.gram import factor, once_for
 from secateur.solvers.least_squares import scaled, untouched
 from support.solving import Diagonals, layer
 
@@ -68,19 +68,6 @@ def test_what_layers_share_is_computed_once_for_a_live_tensor():
     with torch.inference_mode():
         counted = torch.eye(3)
         assert [once_for(counted, "a", lambda: next(calls)) for _ in range(2)] == [6, 7]
-
-
-def test_correlation_has_ones_on_its_diagonal():
-    _, gram = layer(1, 20)
-    gram[3] = gram[:, 3] = 0
-    H, scale = correlation(gram, 0.01)
-    damped = gram / gram.diagonal().mean()
-    damped.diagonal().add_(0.01)
-    alive = torch.arange(20) != 3
-    torch.testing.assert_close((H * scale * scale[:, None])[alive][:, alive], damped[alive][:, alive])
-    assert bool((H.diagonal() == 1).all())
-    assert H[3, alive].abs().amax() == 0
-    assert scale[3] < 1e-5 * scale[alive].amin()
 
 
 def test_refit_is_least_squares():
@@ -141,20 +128,6 @@ def test_a_pattern_of_ones_own_that_spreads_wrongly():
         sparsegpt(torch.ones(8, 8), 0.5, Wrong(), gram=torch.eye(8))
 
 
-@given(
-    outputs=st.integers(1, 7),
-    inputs=st.integers(1, 20),
-    sparsity=st.floats(0, 1),
-    pattern=st.sampled_from([Unstructured(), Rows()]),
-)
-def test_the_best_of_each_group_stay_in_their_exact_number(outputs, inputs, sparsity, pattern):
-    scores = torch.randn(outputs, inputs)
-    kept, values = pattern.pool(best_mask(scores, sparsity, pattern)), pattern.pool(scores)
-    assert (kept.sum(1) == kept.shape[1] - round(sparsity * kept.shape[1])).all()
-    for row, mask in zip(values, kept, strict=True):
-        assert not mask.any() or mask.all() or row[mask].min() >= row[~mask].max()
-
-
 def test_a_pattern_is_checked_before_any_work():
     check_pattern(NM(2, 4), None, torch.Size([3, 8]))
     with pytest.raises(ValueError, match="divisible by 4"):
@@ -199,3 +172,53 @@ def test_of_a_weight_without_entries_all_of_none_is_kept():
         new, mask = untouched(empty)
         assert new.shape == mask.shape == shape
         assert mask.dtype == torch.bool
+
+
+# The weight that is aimed at is that of least squares, as far as is asked.
+
+
+def handed(tokens=40, inputs=6, outputs=3):
+    x = torch.randn(tokens, inputs, dtype=torch.float64)
+    return torch.randn(outputs, inputs, dtype=torch.float64), x, x.T @ x
+
+
+@pytest.mark.parametrize("aim", [0.0, 0.25, 1.0])
+def test_what_a_weight_can_give_is_given_as_far_as_is_asked(aim):
+    weight, x, gram = handed()
+    other = torch.randn_like(weight)
+    residual_cross = (x @ other.T - x @ weight.T).T @ x
+    found = aimed(weight, residual_cross, gram=gram, aim=aim, damping=0.0)
+    torch.testing.assert_close(found, weight + aim * (other - weight))
+
+
+def test_it_is_the_best_of_all_weights():
+    weight, x, gram = handed()
+    wanted = torch.randn(40, 3, dtype=torch.float64)
+    found = aimed(weight, (wanted - x @ weight.T).T @ x, gram=gram, damping=0.0)
+    best = torch.linalg.lstsq(x, wanted).solution.T
+    torch.testing.assert_close(found, best)
+
+
+def test_nothing_lacking_changes_no_bit_and_nothing_is_written_to():
+    weight, _, gram = handed()
+    kept = weight.clone(), gram.clone()
+    assert torch.equal(aimed(weight, torch.zeros_like(weight), gram=gram), weight)
+    assert torch.equal(weight, kept[0])
+    assert torch.equal(gram, kept[1])
+
+
+def test_inputs_that_never_were_leave_their_weights():
+    weight, x, _ = handed()
+    x[:, 2] = 0
+    residual_cross = torch.randn(3, 40, dtype=torch.float64) @ x
+    found = aimed(weight, residual_cross, gram=x.T @ x)
+    assert torch.equal(found[:, 2], weight[:, 2])
+    assert not torch.equal(found, weight)
+
+
+def test_what_does_not_fit():
+    weight, _, gram = handed()
+    with pytest.raises(ValueError, match=r"residual_cross must have the weight's shape \(3, 6\), not \(2, 6\)"):
+        aimed(weight, weight[:2], gram=gram)
+    with pytest.raises(ValueError, match="not positive semidefinite"):
+        aimed(weight, weight, gram=3 * torch.ones(6, 6) - 2 * torch.eye(6))

@@ -38,18 +38,9 @@ REPAIRING = [sparsegpt, alps, admm, with_refit(from_criterion(criteria.wanda)), 
 
 
 PATTERNS = [
-    Unstructured(),
-    Rows(),
-    NM(2, 4),
-    NM(1, 4, axis=0),
-    NM(5, 10, axis=-1),
-    NM(30, 60),
-    Block(4, 4),
-    Block(3, 7),
-    Channels(0),
-    Channels(1),
-    Diagonals(),
-]
+    Unstructured(), Rows(), NM(2, 4), NM(1, 4, axis=0), NM(5, 10, axis=-1), NM(30, 60), Block(4, 4), Block(3, 7),
+    Channels(0), Channels(1), Diagonals(),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("solver", [sparsegpt, admm], ids=name)

@@ -1,49 +1,26 @@
 """Small configurations of the model families that transformers stacks today, with random weights."""
 
+import pytest
 import torch
 from torch import nn
 
 SMALL = {
-    "vocab_size": 64,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+    "vocab_size": 64, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
 MIXED = {"head_dim": 4, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4}
 GPT2 = {
-    "vocab_size": 64,
-    "n_embd": 16,
-    "n_layer": 2,
-    "n_head": 4,
-    "n_positions": 64,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+    "vocab_size": 64, "n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 64, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
 ENCODER_DECODER = {"vocab_size": 64, "d_model": 16, "pad_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 1}
 T5 = {
-    "d_kv": 4,
-    "d_ff": 24,
-    "num_layers": 2,
-    "num_decoder_layers": 2,
-    "num_heads": 4,
+    "d_kv": 4, "d_ff": 24, "num_layers": 2, "num_decoder_layers": 2, "num_heads": 4,
     "relative_attention_num_buckets": 8,
-}
+}  # fmt: skip
 BART = {
-    "encoder_layers": 2,
-    "decoder_layers": 2,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 24,
-    "decoder_ffn_dim": 24,
-    "max_position_embeddings": 64,
-    "forced_eos_token_id": None,
-}
+    "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 24, "decoder_ffn_dim": 24, "max_position_embeddings": 64, "forced_eos_token_id": None,
+}  # fmt: skip
 
 
 def without(settings, *names):
@@ -109,6 +86,9 @@ FAMILIES = {
     ),
 }
 ENCODER_DECODERS = {"t5", "bart"}
+# between them they have every kind of block; `make examples` has all
+FIRST = ("llama", "gemma3", "phi3", "gpt2", "bloom", "bert", "t5", "mixtral", "mamba")
+EVERY_FAMILY = [name if name in FIRST else pytest.param(name, marks=pytest.mark.examples) for name in FAMILIES]
 
 
 def make(family, seed=0, dtype=torch.float32, **changes):

@@ -16,25 +16,10 @@ def largest(channels):
 
 
 PATTERNS = [
-    Unstructured(),
-    Rows(),
-    NM(2, 4),
-    NM(1, 4),
-    NM(3, 8),
-    NM(5, 16),
-    NM(2, 4, axis=0),
-    NM(1, 2, axis=-1),
-    NM(0, 4),
-    NM(4, 4),
-    Block(1, 1),
-    Block(4, 4),
-    Block(16, 1),
-    Block(3, 5),
-    Channels(0),
-    Channels(1),
-    Channels(-1, reduce=largest),
-    GroupedColumns(3),
-]
+    Unstructured(), Rows(), NM(2, 4), NM(1, 4), NM(3, 8), NM(5, 16), NM(2, 4, axis=0), NM(1, 2, axis=-1), NM(0, 4),
+    NM(4, 4), Block(1, 1), Block(4, 4), Block(16, 1), Block(3, 5), Channels(0), Channels(1),
+    Channels(-1, reduce=largest), GroupedColumns(3),
+]  # fmt: skip
 
 
 def name(pattern):
@@ -43,20 +28,10 @@ def name(pattern):
 
 
 CRITERIA = [
-    criteria.magnitude,
-    criteria.ln_norm,
-    criteria.random,
-    criteria.lamp,
-    criteria.taylor,
-    criteria.fisher,
-    criteria.snip,
-    criteria.grasp,
-    criteria.synflow,
-    criteria.movement,
-    criteria.soft_movement,
-    criteria.wanda,
+    criteria.magnitude, criteria.ln_norm, criteria.random, criteria.lamp, criteria.taylor, criteria.fisher,
+    criteria.snip, criteria.grasp, criteria.synflow, criteria.movement, criteria.soft_movement, criteria.wanda,
     criteria.ria,
-]
+]  # fmt: skip
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 
 

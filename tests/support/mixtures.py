@@ -12,13 +12,9 @@ from secateur.shrinking.request import Request
 from secateur.shrinking.select import groups_in_scope
 
 SMALL = {
-    "vocab_size": 53,
-    "hidden_size": 32,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "num_hidden_layers": 2,
+    "vocab_size": 53, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2,
     "max_position_embeddings": 64,
-}
+}  # fmt: skip
 
 
 def batches(count=4):

@@ -79,7 +79,7 @@ def drawn():
 
 
 def test_eight_threads_shrink_what_one_does_and_leave_every_setting(hurried):
-    count = 48
+    count = 24
     models = [made(number) for number in range(count)]
     originals = copy.deepcopy(models)
     alone = [shrunk(made(number), number) for number in range(count)]
@@ -90,7 +90,7 @@ def test_eight_threads_shrink_what_one_does_and_leave_every_setting(hurried):
         together.wait()
         for number in numbers:
             shrunk(models[number], number)
-            if number < 16:
+            if number < 8:
                 verify_shrunken(originals[number], models[number], X)
         return settings()
 

@@ -1,12 +1,17 @@
 """Records that other programs wrote: what is wrong is one line that names the file, the field and what to do."""
 
+import errno
 import json
 import os
+import stat
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from secateur.checkpoints import CheckpointError
-from secateur.support import Fields
+from secateur.support import Fields, documents, naming, whole_file, write_whole
+from secateur.support.documents import read_documents
 from secateur.support.records import MAX_DEPTH, parse_json, read_json
 
 
@@ -87,14 +92,9 @@ def test_no_file_and_no_regular_file(tmp_path):
 )
 def test_fields_are_held_to_their_types(tmp_path, ask, message):
     values = {
-        "name": "fc",
-        "true": True,
-        "share": 0.5,
-        "large": 10**400,
-        "nothing": None,
-        "list": [1, {"a": 2}, 3],
+        "name": "fc", "true": True, "share": 0.5, "large": 10**400, "nothing": None, "list": [1, {"a": 2}, 3],
         "inner": {"one": {"size": -1}},
-    }
+    }  # fmt: skip
     record = Fields(values, tmp_path / "r.json", error=CheckpointError, hint=" Delete it.")
     with pytest.raises(CheckpointError, match=rf"r\.json: damaged: {message}.* Delete it\.$"):
         if isinstance(error := ask(record), ValueError):
@@ -120,3 +120,87 @@ def test_a_file_that_is_too_large_is_not_read(tmp_path):
     assert Fields.read(path, largest=8).values == {"a": 1}
     with pytest.raises(ValueError, match=r"r\.json: more than 7 bytes of JSON"):
         Fields.read(path, largest=7)
+
+
+# Documents of a file are what was written, in the order of the file, whole to the character.
+
+
+TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\r\ufeff"), max_size=30)
+
+
+@given(st.lists(TEXT, max_size=5), st.sampled_from([".jsonl", ".ndjson", ".json"]), st.booleans())
+def test_records_are_read_as_they_were_written(tmp_path_factory, texts, kind, named):
+    path = tmp_path_factory.mktemp("read") / f"some{kind}"
+    records = [{"text": each} if named else each for each in texts]
+    as_lines = "".join(json.dumps(each) + "\n" for each in records)
+    path.write_text(json.dumps(records) if kind == ".json" else as_lines, "utf-8")
+    assert list(read_documents(path)) == texts
+
+
+@given(TEXT, st.integers(4, 20))
+def test_pieces_of_a_text_are_the_text(tmp_path_factory, text, piece):
+    path = tmp_path_factory.mktemp("read") / "some.txt"
+    path.write_bytes(text.encode())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(documents, "PIECE", piece)
+        assert "".join(read_documents(path)) == text
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("gone.txt", None, "no such file"),
+        ("some.pdf", b"", "not from .pdf"),
+        ("some.jsonl", b"{", "the line at byte 0: not a JSON record"),
+        ("some.jsonl", b'{"a": 1}', "no text in the field 'text'.*There are: a"),
+        ("some.json", b"[1", "not valid JSON"),
+        ("some.txt", b"\xff\xfea", "UTF-16"),
+        ("some.txt", b"a\xff", "not UTF-8 text near byte 1"),
+    ],
+)
+def test_what_is_no_text_is_said(tmp_path, name, content, message):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        list(read_documents(tmp_path / name))
+
+
+# Files are there whole or not at all.
+
+
+def test_a_failure_leaves_what_was_there_before(tmp_path):
+    path = write_whole(tmp_path / "note.txt", "before")
+    for failure in (OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()):
+        with pytest.raises(type(failure)), whole_file(path) as file:
+            file.write(b"half")
+            raise failure
+    assert path.read_text() == "before"
+    assert [each.name for each in tmp_path.iterdir()] == ["note.txt"]
+
+
+def test_the_error_of_a_full_disk_names_the_file(tmp_path):
+    for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        with pytest.raises(OSError, match="full") as caught, whole_file(tmp_path / "note.txt"):
+            raise OSError(number, "full")
+        assert caught.value.filename == str(tmp_path / "note.txt")
+    with pytest.raises(OSError, match="gone") as caught, naming("out"):
+        raise OSError(errno.EIO, "gone")
+    assert caught.value.filename is None
+
+
+def test_a_link_stays_a_link_and_the_mode_is_that_of_a_new_file(tmp_path):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "there" / "note.txt")
+    mask = os.umask(0o027)
+    try:
+        write_whole(tmp_path / "link", "kept")
+    finally:
+        os.umask(mask)
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "there" / "note.txt").read_text() == "kept"
+    assert stat.S_IMODE((tmp_path / "there" / "note.txt").stat().st_mode) == 0o640
+
+
+def test_a_folder_that_is_not_there_is_said(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"note\.txt cannot be written: there is no folder .*none; create it"):
+        write_whole(tmp_path / "none" / "note.txt", "x")

@@ -1,13 +1,33 @@
 """How a model is run: what a batch and example inputs mean, and that it is afterwards as it was."""
 
+from pathlib import Path
+
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 from secateur import criteria, sparsify
 from secateur.evidence import collect
 from secateur.pipeline import reestimate_batchnorm
-from secateur.support import in_mode, repeatable, restored, run_batch, tensors_in, tensors_of
+from secateur.support import (
+    count_nonzero,
+    free_memory,
+    in_mode,
+    is_sharded,
+    laid_out,
+    local,
+    repeatable,
+    restored,
+    rounding_scales,
+    run_batch,
+    tensors_in,
+    tensors_of,
+    to_int8,
+    whole,
+)
+from secateur.support import machine as module
 
 
 class Sum(nn.Module):
@@ -87,3 +107,110 @@ def test_tensors_each_once():
     one = torch.ones(1)
     nested = {"a": [one, (torch.zeros(1),)], "b": "text", "c": 3}
     assert [tensor.item() for tensor in tensors_in(nested)] == [1, 0]
+
+
+# Plain tensors go through every function unchanged; what ranks do is in the tests of distributed pruning.
+
+
+def test_plain_tensors_are_themselves():
+    tensor = torch.tensor([0.0, 2.0, -0.0])
+    assert not is_sharded(tensor)
+    assert local(tensor) is whole(tensor) is laid_out(tensor, torch.zeros(2)) is tensor
+    assert count_nonzero(tensor) == 1
+
+
+# What is free is the least of what the machine, the container and the process's own limit leave.
+
+
+MACHINE = {"/proc/meminfo": "MemFree: 1 kB\nMemAvailable:    9000 kB\n"}
+GROUP = {
+    "/sys/fs/cgroup/memory.max": "8000000\n",
+    "/sys/fs/cgroup/memory.current": "3000000\n",
+    "/sys/fs/cgroup/memory.stat": "active_file 5\ninactive_file 1000000\n",
+}
+OLD_GROUP = {
+    "/sys/fs/cgroup/memory/memory.limit_in_bytes": "700000\n",
+    "/sys/fs/cgroup/memory/memory.usage_in_bytes": "300000\n",
+    "/sys/fs/cgroup/memory/memory.stat": "total_inactive_file 7\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("files", "free"),
+    [
+        ({}, None),
+        (MACHINE, 9000 * 1024),
+        (GROUP, 6_000_000),
+        (MACHINE | GROUP, 6_000_000),
+        (OLD_GROUP, 400_007),
+        (MACHINE | GROUP | {"/sys/fs/cgroup/memory.max": "max\n"}, 9000 * 1024),
+        (MACHINE | GROUP | {"/sys/fs/cgroup/memory.current": "9000000\n"}, 0),
+    ],
+)
+def test_the_least_of_what_is_said(files, free, monkeypatch):
+    def read(path, **_named):
+        if str(path) not in files:
+            raise FileNotFoundError(path)
+        return files[str(path)]
+
+    monkeypatch.setattr(Path, "read_text", read)
+    assert free_memory() == free
+
+
+def test_a_limit_of_the_process_counts(monkeypatch):
+    resource = pytest.importorskip("resource")
+    files = {**MACHINE, "/proc/self/statm": "2 1 1\n"}
+    monkeypatch.setattr(module, "_text", lambda path: files.get(path, ""))
+    limit = 10 * resource.getpagesize()
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
+    assert free_memory() == 8 * resource.getpagesize()
+
+
+# Weights as whole numbers times scales: nearest, found again, and refused where there is no number.
+
+
+@settings(max_examples=60)
+@given(data=st.data())
+def test_each_is_the_nearest_and_zeros_stay(data):
+    shape = data.draw(st.sampled_from([(5, 70), (3, 4, 2, 2), (1, 1), (4,), (0, 3), (3, 0)]))
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 999)))
+    weight = torch.randn(shape, generator=generator) * 10.0 ** data.draw(st.integers(-30, 30))
+    weight = weight * (torch.rand(shape, generator=generator) < data.draw(st.sampled_from([0.0, 0.3, 1.0])))
+    weight = weight.to(data.draw(st.sampled_from([torch.float32, torch.bfloat16])))
+    numbers, scales = to_int8(weight)
+    assert (numbers.dtype, numbers.shape, scales.dtype) == (torch.int8, weight.shape, torch.float32)
+    assert not numbers[weight == 0].any()
+    each = scales.view(-1, *[1] * (weight.dim() - 1))
+    assert bool(((numbers * each - weight.float()).abs() <= 0.5001 * each).all())
+    assert numbers.abs().amax() <= 127 if numbers.numel() else True
+    again, same = to_int8(numbers * each)  # exact: a scale has 16 bits
+    torch.testing.assert_close(again * same.view_as(each), numbers * each, rtol=0, atol=0)
+
+
+@settings(max_examples=30)
+@given(most=st.integers(1, 127), seed=st.integers(0, 999))
+def test_a_grid_is_found_whatever_number_is_its_largest(most, seed):
+    """After calibration the largest number of an output is not always 127."""
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(6, 80, generator=generator)
+    scales = rounding_scales(weight)
+    numbers = torch.randint(-most, most + 1, weight.shape, generator=generator)
+    on_grid = numbers * scales[:, None]
+    found, own = to_int8(on_grid)
+    assert torch.equal(found * own[:, None], on_grid)
+
+
+def test_half_of_the_smallest_numbers():
+    """Of what is below any scale nothing is left but zeros; nothing is divided by 0."""
+    numbers, scales = to_int8(torch.tensor([[1e-44, -1e-40], [0.0, -0.0]]))
+    assert bool(scales.isfinite().all())
+    assert bool((scales > 0).all())
+    assert not numbers.any()
+
+
+@pytest.mark.parametrize("odd", [torch.nan, torch.inf, -torch.inf])
+def test_what_is_no_number_is_refused(odd):
+    with pytest.raises(
+        ValueError, match=r"a weight of shape \(2, 2\) holds NaN or infinity, which has no place in int8"
+    ):
+        to_int8(torch.tensor([[1.0, 2.0], [odd, 0.0]]))

@@ -212,24 +212,6 @@ def test_tied_weights_stay_tied_and_are_pruned_once():
     assert int((model.up.weight == 0).sum()) == 32
 
 
-def test_activation_checkpointing_changes_nothing():
-    from torch.utils.checkpoint import checkpoint
-
-    found = []
-    for checkpointed in (False, True):
-        model = network()
-        optimizer = SGD(model.parameters())
-        quiet(model, optimizer, 0.8, total_steps=5)
-        for step in range(5):
-            inputs, targets = batch(step)
-            optimizer.zero_grad()
-            outputs = checkpoint(model, inputs, use_reentrant=False) if checkpointed else model(inputs)
-            (outputs - targets).square().mean().backward()
-            optimizer.step()
-        found.append(model.state_dict())
-    assert all(torch.equal(found[0][key], found[1][key]) for key in found[0])
-
-
 # Starting sparse
 
 

@@ -2,8 +2,6 @@
 
 import copy
 import functools
-import runpy
-from pathlib import Path
 
 import pytest
 import torch
@@ -219,65 +217,6 @@ def test_units_that_the_lasso_zeroed_stay_zero_after_its_end():
     assert pruner.metrics()["penalty"] == 0
     size = _size(model)
     assert 1 - _size(shrink(model, EXAMPLE).model) / size == pytest.approx(seen[9])
-
-
-@functools.cache
-def digits():
-    from sklearn.datasets import load_digits
-
-    pixels, classes = load_digits(return_X_y=True)
-    order = torch.randperm(len(pixels), generator=torch.Generator().manual_seed(0))
-    return torch.tensor(pixels / 16, dtype=torch.float32).reshape(-1, 1, 8, 8)[order], torch.tensor(classes)[order]
-
-
-def learn(model, optimizer, epochs):
-    images, classes = digits()
-    for epoch in range(epochs):
-        for at in torch.randperm(1200, generator=torch.Generator().manual_seed(epoch)).split(60):
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(images[at]), classes[at]).backward()
-            optimizer.step()
-
-
-@torch.no_grad()
-def accuracy(model):
-    images, classes = digits()
-    model.eval()
-    found = (model(images[1200:]).argmax(1) == classes[1200:]).double().mean().item()
-    model.train()
-    return found
-
-
-def test_digits_shrink_without_a_loss_after_training_with_a_penalty():
-    torch.manual_seed(0)
-    dense = nn.Sequential(
-        nn.Conv2d(1, 16, 3, stride=2, padding=1), nn.BatchNorm2d(16), nn.ReLU(),
-        nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10),
-    )  # fmt: skip
-    image = digits()[0][:2]
-    learn(dense, SGD(dense.parameters()), 2)
-    plain, model = dense, copy.deepcopy(dense)
-    learn(plain, SGD(plain.parameters()), 5)
-    optimizer = SGD(model.parameters())
-    pruner = quiet(model, optimizer, regularize=growing(0.5, image, end=1.0), total_steps=100)
-    learn(model, optimizer, 5)
-    pruner.finish()
-    before, size = accuracy(plain), _size(plain)
-    for each, sparsity in ((plain, 0.5), (model, None)):
-        shrink(each, image, sparsity)
-        assert _size(each) <= size / 2
-    assert accuracy(model) > before - 0.05
-    assert accuracy(model) > accuracy(plain) + 0.15
-
-
-def test_the_example_runs(capsys):
-    runpy.run_path(str(Path(__file__).parents[2] / "examples" / "shrink_and_train.py"))
-    lines = capsys.readouterr().out.splitlines()
-    sizes = [int(line.split("parameters")[0].split()[-1].replace(",", "")) for line in lines]
-    accuracies = [float(line.split()[-2]) for line in lines]
-    assert max(sizes[2], sizes[-2], sizes[-1]) <= sizes[0] / 3
-    assert min(accuracies[0], accuracies[2], accuracies[-2], accuracies[-1]) > 85
 
 
 def test_the_lasso_finds_the_units_that_the_task_needs():

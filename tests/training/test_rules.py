@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from secateur import criteria, regrowth
+from secateur import Pruner, criteria, regrowth, schedules
 from secateur.allocation import everywhere
-from secateur.patterns import NM, Unstructured
-from secateur.training.rules import Rules
-from support.training import made_with, network
+from secateur.patterns import Unstructured
+from secateur.training.rules import Rules, Timetable
+from support.training import SGD, made_with, network, quiet, train
 
 
 def test_frozen_weights_have_no_gradient_to_go_by():
@@ -56,16 +56,70 @@ def test_what_steps_show_and_what_goes_from_step_to_step(given, watched, remembe
     assert (given.watched, given.remembered) == (watched, remembered)
 
 
+# When masks are chosen anew.
+
+
+def test_a_function_of_ones_own_is_followed_where_it_changes():
+    model = network()
+    optimizer = SGD(model.parameters())
+    pruner = quiet(model, optimizer, lambda step: 0.0 if step < 3 else 0.25 if step < 6 else 0.75)
+    seen = [round(pruner.metrics()["sparsity"], 6) for _ in train(model, optimizer, 8)]
+    assert seen == [0.0, 0.0, 0.25, 0.25, 0.25, 0.75, 0.75, 0.75]
+
+
+def test_milestones_are_met_whatever_the_interval():
+    model = network()
+    optimizer = SGD(model.parameters())
+    schedule = schedules.milestones({"1ep": 0.25, 0.5: 0.75})
+    pruner = quiet(model, optimizer, schedule, total_steps=10, steps_per_epoch=3, every=100)
+    seen = [pruner.metrics()["sparsity"] for _ in train(model, optimizer, 10)]
+    assert seen == [0.0] * 2 + [0.25] * 2 + [0.75] * 6
+
+
 @pytest.mark.parametrize(
-    ("given", "error", "message"),
+    ("until", "total_steps", "interval", "every"),
     [
-        (rules(by_movement), ValueError, "movement needs removed weights to be held"),
-        (rules(by_squares), TypeError, "by_squares asks for input_norm, which no training step shows"),
-        (rules(pattern=NM(2, 4), regrow=regrowth.rigl()), ValueError, "says how much each group keeps: use sr_ste"),
-        (rules(regrow=regrowth.rigl()), ValueError, "w is frozen and has no gradient to score it by"),
+        (0, None, None, 1),
+        (0, 1000, None, 10),
+        (0, 50, None, 1),
+        (5000, None, None, 50),
+        (50_000, None, None, 100),
+        (9, 9, 7, 7),
     ],
 )
-def test_what_cannot_go_together_is_refused(given, error, message):
-    frozen = nn.Parameter(torch.ones(2, 4), requires_grad="w is frozen" not in message)
-    with pytest.raises(error, match=message):
-        given.check({"w": frozen})
+def test_a_function_of_ones_own_is_asked_about_a_hundred_times(until, total_steps, interval, every):
+    assert Timetable(lambda step: 0.5, until, total_steps, interval).every == every
+
+
+# What a Pruner says of itself.
+
+
+def test_defaults_leave_embeddings_recurrence_and_bare_parameters_alone(capsys):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.positions = nn.Parameter(torch.randn(4, 4))
+            self.embedding = nn.Embedding(5, 4)
+            self.recurrent = nn.LSTM(4, 4)
+            self.attention = nn.MultiheadAttention(4, 2)
+            self.convolution = nn.Conv1d(4, 4, 3)
+            self.norm = nn.LayerNorm(4)
+
+    model = Model()
+    pruner = Pruner(model, SGD(model.parameters()), 0.5, total_steps=10)
+    assert list(pruner.masks) == ["attention.in_proj_weight", "attention.out_proj.weight", "convolution.weight"]
+    printed = capsys.readouterr().out
+    assert printed == f"{pruner}\n"
+    assert "112 weights in 3 tensors of " in printed
+    assert "step        6  sparsity 0.5000" in printed
+    assert "an update every 1 step; then recovery until step 10" in printed
+    for reason in (
+        "vectors and scalars",
+        "1 × embeddings",
+        "2 × normalizations",
+        "2 × neither linear nor convolution (LSTM)",
+        "1 × not named *.weight",
+    ):
+        assert reason in printed
+    names = list(quiet(model, SGD(model.parameters()), 0.5, total_steps=10, include="recurrent.weight*").masks)
+    assert names == ["recurrent.weight_ih_l0", "recurrent.weight_hh_l0"]
