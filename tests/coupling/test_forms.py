@@ -81,10 +81,25 @@ class Turned(nn.Module):
         return self.inner(x).transpose(0, 1)
 
 
+class Packed(Reshaped):
+    def forward(self, x):
+        return {"mixed": self.mix(x), "more": [None]}
+
+
+class Unpacked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = Packed()
+
+    def forward(self, x):
+        return self.inner(x)["mixed"]
+
+
 BESIDE = {
     "one layer": lambda: nn.Linear(4, 4),
     "another width between": lambda: nn.Sequential(nn.Linear(4, 9), nn.ReLU(), nn.Linear(9, 4)),
     "turned and back": Turned,
+    "in a dict": Unpacked,
     "of a mean": lambda: nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 4), nn.Dropout(0.5)),
 }
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from secateur.coupling import Axis, CallSites, Removed, Spot, cycle_choices, replacement
+from secateur.coupling import Axis, Removed, replacement
 from secateur.coupling.equations import is_frozen, settle
 from secateur.coupling.numbers import Known, numbers_that_remember
 
@@ -95,69 +95,3 @@ def test_removed_follows_its_input():
     assert Removed(kept)(h=x) == {"a": (torch.tensor(0.0), None, [True])}
     assert isinstance(replacement({"was": "ReLU", "returns": "input"}), nn.Identity)
     assert not list(gone.state_dict())
-
-
-class Asks(nn.Module):
-    def __init__(self, where):
-        super().__init__()
-        self.where, self.found = where, []
-
-    def forward(self, x):
-        self.found.append(self.where[0].spot("relu"))
-        return x
-
-
-def test_a_spot_is_counted_in_each_call_of_its_module():
-    where = []
-    model = nn.Sequential(Asks(where), nn.Sequential(Asks(where)))
-    where.append(CallSites(model))
-    with where[0]:
-        assert where[0].spot("relu") == Spot("", "relu", 1)
-        for _ in range(2):
-            model(torch.zeros(1))
-        assert where[0].spot("relu") == Spot("", "relu", 2)
-    assert model[0].found == 2 * [Spot("0", "relu", 1)]
-    assert model[1][0].found == 2 * [Spot("1.0", "relu", 1)]
-    assert not model._forward_hooks
-    assert not model._forward_pre_hooks
-
-
-def test_a_module_that_raises_is_left():
-    class Fails(nn.Module):
-        def forward(self, x):
-            raise ArithmeticError
-
-    model = nn.Sequential(Fails())
-    with CallSites(model) as where:
-        for _ in range(2):
-            try:
-                model(torch.zeros(1))
-            except ArithmeticError:
-                assert where.spot("relu").path == ""
-
-
-@pytest.mark.parametrize(("shape", "at"), [((3, 7), 1), ((7, 2, 2), 0), ((1, 7), -1)])
-def test_each_has_its_turn(shape, at):
-    scores = torch.randn(shape)
-    rows = scores.numel() // 7
-    places = torch.arange(7)
-    best = {
-        int(each)
-        for turn in range(math.ceil(7 / rows))
-        for each in cycle_choices(scores, at, places, turn).argmax(at).flatten()
-    }
-    assert best == set(range(7))
-
-
-def test_others_keep_their_order_and_those_without_a_chance_have_none():
-    scores = torch.tensor([[3.0, -1.0, 2.0, -math.inf]])
-    found = cycle_choices(scores, 1, torch.arange(3), 1)
-    assert found.argsort(-1, descending=True).tolist() == [[1, 0, 2, 3]]
-    assert found[0, 3] == -math.inf
-
-
-def test_two_models_of_other_counts_have_the_same_scores():
-    scores = torch.randn(4, 6)
-    stay = torch.tensor([0, 2, 5])
-    whole, smaller = cycle_choices(scores, 1, stay, 3), cycle_choices(scores[:, stay], 1, torch.arange(3), 3)
-    assert torch.equal(whole[:, stay], smaller)

@@ -244,19 +244,6 @@ def test_a_norm_that_is_read_stays_and_the_branch_leaves():
     assert isinstance(model[0].up, Removed)
 
 
-def test_what_does_not_agree_is_frozen():
-    class Both(Block):
-        """The branch is in the sum, and in something that no function of torch tells."""
-
-        def forward(self, x):
-            y = self.f(x)
-            return x + y + torch.from_numpy(y.detach().numpy() * 2).to(y.dtype)
-
-    model, x = nn.Sequential(Both(), Block()), torch.randn(4, 6)
-    coupling = find_coupling(model, x)
-    assert [branch.name for branch in coupling.branches] == ["1.up"]  # numpy() reads its values
-
-
 # ---- what stays in place --------------------------------------------------------------------------------------------
 
 

@@ -33,15 +33,6 @@ def test_the_model_is_left_as_it_was_but_for_its_weights():
     assert llama.config.use_cache is True
 
 
-def test_what_is_outside_the_blocks_does_not_change():
-    model, dense = stack(), stack()
-    done = oneshot(model, data(), 0.75)
-    assert done.left_alone == {"outside the blocks": ("enter.weight", "head.weight")}
-    for name in ("enter.weight", "enter.bias", "head.weight", "layers.0.up.bias"):
-        assert torch.equal(model.state_dict()[name], dense.state_dict()[name])
-    assert done.sparsity == 0.75
-
-
 def test_errors_of_a_model_in_memory():
     for keywords, kind, message in (
         ({"sparsity": None}, ValueError, "needs a sparsity"),

@@ -9,7 +9,7 @@ from torch import nn
 from benchmarks.support.digits import digits, trained
 from secateur import NM, Channels, Rows, sparsify
 from secateur.models import oneshot
-from secateur.models.blocks import find_blocks, parts_of
+from secateur.models.blocks import find_blocks
 from secateur.solvers import aimed, sparsegpt
 from support.families import make
 from support.stacks import WANDA, Block2, data, stack
@@ -84,20 +84,6 @@ def test_a_trained_network_loses_at_most_a_quarter_of_what_the_best_criterion_lo
     dense = right(model)
     assert dense - max(rivals) > 0.03, "there is something to lose"
     assert dense - right(pruned) <= (dense - max(rivals)) / 4
-
-
-def test_what_is_a_network_of_layers():
-    assert [*parts_of(CNN())] == [*parts_of(Recurrent())] == [""]
-    assert [*parts_of(stack())] == ["layers.0", "layers.1", "layers.2"]
-    perceptron = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
-    assert [*parts_of(perceptron)] == ["0", "2"]
-    residual = nn.Sequential(*(nn.Sequential(nn.Conv2d(2, 2, 3), nn.BatchNorm2d(2)) for _ in range(3)))
-    assert [*parts_of(residual)] == [""]
-    class_head = nn.Module()
-    class_head.features, class_head.head = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Conv2d(2, 2, 3)), perceptron
-    assert [*parts_of(class_head)] == [""]
-    with pytest.raises(ValueError, match="has no repeated blocks"):
-        parts_of(nn.BatchNorm1d(3))
 
 
 def test_each_layer_is_solved_on_what_the_pruned_ones_before_it_give():

@@ -4,32 +4,10 @@ import weakref
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
 from secateur.models.products import Products, Tokens
-
-
-@settings(max_examples=25)
-@given(cuts=st.lists(st.integers(1, 23), max_size=5), words=st.sampled_from(["gram", "input_norm", "input_var"]))
-def test_statistics_do_not_depend_on_how_tokens_are_batched(cuts, words):
-    torch.manual_seed(0)
-    layer, x = nn.Linear(7, 3), torch.randn(24, 7) + 2
-    found = []
-    for batched in ([x], x.tensor_split(sorted(set(cuts)))):
-        products = Products({"weight": layer.weight}, frozenset([words]))
-        for part in batched:
-            with torch.no_grad(), products.watching(Tokens()):
-                layer(part[None])
-        (met,) = products.found().values()
-        met.sums.finish()
-        assert met.tokens == 24
-        found.append(met.evidence([words])[words])
-    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
-    expected = {"gram": x.T @ x, "input_norm": x.norm(dim=0)[None], "input_var": x.var(0, correction=0)[None]}
-    torch.testing.assert_close(found[0], expected[words], rtol=1e-4, atol=1e-4)
 
 
 def test_weights_with_one_input_share_one_gram_matrix_and_others_do_not():

@@ -13,50 +13,6 @@ from secateur.support import to_int8
 from support.stacks import MAGNITUDE, WANDA, data, stack
 
 
-def grams_of(model, names):
-    """``{name: Xᵀ·X}`` of what layers are multiplied with, by hooks."""
-    found, hooks = {}, []
-    for name in names:
-
-        def see(module, given, _, name=name):
-            x = given[0].double().reshape(-1, module.in_features)
-            found[name] = found.get(name, 0) + x.T @ x
-
-        hooks.append(model.get_submodule(name).register_forward_hook(see))
-    with torch.no_grad():
-        for batch in data():
-            model(batch)
-    for hook in hooks:
-        hook.remove()
-    return found
-
-
-@pytest.mark.parametrize("sparsity", [0.25, 0.75])
-def test_a_block_sees_the_pruned_blocks_before_it_and_itself_as_it_was(sparsity):
-    """Both matrices of a block are solved from one run of it, dense; the next block gets what the pruned one gives."""
-    model = stack()
-    seen, calls = [], iter([(block, name) for block in range(3) for name in ("up", "down")])
-
-    def solver(weight, sparsity, pattern, *, gram):
-        block, name = next(calls)
-        by_hand = stack()
-        by_hand.load_state_dict(model.state_dict())
-        expected = grams_of(by_hand, [f"layers.{block}.{name}"])[f"layers.{block}.{name}"]
-        seen.append((block, name))
-        ours = gram.double()
-        torch.testing.assert_close(ours / ours.trace(), expected / expected.trace(), rtol=1e-4, atol=1e-6)
-        dense = stack().layers[block]
-        assert torch.equal(model.layers[block].up.weight, dense.up.weight)
-        assert torch.equal(model.layers[block].down.weight, dense.down.weight)
-        if block:
-            assert model.layers[block - 1].up.weight.eq(0).float().mean() == sparsity
-            assert model.layers[block - 1].down.weight.eq(0).float().mean() == sparsity
-        return MAGNITUDE(weight, sparsity, pattern)
-
-    oneshot(model, data(), sparsity, solver=solver, stages=False)
-    assert len(seen) == 6
-
-
 def test_how_samples_are_batched_changes_no_mask():
     one, other = stack(), stack()
     oneshot(one, data(), 0.5, solver=WANDA)

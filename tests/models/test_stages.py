@@ -7,7 +7,6 @@ from secateur import Rows, Unstructured
 from secateur.models import oneshot
 from secateur.models.blocks import choose_targets, find_blocks
 from secateur.models.observation import find_next, prepared, stages_of, store
-from secateur.models.pairs import Marks
 from secateur.models.replay import Replay
 from secateur.solvers import admm, aimed, sparsegpt
 from support.families import Encoder, batches, make
@@ -166,19 +165,3 @@ def test_aiming_brings_the_outputs_nearer_to_the_dense_models():
 def test_what_can_not_be_aimed_at(keywords, error, message):
     with pytest.raises(error, match=message):
         oneshot(stack(), data(), 0.5, **keywords)
-
-
-@torch.no_grad()
-def test_marks_begin_anew_with_each_run_and_memory_carries_none_over():
-    weight = torch.randn(4, 4)
-    marks = Marks([weight])
-    with marks:
-        made = torch.randn(3, 4) @ weight
-        view, shape = made[:2], torch.zeros_like(made)
-        made.add_(1)
-        shape[0] = made[0]
-        assert marks.of(view) == marks.of(made) == marks.of(shape) == 1
-        assert marks.of(torch.tensor([1.0]) * 2) == marks.of(torch.empty_like(made)) == 0
-    with marks:
-        assert marks.of(made) == 0, "what was made before is not looked at"
-        assert marks.of(weight) == 1
