@@ -354,7 +354,7 @@ def _choice(subject: PruningTarget, asked: Request, measured: Measured) -> Choic
     scope = replace(
         subject.scope, groups=[each for each in subject.scope.groups if each.name not in reasons], reasons=reasons
     )
-    return Choice(kept, scope, plan_of(subject.model, subject.coupling, kept), fields, left, beside, {})
+    return Choice(kept, scope, plan_of(subject.model, subject.coupling, kept), fields, left, beside)
 
 
 # ---- repaired -------------------------------------------------------------------------------------------------------

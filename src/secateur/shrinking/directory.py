@@ -473,12 +473,12 @@ def _proved_on(small: nn.Module, scope: Scope, example_inputs: Any) -> Scope:
     """Shrinks a smaller model of the same structure; roles that are not right in it, or not in it, are frozen."""
     said = Configured(small, Scope.of(find_coupling(small, example_inputs)))
     subject = pruning_target(small, said.scope, [example_inputs], configured=said, proved_on=small)
-    choice = choose(subject, Request(sparsity=0.5, round_to=1, target="units"))
-    there = {layer_signature(subject.coupling, group) for group in choice.scope.groups}
+    its = choose(subject, Request(sparsity=0.5, round_to=1, target="units")).scope
+    roles = {group.name: layer_signature(its.coupling, group) for group in its.coupling.groups}
+    whole, free = {roles[name]: why for name, why in its.reasons.items()}, {roles[group.name] for group in its.groups}
     for group in scope.groups:
-        role = layer_signature(scope.coupling, group)
-        if role not in there:
-            why = choice.refused.get(role, "it is not free in the smaller model that the proof is made on")
+        if (role := layer_signature(scope.coupling, group)) not in free:
+            why = whole.get(role, "it is not free in the smaller model that the proof is made on")
             scope = scope.without([group.name], why)
     return scope
 

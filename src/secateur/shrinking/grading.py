@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from secateur.coupling import Coupling, Group, Scope
 from secateur.models import InputStats, Pruned, Solved, WeightView, full_name, walk_model
-from secateur.selection import keep_largest
 from secateur.shrinking.apply import carry_out, zero
 from secateur.shrinking.costs import TiedGroups, by_tie
 from secateur.shrinking.kinds.branches import OutputCosts
@@ -39,7 +38,7 @@ from secateur.shrinking.measure import (
 from secateur.shrinking.plan import plan_of
 from secateur.shrinking.repair import DAMPING, Repairing, repaired, rescale
 from secateur.shrinking.request import PruningTarget, Request
-from secateur.shrinking.select import groups_in_scope
+from secateur.shrinking.select import FreeUnits, largest, select
 from secateur.solvers import Elimination, eliminated
 from secateur.support import Forward, Undo, track
 
@@ -93,43 +92,34 @@ def gradable(
 ) -> tuple[list[TiedGroups], dict[str, str], Scope]:
     """The tied groups that may lose units, proved at the largest share; ``{group: why}`` of those that stay whole; and
     the scope, in which groups that fail a check are frozen."""
-    scope, minimum = subject.scope, dict[str, int]()
     homes = _homes(subject.model, parts)
     stays: dict[str, str] = {}
-    while True:
-        try:
-            groups = groups_in_scope(scope, asked)
-        except ValueError:  # there is none any more
-            return [], stays, scope
+
+    def propose(free: FreeUnits) -> tuple[list[TiedGroups], dict[str, npt.NDArray[np.bool_]]]:
         tied: list[TiedGroups] = []
-        for its in by_tie(groups):
+        for its in by_tie(free.scope.within(asked.include, asked.exclude).groups):
             those = [set[str | None]().union(*(homes[name] for name, _ in group.members)) for group in its]
             noted = next((group.notes[0] for group in its if group.notes), None)
             if any(len(home) > 1 or None in home for home in those):
-                stays |= {group.name: SCATTERED for group in its}
+                stays.update({group.name: SCATTERED for group in its})
             elif noted is not None:
-                stays |= {group.name: f"a statistic counts its units: {noted}" for group in its}
+                stays.update({group.name: f"a statistic counts its units: {noted}" for group in its})
             else:
-                tied.append(TiedGroups(its, asked.round_to, minimum))
+                tied.append(TiedGroups(its, asked.round_to, free.minimum))
         found = {each: counts_at(each, shares) for each in tied}
         for few in [each for each in tied if not found[each]]:
-            stays |= {group.name: "it has too few units for any of the shares" for group in few.groups}
+            stays.update({group.name: "it has too few units for any of the shares" for group in few.groups})
             tied.remove(few)
         counts = {name: count for each in tied for name, count in each.counts(found[each][-1][1]).items()}
-        chosen = [group for each in tied for group in each.groups]
-        kept = {group.name: np.arange(group.size) < counts[group.name] for group in chosen}
-        if turned := [group for group in scope.contradicted(counts) if group.name in counts]:
-            minimum |= {group.name: counts[group.name] + 1 for group in turned}
-            whole = [group for group in turned if minimum[group.name] >= group.size]
-            why = "a comparison in the code would change its result"
-            scope = scope.without((group.name for group in whole), why)
-            stays |= {group.name: why for group in whole}
-            continue
-        wrong, why = subject.objections(chosen, kept) if chosen else ([], "")
-        if not wrong:
-            return tied, stays, scope
-        scope = scope.without((group.name for group in wrong), why)
-        stays |= {group.name: why for group in wrong}
+        return tied, {group.name: np.arange(group.size) < counts[group.name] for each in tied for group in each.groups}
+
+    free, (tied, _) = select(
+        FreeUnits(subject.scope),
+        propose,
+        lambda free, made: free.without_wrong(subject, [group for each in made[0] for group in each.groups], made[1]),
+    )
+    mine = {group.name for group in subject.scope.within(asked.include, asked.exclude).groups}
+    return tied, {name: why for name, why in free.scope.reasons.items() if name in mine} | stays, free.scope
 
 
 def _homes(model: nn.Module, parts: Mapping[str, nn.Module]) -> dict[str, set[str | None]]:
@@ -452,10 +442,7 @@ class GroupAblation:
         where the model does not run so."""
         counts = tied.counts(parts)
         groups = [group for group in tied.groups if group.name in measured.scores]
-        kept = {
-            group.name: keep_largest(measured.scores[group.name].reshape(1, -1), counts[group.name])[0].numpy()
-            for group in groups
-        }
+        kept = largest(measured.scores, {group.name: counts[group.name] for group in groups})
         job = Repairing(self.coupling, groups, kept, measured, self.free)
         with Undo() as undo:
             undo.values(*model.parameters())

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ from secateur.coupling import OUTPUT, Coupling, Group, Kept, Scope, size_of
 from secateur.selection import keep_largest
 from secateur.shrinking.apply import Place
 from secateur.shrinking.costs import TiedGroups, by_tie, cost_of
-from secateur.shrinking.counting import solve_counts
+from secateur.shrinking.counting import Counted, solve_counts
 from secateur.shrinking.measure import Measured
 from secateur.shrinking.plan import Plan, plan_of
 from secateur.shrinking.request import PruningTarget, Request
@@ -164,6 +164,60 @@ def _sums(
     return {at: total.numpy() for at, total in found.items()}
 
 
+# ---- The loop of every kind of what may leave: propose, ask what is against it, propose again of less.
+#
+# Law: what may leave is a value that is never changed; what is against a proposal gives the next, smaller one.
+
+Free = TypeVar("Free")
+Proposed = TypeVar("Proposed")
+CONTRADICTED = "a comparison in the code would change its result"
+
+
+def select(
+    free: Free, propose: Callable[[Free], Proposed], without_wrong: Callable[[Free, Proposed], Free | None]
+) -> tuple[Free, Proposed]:
+    """The first proposal that nothing is against, and of what it was made.
+
+    Args:
+        free: what may leave.
+        propose: what of it is to leave; ValueError where that is not enough.
+        without_wrong: what may leave without what is wrong in a proposal; None where nothing is.
+
+    >>> select({3, 5, 8}, max, lambda free, proposed: free - {proposed} if proposed % 2 == 0 else None)
+    ({3, 5}, 5)
+    """
+    while (less := without_wrong(free, proposed := propose(free))) is not None:
+        free = less
+    return free, proposed
+
+
+def too_few(what: str, target: int, stayed: Mapping[str, str]) -> ValueError:
+    """The error where not so many can leave, and why those that stay do."""
+    why = "".join(f"\n  {name}: {words}" for name, words in list(stayed.items())[:10])
+    return ValueError(f"{what} can leave, not {target}.{why}")
+
+
+@dataclass(frozen=True)
+class FreeUnits:
+    """The groups that may lose units, and the fewest that each keeps, so that no comparison comes out otherwise."""
+
+    scope: Scope
+    minimum: Mapping[str, int] = field(default_factory=dict)
+
+    def without_wrong(
+        self, subject: PruningTarget, groups: Sequence[Group], kept: Kept, *, at_once: bool = False
+    ) -> FreeUnits | None:
+        """Without the groups that cannot keep these units, and more units of those that a comparison in the code is
+        about, which are frozen where all would have to stay, or ``at_once``; None where nothing is wrong."""
+        counts = counts_of(kept)
+        if turned := self.scope.contradicted(counts):
+            least = {group.name: counts[group.name] + 1 for group in turned if group.name in counts}
+            whole = [group.name for group in turned if at_once or least.get(group.name, group.size) >= group.size]
+            return FreeUnits(self.scope.without(whole, CONTRADICTED), {**self.minimum, **least})
+        wrong, why = subject.objections(groups, kept) if groups else ([], "")
+        return FreeUnits(self.scope.without((each.name for each in wrong), why), self.minimum) if wrong else None
+
+
 # ---- Which units of each group stay, so that the requested share of the target leaves.
 #
 # Law: groups that fail a check are frozen, and the rest is counted again; no count falls below a number that the
@@ -181,7 +235,6 @@ class Choice:
         fields: what becomes of fields of the configuration, if it is to say what is left.
         left: how much of the target stays, as a share of what the subject has.
         beside: the same of the two nearest to what was asked that exist; this is one of them, the larger comes first.
-        refused: why groups had to stay that were to leave, by what they do (`layer_signature`).
         in_blocks: ``{parameter: note}`` of those whose Gram matrix was summed in blocks of inputs.
     """
 
@@ -191,7 +244,6 @@ class Choice:
     fields: dict[Place, int]
     left: float
     beside: tuple[float, float]
-    refused: Mapping[Any, str]
     in_blocks: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -213,54 +265,50 @@ def choose(
     Raises:
         ValueError: nothing can leave, or not as much as asked.
     """
-    scope, coupling = subject.scope, subject.coupling
+    coupling = subject.coupling
     check_globs(names_of(coupling) | set(known), asked.globs)
-    minimum: dict[str, int] = {}  # fewer would change the result of a comparison in the code
-    refused: dict[Any, str] = {}
-    groups = groups_in_scope(scope, asked, chosen=chosen)
-    if chosen:
-        minimum = {group.name: coupling.least(group) for group in groups}
-    scores = None
+    groups = groups_in_scope(subject.scope, asked, chosen=chosen)
+    scores: Mapping[str, Tensor] | None = None
     if asked.sparsity is not None:
         known_scores = {**(measured.scores if measured else {}), **(given or {})}
         scores = scores_of(subject, [each for each in groups if each.name not in known_scores], asked) | known_scores
-    while True:
+    loss = None if measured is None else measured.loss
+
+    def propose(free: FreeUnits) -> tuple[Sequence[Group], dict[str, npt.NDArray[np.bool_]], Counted]:
+        groups = groups_in_scope(free.scope, asked, chosen=chosen)
         if scores is None:
             kept = _dead(subject, groups)
-            beside = _counts(kept), _counts(kept)
-        else:
-            found = solve_counts(
-                subject, groups, asked, scores=scores, minimum=minimum, loss=None if measured is None else measured.loss
-            )
-            kept = {
-                name: keep_largest(scores[name].reshape(1, -1), count)[0].numpy()
-                for name, count in found.counts.items()
-            }
-            beside = found.less, found.more
-        if turned := scope.contradicted(_counts(kept)):
-            minimum |= {group.name: int(kept[group.name].sum()) + 1 for group in turned if group.name in kept}
-            whole = [group for group in turned if minimum.get(group.name, group.size) >= group.size]
-            gone, why = turned if scores is None else whole, "a comparison in the code would change its result"
-        else:
-            gone, why = subject.objections(groups, kept)
-            if not gone:
-                break
-            refused |= {layer_signature(coupling, group): why for group in gone}
-        scope = scope.without((group.name for group in gone), why)
-        subject = replace(subject, scope=scope)
-        groups = groups_in_scope(scope, asked, chosen=chosen)
-    fields = {} if subject.configured is None else subject.configured.fields(_counts(kept)) or {}
-    return Choice(
-        kept,
-        scope,
-        plan_of(subject.model, coupling, kept),
-        fields,
-        *_left(subject, groups, _counts(kept), beside, asked.target),
-        refused,
+            return groups, kept, Counted(*(3 * [counts_of(kept)]))
+        now = replace(subject, scope=free.scope)
+        found = solve_counts(now, groups, asked, scores=scores, minimum=free.minimum, loss=loss)
+        return groups, largest(scores, found.counts), found
+
+    free, (groups, kept, counted) = select(
+        FreeUnits(subject.scope, {group.name: coupling.least(group) for group in groups} if chosen else {}),
+        propose,
+        lambda free, proposed: free.without_wrong(subject, *proposed[:2], at_once=scores is None),
     )
+    return choice_of(replace(subject, scope=free.scope), groups, kept, asked.target, counted)
 
 
-def _counts(kept: Kept) -> dict[str, int]:
+def choice_of(
+    subject: PruningTarget, groups: Sequence[Group], kept: Kept, target: str, counted: Counted | None = None
+) -> Choice:
+    """What it comes to that these groups keep these units."""
+    counts = counts_of(kept)
+    fields = {} if subject.configured is None else subject.configured.fields(counts) or {}
+    beside = (counts, counts) if counted is None else (counted.less, counted.more)
+    left = _left(subject, groups, counts, beside, target)
+    return Choice(dict(kept), subject.scope, plan_of(subject.model, subject.coupling, kept), fields, *left)
+
+
+def largest(scores: Mapping[str, Tensor], counts: Mapping[str, int]) -> dict[str, npt.NDArray[np.bool_]]:
+    """So many units of each group, those of the highest scores."""
+    return {name: keep_largest(scores[name].reshape(1, -1), count)[0].numpy() for name, count in counts.items()}
+
+
+def counts_of(kept: Kept) -> dict[str, int]:
+    """How many units stay of each group."""
     return {name: int(mask.sum()) for name, mask in kept.items()}
 
 

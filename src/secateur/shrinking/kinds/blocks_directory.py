@@ -46,7 +46,7 @@ from secateur.shrinking.kinds.blocks import (
 )
 from secateur.shrinking.request import example_for, request
 from secateur.shrinking.result import depth_parts
-from secateur.shrinking.select import check_globs
+from secateur.shrinking.select import check_globs, select, too_few
 from secateur.support import Forward, Part, track
 from secateur.version import __version__
 
@@ -245,7 +245,6 @@ def _chosen(
         )
         proof = f"on {kind} with random weights{' and ' if sizes else ''}{sizes}"
     costs = DepthCosts(deep.place, deep.place.batches)
-    stayed: dict[str, str] = {}
     known: dict[tuple[str, ...], dict[str | None, float]] = {}
 
     def cost(gone: Collection[str], more: Collection[str]) -> Mapping[str | None, float]:
@@ -254,25 +253,29 @@ def _chosen(
             found.update(costs([*gone], [each for each in more if each not in found]))
         return found
 
-    while True:
+    def propose(stayed: Mapping[str, str]) -> tuple[list[str], float]:
         left = [each for each in candidates if each not in stayed]
         gone, lost = least(cost, left, target, {stack.name: stack.blocks for stack in deep.stacks})
         if len(gone) < target:
-            why = "".join(f"\n  {name}: {words}" for name, words in list(stayed.items())[:10])
             blocks = sum(len(stack.blocks) for stack in deep.stacks)
-            raise ValueError(f"{len(gone)} of the {blocks} blocks can leave, not {target}.{why}")
-        if not verify:
-            return gone, stayed, lost, proof
-        words = prove_without(deep.described, deep.stacks, gone, example_inputs, small)
+            raise too_few(f"{len(gone)} of the {blocks} blocks", target, stayed)
+        return gone, lost
+
+    def proved(gone: Sequence[str]) -> str | None:
+        return prove_without(deep.described, deep.stacks, gone, example_inputs, small)
+
+    def without_wrong(stayed: dict[str, str], proposed: tuple[list[str], float]) -> dict[str, str] | None:
+        gone, _ = proposed
+        words = proved(gone) if verify else None
         if words is None:
-            return gone, stayed, lost, proof
-        wrong: dict[str, str] = {}
-        for each in track(gone, "proving block after block"):
-            alone = (
-                prove_without(deep.described, deep.stacks, [each], example_inputs, small) if len(gone) > 1 else words
-            )
-            wrong |= {each: f"the model without it: {alone}"} if alone is not None else {}
-        stayed |= wrong or dict.fromkeys(gone, f"the model without these: {words}")
+            return None
+        alone = {each: proved([each]) for each in track(gone, "proving block after block")} if len(gone) > 1 else {}
+        wrong = {each: f"the model without it: {said}" for each, said in alone.items() if said is not None}
+        together = "it" if len(gone) == 1 else "these"
+        return stayed | (wrong or dict.fromkeys(gone, f"the model without {together}: {words}"))
+
+    stayed, (gone, lost) = select(dict[str, str](), propose, without_wrong)
+    return gone, stayed, lost, proof
 
 
 def _noted(

@@ -16,6 +16,7 @@ from secateur.shrinking.apply import carry_out
 from secateur.shrinking.measure import check_finite
 from secateur.shrinking.plan import plan_without
 from secateur.shrinking.proof import right_branches
+from secateur.shrinking.select import select, too_few
 from secateur.support import (
     Forward,
     device_of,
@@ -282,23 +283,25 @@ def choose_branches(
         if not may_leave({branch.name, *branch.modules, *branch.parameters}, include, exclude)
     }
     ranked = sorted((each for each in every if each.name not in stayed), key=lambda each: scores.get(each, 0.0))
-    while True:
-        if isinstance(score, OutputCosts):
-            chosen = score.least(ranked, every, target)
-        else:
-            chosen = _lowest(ranked, every, target)
-        if len(gone_with(chosen, every)) < target:
-            why = "".join(f"\n  {name}: {words}" for name, words in list(stayed.items())[:10])
-            raise ValueError(
-                f"{len(gone_with(chosen, every))} of the {len(every)} residual branches can leave, not {target}.{why}"
-            )
+    right: dict[Branch, Branch] = {}
+
+    def propose(stayed: Mapping[str, str]) -> list[Branch]:
+        left = [each for each in ranked if each.name not in stayed]
+        chosen = score.least(left, every, target) if isinstance(score, OutputCosts) else _lowest(left, every, target)
+        if (count := len(gone_with(chosen, every))) < target:
+            raise too_few(f"{count} of the {len(every)} residual branches", target, stayed)
+        return chosen
+
+    def without_wrong(stayed: dict[str, str], chosen: Sequence[Branch]) -> dict[str, str] | None:
         if not verify:
-            return chosen, stayed
-        right, wrong_ones = right_branches(model, coupling, chosen, inputs)
-        if not wrong_ones:
-            return list(right.values()), stayed
-        stayed |= {branch.name: f"the model without it: {words}" for branch, words in wrong_ones.items()}
-        ranked = [branch for branch in ranked if branch not in wrong_ones]
+            return None
+        found, wrong = right_branches(model, coupling, chosen, inputs)
+        right.update(found)
+        said = {each.name: f"the model without it: {words}" for each, words in wrong.items()}
+        return stayed | said if said else None
+
+    stayed, chosen = select(stayed, propose, without_wrong)
+    return [right.get(each, each) for each in chosen], stayed
 
 
 def named_branches(
