@@ -58,7 +58,7 @@ def test_the_proof_comes_first(monkeypatch):
     said = Said("0.weight")
     model, *_ = made()
     _, _, subject, kept = made(configured=said, proved_on=model)
-    groups = subject.coupling.groups
+    groups = [*subject.coupling.groups]
     assert subject.objections(groups, kept) == (groups, "a model built from the configuration is not the smaller one")
     assert [each[0] for each in said.asked] == [model]
     monkeypatch.setattr(subjects, "wrong_groups", lambda *arguments: list(arguments[2]))
