@@ -9,6 +9,9 @@ from hypothesis import HealthCheck, settings
 
 from support.alone import alone, seed
 
+# adapters have no doctests, and to import their frameworks takes seconds of each worker
+collect_ignore = ["src/secateur/integrations"]
+
 settings.register_profile(
     "steady",
     derandomize=True,

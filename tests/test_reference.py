@@ -4,6 +4,7 @@ Law: a name without an example of its own is in the list below, with the reason.
 """
 
 import ast
+import functools
 import importlib
 import inspect
 import re
@@ -55,6 +56,7 @@ def listed():
     }
 
 
+@functools.cache
 def public():
     """``{module.name: what it is}``, each thing once, by the first name that the reference gives it."""
     found, seen = {}, set()
@@ -78,9 +80,6 @@ def public():
     return found
 
 
-PUBLIC = public()
-
-
 def docstrings(thing):
     """Those of a function, or of a class and its methods."""
     yield thing.__doc__ or ""
@@ -90,20 +89,20 @@ def docstrings(thing):
 
 
 def test_there_are_names_to_look_at():
-    assert len(PUBLIC) >= 270
-    assert {"shrink", "criteria.wanda", "report.before_and_after", "integrations.lightning.Pruning"} <= {*PUBLIC}
+    assert len(public()) >= 270
+    assert {"shrink", "criteria.wanda", "report.before_and_after", "integrations.lightning.Pruning"} <= {*public()}
 
 
 def test_every_public_name_has_an_example_or_a_reason():
     excused = [name for names in WITHOUT.values() for name in names.split()]
     assert len(excused) == len({*excused})
-    without = {name for name, thing in PUBLIC.items() if not any(">>>" in each for each in docstrings(thing))}
+    without = {name for name, thing in public().items() if not any(">>>" in each for each in docstrings(thing))}
     assert without - {*excused} == set(), "give it an example in its docstring, or the list a reason"
     assert {*excused} - without == set(), "it has an example, or it is gone: take it out of the list"
 
 
 def test_a_function_says_its_types():
-    for name, thing in PUBLIC.items():
+    for name, thing in public().items():
         if inspect.isroutine(thing) or inspect.isclass(thing):
             assert (thing.__doc__ or "").strip(), name
         if inspect.isroutine(thing):
