@@ -32,6 +32,7 @@ from .recovery import recover as recover
 from .search import fit as fit
 from .search import sensitivity as sensitivity
 from .shrinking import load_shrunken as load_shrunken
+from .shrinking import reached as reached
 from .shrinking import save_shrunken as save_shrunken
 from .shrinking import shrink as shrink
 from .shrinking import shrink_checkpoint as shrink_checkpoint

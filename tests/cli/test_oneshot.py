@@ -33,7 +33,13 @@ def folder(tmp_path):
 
 
 def call(folder, *words, data="text.txt", out="sparse"):
-    arguments = [str(folder / "dense"), "--data", str(folder / data), "--out", str(folder / out)]
+    arguments = [
+        str(folder / "dense"),
+        "--data",
+        data if "=" in data else str(folder / data),
+        "--out",
+        str(folder / out),
+    ]
     return CliRunner().invoke(app, [*arguments, "--samples", "8", "--sequence-length", "16", *words])
 
 
@@ -148,6 +154,17 @@ def test_a_short_text_is_used_and_one_line_says_so(folder):
     ended = call(folder, "-s", "0.5", data="empty.txt", out="other")
     assert ended.exit_code == 2
     assert "empty.txt has no tokens" in ended.stderr
+
+
+def test_of_texts_with_names_stderr_says_what_each_never_reaches(folder):
+    (folder / "one.txt").write_text(" ".join([WORDS[0]] * 300))
+    ended = call(folder, "-s", "0.5", data=f"all:3={folder / 'text.txt'},one={folder / 'one.txt'}", out="sparse")
+    assert ended.exit_code == 0, ended.stderr
+    head, every, one = ended.stderr[ended.stderr.index("Never reached by") :].splitlines()[:3]
+    assert head.split() == ["Never", "reached", "by", "Sequences", "Tokens", "Experts", "Units"]
+    assert every.split()[:2] == ["all", "6"]
+    assert one.split()[:2] == ["one", "2"]
+    assert int(one.split()[2]) > int(every.split()[2])
 
 
 def test_what_is_wrong_is_one_line(folder):

@@ -370,3 +370,37 @@ def test_text_of_huge_words_is_read_on(model, tmp_path, monkeypatch):
     lines(tmp_path / "a.jsonl", 12, 2, padding="x" * 400)  # more bytes than it seems, and few tokens
     found = read_calibration(tmp_path / "a.jsonl", tokenizer_directory=model, samples=3, sequence_length=11)
     assert len(found) == 3
+
+
+# ---- several texts --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def two(tmp_path):
+    (tmp_path / "a.txt").write_text(counting(300))
+    (tmp_path / "b.txt").write_text(" ".join(reversed(WORDS[:300])))
+    return tmp_path
+
+
+def test_texts_with_names_share_the_sequences_by_their_weights(two, model):
+    how = {"tokenizer_directory": model, "samples": 12, "sequence_length": 10}
+    found = read_calibration({"up:3": two / "a.txt", "down": two / "b.txt"}, **how)
+    assert {name: len(its) for name, its in found.by_name().items()} == {"up": 9, "down": 3}
+    for tokens, name in zip(found, found.names, strict=True):
+        assert is_run(tokens[0, 1:].tolist() if name == "up" else tokens[0, 1:].flip(0).tolist())
+    again = read_calibration(f"up:3={two / 'a.txt'},down={two / 'b.txt'}", **how)
+    assert again.names == found.names
+    assert all(map(torch.equal, found, again))
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("code=,maths=b.txt", "write NAME=FILE,NAME=FILE"),
+        ({"code:-1": "a.txt"}, "write a positive number"),
+        ({"code:much": "a.txt"}, "'much' is no weight; write NAME:2"),
+    ],
+)
+def test_texts_that_are_none_are_refused(source, said, model):
+    with pytest.raises(ValueError, match=said):
+        read_calibration(source, tokenizer_directory=model)

@@ -112,7 +112,11 @@ Threads = Annotated[
 # ---- calibration text ----
 
 Text = Annotated[
-    str, typer.Option(metavar="FILE", help="Calibration text, .txt or .jsonl; or random, for tokens without sense.")
+    str,
+    typer.Option(
+        metavar="FILE",
+        help="Calibration text, .txt or .jsonl; code=a.txt,maths:2=b.txt for several, by weights; or random tokens.",
+    ),
 ]
 Samples = Annotated[int, typer.Option(min=1, metavar="N", help="How many sequences of the text.")]
 SequenceLength = Annotated[

@@ -187,14 +187,28 @@ def memory() -> str:
 
 
 def read_text(directory: Path, data: str, *, samples: int, sequence_length: int | None, seed: int) -> list[Any]:
-    """The batches of ``--data``; a directory without a model is reported before a missing tokenizer."""
+    """The batches of ``--data``; a directory without a model is reported before a missing tokenizer. Of texts with
+    names stderr says first what each never reaches."""
     from secateur.checkpoints import family_of, open_checkpoint
-    from secateur.models import read_calibration
+    from secateur.models import NamedTexts, read_calibration
+    from secateur.shrinking import reached
+    from secateur.support import free_memory
 
-    family_of(open_checkpoint(directory))
-    return read_calibration(
+    checkpoint = open_checkpoint(directory)
+    family_of(checkpoint)
+    found = read_calibration(
         data, tokenizer_directory=directory, samples=samples, sequence_length=sequence_length, seed=seed
     )
+    if isinstance(found, NamedTexts) and int(os.environ.get("RANK", "0")) == 0:
+        free, size = free_memory(), sum(file.stat().st_size for file in directory.glob("*.safetensors"))
+        if free is None or 2 * size < free:
+            print(reached(directory, found), file=sys.stderr)
+        else:
+            print(
+                "What each text reaches is not looked at: the model takes more than half of the memory.",
+                file=sys.stderr,
+            )
+    return found
 
 
 @contextlib.contextmanager

@@ -1,6 +1,13 @@
 """The engine: a model run block by block or layer by layer, in memory or from files, with data; `oneshot`."""
 
-from secateur.models.batches import longest_sequence, naming_batch, read_calibration, refuse_empty, with_batch_in_errors
+from secateur.models.batches import (
+    NamedTexts,
+    longest_sequence,
+    naming_batch,
+    read_calibration,
+    refuse_empty,
+    with_batch_in_errors,
+)
 from secateur.models.blocks import block_of, choose_targets, find_blocks, full_name, parts_of
 from secateur.models.files import BlockFiles, build_on_meta, loaded_model, parameters_on_meta
 from secateur.models.in_directory import DirectoryWalk
@@ -37,6 +44,7 @@ __all__ = [
     "Layer",
     "LostOutputError",
     "MatrixJob",
+    "NamedTexts",
     "OneShot",
     "Outputs",
     "PairedStats",

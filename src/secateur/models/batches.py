@@ -38,8 +38,23 @@ _POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_leng
 _OFFSET_MODELS = ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "longformer", "data2vec-text", "mpnet")
 
 
+class NamedTexts(list[Batch]):
+    """Calibration batches of texts that have names; ``names`` says of each batch whose it is."""
+
+    def __init__(self, batches: Iterable[Batch], names: Iterable[str]) -> None:
+        super().__init__(batches)
+        self.names = tuple(names)
+
+    def by_name(self) -> dict[str, list[Batch]]:
+        """The batches of each text, in the order of the names."""
+        found: dict[str, list[Batch]] = {name: [] for name in sorted({*self.names}, key=self.names.index)}
+        for batch, name in zip(self, self.names, strict=True):
+            found[name].append(batch)
+        return found
+
+
 def read_calibration(
-    source: str | Path | Iterable[Any],
+    source: str | Path | Iterable[Any] | Mapping[str, Any],
     *,
     tokenizer_directory: Path | str,
     samples: int = 128,
@@ -60,7 +75,9 @@ def read_calibration(
         source: a ``.txt`` file, which is one document; a ``.jsonl`` or ``.json`` file of records (or strings); or an
             iterable of documents or records, or of token batches: tensors, lists of numbers, mappings with
             ``input_ids`` and perhaps ``attention_mask``. Batches are taken as they are, until there are ``samples``
-            sequences. The string ``"random"`` asks for random tokens, with a warning.
+            sequences. The string ``"random"`` asks for random tokens, with a warning. Several texts have names:
+            ``{"code": "a.txt", "maths": "b.txt"}``, or the string ``"code=a.txt,maths=b.txt"``. Each gives as many
+            sequences, or by weights, ``"code:2=a.txt"``. `reached` says what each never reaches.
         tokenizer_directory: the model's directory, with its tokenizer and ``config.json``.
         sequence_length: by default 2048, or less where the model or its tokenizer takes less.
         field: of the records that holds the text.
@@ -78,10 +95,12 @@ def read_calibration(
     directory = Path(tokenizer_directory)
     config = _config(directory)
     vocabulary = _number(config, ("vocab_size",))
-    if isinstance(source, Mapping):
-        raise ValueError("this is a single batch; pass a list of batches.")
+    if (several := _texts(source)) is not None:
+        how = {"tokenizer_directory": directory, "sequence_length": sequence_length, "seed": seed, "field": field}
+        return _of_several(several, samples, seed, how)
+    assert not isinstance(source, Mapping)
     if not isinstance(source, str | Path):
-        items = iter(source)
+        items: Iterator[Any] = iter(source)
         if (first := next(items, None)) is None:
             raise ValueError("the calibration data is empty.")
         source = itertools.chain([first], items)
@@ -112,6 +131,44 @@ def read_calibration(
     _warn_of_unknown(bodies, tokenizer, source if isinstance(source, str | Path) else "the list of documents")
     _check_vocabulary((int(tokens.max()) for tokens in found), vocabulary, f"the tokenizer in {directory}")
     return [torch.from_numpy(tokens)[None] for tokens in found]
+
+
+def _texts(source: Any) -> dict[str, tuple[float, Any]] | None:
+    """``{name: (weight, source)}`` of several texts; None where it is one.
+
+    >>> _texts("code:2=a.txt,maths=b.txt")
+    {'code': (2.0, 'a.txt'), 'maths': (1.0, 'b.txt')}
+    """
+    if isinstance(source, str) and "=" in source and not Path(source).exists():
+        parts = [part.partition("=") for part in source.split(",")]
+        if not all(name and text for name, _, text in parts):
+            raise ValueError(f"{source!r} names no texts; write NAME=FILE,NAME=FILE, or one FILE that exists.")
+        source = {name: text for name, _, text in parts}
+    if not isinstance(source, Mapping):
+        return None
+    if not source or "input_ids" in source:
+        raise ValueError("this is a single batch; pass a list of batches.")
+    found = {}
+    for name, text in source.items():
+        plain, _, weight = str(name).partition(":")
+        try:
+            found[plain] = (float(weight or 1), text)
+        except ValueError:
+            raise ValueError(f"{name!r}: {weight!r} is no weight; write NAME:2, a positive number.") from None
+        if not 0 < found[plain][0] < float("inf"):
+            raise ValueError(f"{name!r}: {weight} is no weight; write a positive number.")
+    return found
+
+
+def _of_several(texts: Mapping[str, tuple[float, Any]], samples: int, seed: int, how: Mapping[str, Any]) -> NamedTexts:
+    """Of each text its share of the sequences, at least one, in an order that follows from the seed."""
+    every = sum(weight for weight, _ in texts.values())
+    found: list[tuple[str, Batch]] = []
+    for name, (weight, text) in texts.items():
+        share = max(1, round(samples * weight / every))
+        found += [(name, batch) for batch in read_calibration(text, samples=share, **how)]
+    order = np.random.default_rng(seed).permutation(len(found))
+    return NamedTexts((found[at][1] for at in order), (found[at][0] for at in order))
 
 
 def longest_sequence(config: Mapping[str, Any], tokenizer: Any = None) -> int | None:

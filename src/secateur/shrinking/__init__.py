@@ -13,6 +13,7 @@ from secateur.shrinking.measure import OVERFLOWING, Memory, check_finite, for_sl
 from secateur.shrinking.module import Shrunk, shrink
 from secateur.shrinking.plan import Plan, plan_of, plans_of
 from secateur.shrinking.proof import verify_shrunken
+from secateur.shrinking.reach import Reach, reached
 from secateur.shrinking.repair import free_in
 from secateur.shrinking.request import Request, WithoutDataWarning, example_for, example_of, pruning_target, shorter
 from secateur.shrinking.result import (
@@ -38,6 +39,7 @@ __all__ = [
     "Memory",
     "OVERFLOWING",
     "Plan",
+    "Reach",
     "RepairedLevel",
     "Request",
     "Shrunk",
@@ -71,6 +73,7 @@ __all__ = [
     "plans_of",
     "proof_words",
     "pruning_target",
+    "reached",
     "remembering",
     "running",
     "save_shrunken",
