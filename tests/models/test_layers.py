@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from benchmarks.support.digits import digits, trained
-from secateur import NM, Channels, Rows, sparsify
+from secateur import NM, Channels, Rows, sensitivity, shrink, sparsify
 from secateur.models import oneshot
 from secateur.models.blocks import find_blocks
 from secateur.solvers import aimed, sparsegpt
@@ -222,3 +222,28 @@ def test_a_pattern_that_no_weight_fits():
     model = nn.Sequential(Block2(), Block2())
     with pytest.raises(ValueError, match=r"no weight fits 2:5, such as 0\.up\.weight of shape \(12, 8\)"):
         oneshot(model, [torch.randn(3, 8)], pattern=NM(2, 5))
+
+
+def in_format(form, dimensions):
+    kind = {2: nn.Conv2d, 3: nn.Conv3d}[dimensions]
+    torch.manual_seed(0)
+    model = nn.Sequential(kind(2, 16, 3, padding=1), nn.ReLU(), kind(16, 8, 3, padding=1), nn.ReLU(), kind(8, 4, 1))
+    return model.eval().to(memory_format=form), torch.randn(4, 2, *[6] * dimensions)
+
+
+@pytest.mark.parametrize(("form", "dimensions"), [(torch.channels_last, 2), (torch.channels_last_3d, 3)], ids=str)
+def test_what_is_pruned_of_a_network_does_not_depend_on_its_memory_format(form, dimensions):
+    pruned = {}
+    for each in (torch.contiguous_format, form):
+        model, x = in_format(each, dimensions)
+        found = sensitivity(model, [x], over=("shrink", "oneshot"), shares=(0.5,))
+        errors = {name: [level.error for level in levels] for name, levels in found.levels.items()}
+        assert len(errors) == 5
+        smaller = copy.deepcopy(model)
+        shrink(smaller, x, 0.3, batches=[x])
+        oneshot(model, [x], 0.5)
+        for network in (smaller, model):
+            assert all(weight.is_contiguous(memory_format=each) for weight in network.parameters() if weight.dim() > 1)
+        pruned[each] = errors, smaller.state_dict(), model.state_dict()
+    for one, other in zip(*pruned.values(), strict=True):
+        torch.testing.assert_close(other, one)

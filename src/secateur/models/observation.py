@@ -28,7 +28,7 @@ from secateur.models.products import (
 )
 from secateur.models.replay import RUNS_AGAIN, Replay
 from secateur.models.solving import RunAlong
-from secateur.support import mapped, private, tensors_in, track
+from secateur.support import mapped, memory_format, private, tensors_in, track
 
 
 @contextlib.contextmanager
@@ -36,8 +36,12 @@ def prepared(model: nn.Module) -> Iterator[None]:
     """A context for replaying: evaluation mode, no key/value caches (a second run of a block would attend to its
     first), no scores of routers (a loss would take them from all blocks at once), and experts one after the other, so
     that each one's product is seen. The fused attention of nn.TransformerEncoder reads the weights of its layers
-    without running them, and is off."""
+    without running them, and is off. Weights in ``channels_last`` lie as others do meanwhile: products are recognised
+    by their memory."""
     model.eval()
+    turned = [(each, each.data) for each in model.parameters() if memory_format(each) != torch.contiguous_format]
+    for parameter, data in turned:
+        parameter.data = data.contiguous()
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}
@@ -50,6 +54,9 @@ def prepared(model: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
+        for parameter, data in turned:
+            with torch.inference_mode(data.is_inference()):
+                parameter.data = data.copy_(parameter.data)
         torch.backends.mha.set_fastpath_enabled(fast)
         for config, key, value in changed:
             setattr(config, key, value)

@@ -128,8 +128,8 @@ def slopes(
                 device=device_of(inner),
                 unless_pooled=unless_pooled,
             )
-    watched = _Slopes({name: inner.get_parameter(name) for name in names})
     with unchanged(inner), prepared(inner), torch.inference_mode(False), torch.enable_grad(), seeded():
+        watched = _Slopes({name: inner.get_parameter(name) for name in names})
         inner.requires_grad_(False)
         for batch in track(list(batches), "measuring slopes"):
             batch = moved(batch, device_of(inner))

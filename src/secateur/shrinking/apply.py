@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from secateur.coupling import replacement
 from secateur.shrinking.plan import ATTRIBUTE, Plan, factors_of, fits, multiplied, plans_of
-from secateur.support import Undo, private, tensors_of
+from secateur.support import Undo, memory_format, private, tensors_of
 
 # ---- The fields of a configuration, those of the configurations within it as well.
 #
@@ -232,10 +232,11 @@ def _places(
 
 
 def sliced(tensor: Tensor, kept: Mapping[int, npt.NDArray[np.int64]]) -> Tensor:
-    """What stays of a tensor, ``{dimension: indices}``, in memory of its own."""
+    """What stays of a tensor, ``{dimension: indices}``, in memory of its own and in the same memory format."""
+    form = memory_format(tensor)
     for at, indices in kept.items():
         tensor = tensor.index_select(at, torch.from_numpy(indices).to(tensor.device))
-    return tensor.contiguous()
+    return tensor.contiguous(memory_format=form)
 
 
 def _set_data(tensor: Tensor, value: Tensor, grad: Tensor | None) -> None:

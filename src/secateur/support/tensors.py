@@ -100,6 +100,18 @@ def laid_out(tensor: Tensor, like: Tensor) -> Tensor:
     return part
 
 
+def memory_format(tensor: Tensor) -> torch.memory_format:
+    """``channels_last`` or ``channels_last_3d`` where a tensor lies so and not as its shape says; else the usual one.
+
+    >>> import torch
+    >>> memory_format(torch.ones(2, 3, 4, 4).to(memory_format=torch.channels_last)), memory_format(torch.ones(2, 3))
+    (torch.channels_last, torch.contiguous_format)
+    """
+    form = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim())
+    turned = form and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=form)
+    return form if form and turned else torch.contiguous_format
+
+
 def count_nonzero(tensor: Tensor) -> int:
     """The number of nonzero entries of a tensor, over all ranks.
 
