@@ -69,7 +69,7 @@ doctests: $(VENV)/.test
 unit: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest $(WORKERS) $(LAWS) tests
 
-# commands and code of the pages, examples/ and benchmarks, on small stand-ins; all models of the zoo
+# commands and code of the pages, examples/ and benchmarks, on small stand-ins; all models of the zoo, every family
 examples: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest $(WORKERS) --durations=10 -m examples tests
 
