@@ -73,14 +73,9 @@ def test_sr_ste_is_zhous_update():
     dense = made.weight.detach().clone()
     optimizer = torch.optim.SGD(made.parameters(), lr=0.1, momentum=0.9)
     pruner = Pruner(
-        made,
-        optimizer,
-        pattern=NM(2, 4),
-        schedule=schedules.constant(0.5),
-        criterion=criteria.magnitude,
-        regrow=regrowth.sr_ste(decay=0.02),
-        verbose=False,
-    )
+        made, optimizer, pattern=NM(2, 4), schedule=schedules.constant(0.5), criterion=criteria.magnitude,
+        regrow=regrowth.sr_ste(decay=0.02), verbose=False,
+    )  # fmt: skip
     momentum = torch.zeros_like(dense)
 
     def masked(weight):
@@ -111,14 +106,9 @@ def test_movement_is_sanhs(penalty):
     mask = torch.ones_like(weight, dtype=torch.bool)
     optimizer = torch.optim.SGD(made.parameters(), lr=0.05)
     Pruner(
-        made,
-        optimizer,
-        lambda step: 0.0 if step < 3 else 0.5,
-        criterion=lambda _weight, *, movement: movement,
-        regrow=regrowth.held(penalty=penalty),
-        every=1,
-        verbose=False,
-    )
+        made, optimizer, lambda step: 0.0 if step < 3 else 0.5, criterion=lambda _weight, *, movement: movement,
+        regrow=regrowth.held(penalty=penalty), every=1, verbose=False,
+    )  # fmt: skip
     returned = 0
     for step in range(20):
         inputs = torch.randn(5, 10, generator=torch.Generator().manual_seed(step)).double()

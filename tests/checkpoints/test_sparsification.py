@@ -85,15 +85,9 @@ def test_rounds_hit_the_target_exactly(sparsity, rounds, criterion, options, ear
     exact = options.get("allocate") is not uniform
     within = sparsify(model, sparsity / 2, **options) if earlier else None
     masks = sparsify(
-        model,
-        sparsity,
-        criterion=criterion,
-        batches=pairs(8),
-        loss=cross_entropy,
-        rounds=rounds,
-        within=within,
+        model, sparsity, criterion=criterion, batches=pairs(8), loss=cross_entropy, rounds=rounds, within=within,
         **options,
-    )
+    )  # fmt: skip
     if within:
         assert all((mask <= within[name]).all() for name, mask in masks.items())
     if exact and "pattern" not in options:

@@ -10,14 +10,9 @@ def test_channels_leave_as_many_as_asked(results: Results) -> None:
     dense = next(run for run in results.runs if run.method == "dense")
     rows = summarize(results.shrunken)
     assert [(row.method, row.seeds) for row in rows] == [
-        ("dense", 2),
-        ("gradual (zeros)", 2),
-        ("columns:16 (zeros)", 2),
-        ("gradual, packed", 2),
-        ("columns:16, packed", 2),
-        ("channels (shrink)", 2),
-        ("channels (shrink)", 2),
-    ]
+        ("dense", 2), ("gradual (zeros)", 2), ("columns:16 (zeros)", 2), ("gradual, packed", 2),
+        ("columns:16, packed", 2), ("channels (shrink)", 2), ("channels (shrink)", 2),
+    ]  # fmt: skip
     assert dense.multiply_adds is not None
     assert dense.bytes is not None
     for row, left in zip(rows[-2:], (0.5, 0.25), strict=True):

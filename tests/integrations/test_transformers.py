@@ -28,16 +28,9 @@ def trainer(folder, callback, **options):
     model = GPT2LMHeadModel(config)
     usual = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "logging_steps": 6}
     arguments = TrainingArguments(
-        output_dir=str(folder),
-        num_train_epochs=3,
-        learning_rate=1e-2,
-        save_steps=5,
-        report_to=[],
-        disable_tqdm=True,
-        use_cpu=True,
-        dataloader_pin_memory=False,
-        **{**usual, **options},
-    )
+        output_dir=str(folder), num_train_epochs=3, learning_rate=1e-2, save_steps=5, report_to=[], disable_tqdm=True,
+        use_cpu=True, dataloader_pin_memory=False, **{**usual, **options},
+    )  # fmt: skip
     return Trainer(model=model, args=arguments, train_dataset=Texts(), callbacks=[callback])
 
 
@@ -84,13 +77,9 @@ def test_trainer_with_regrowth_and_a_best_model(tmp_path):
     made.args.load_best_model_at_end = True
     with pytest.warns(UserWarning, match="from before they were pruned"):
         callback.on_train_begin(
-            made.args,
-            made.state,
-            made.control,
-            model=made.model,
-            optimizer=made.optimizer,
+            made.args, made.state, made.control, model=made.model, optimizer=made.optimizer,
             train_dataloader=made.get_train_dataloader(),
-        )
+        )  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore")

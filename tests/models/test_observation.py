@@ -68,12 +68,9 @@ def test_products_that_nothing_needs_are_not_computed(kind):
     computed |= dict.fromkeys(computed, 0)
     grams = []
     oneshot(
-        model,
-        found,
-        0.5,
-        solver=lambda w, s, p, *, gram: grams.append(gram) or sparsegpt(w, s, p, gram=gram),
+        model, found, 0.5, solver=lambda w, s, p, *, gram: grams.append(gram) or sparsegpt(w, s, p, gram=gram),
         stages=False,
-    )
+    )  # fmt: skip
     torch.testing.assert_close(grams[0].cpu(), expected)
     if kind is Twice:
         assert computed == {"0.up": 22, "0.down": 22, "1.up": 12, "1.down": 12}

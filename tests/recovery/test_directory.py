@@ -226,13 +226,9 @@ def test_a_file_that_may_not_grow_is_told_as_a_full_disk_is(directories):
         recovery.save_state = save
         with pytest.raises(CheckpointError, match=r"state.new: File too large, a limit or a quota; raise it and run"):
             recover(
-                directories / "sparse",
-                directories / "dense",
-                batches("llama"),
-                out=directories / "out",
-                steps=5,
+                directories / "sparse", directories / "dense", batches("llama"), out=directories / "out", steps=5,
                 **FAST,
-            )
+            )  # fmt: skip
 
     assert forked(limited) == 0
     assert not (directories / "out").exists()

@@ -176,12 +176,8 @@ def test_batches_may_be_gone_through_once_and_a_tied_head_moves_once():
     from transformers import LlamaConfig, LlamaForCausalLM
 
     size = {
-        "hidden_size": 16,
-        "intermediate_size": 24,
-        "num_attention_heads": 4,
-        "num_hidden_layers": 1,
-        "vocab_size": 64,
-    }
+        "hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 4, "num_hidden_layers": 1, "vocab_size": 64,
+    }  # fmt: skip
     teacher = LlamaForCausalLM(LlamaConfig(**size, tie_word_embeddings=True))
     model = copy.deepcopy(teacher)
     sparsify(model, 0.6)

@@ -243,12 +243,9 @@ def test_it_is_drawn_in_light_and_dark_and_on_paper(page_path: Path, tmp_path: P
     for number, (option, light) in enumerate((("preferredColorScheme=1", True), ("preferredColorScheme=0", False))):
         picture = tmp_path / f"{number}.png"
         chromium(
-            tmp_path,
-            page_path.as_uri(),
-            f"--blink-settings={option}",
-            f"--screenshot={picture}",
+            tmp_path, page_path.as_uri(), f"--blink-settings={option}", f"--screenshot={picture}",
             "--window-size=900,900",
-        )
+        )  # fmt: skip
         pixels = image.imread(picture)[..., :3]
         assert (pixels[5, 5].mean() > 0.9) == light
         assert pixels.std() > 0.03

@@ -29,12 +29,8 @@ def test_it_is_read_as_it_was_written(tmp_path):
     write_entry(tmp_path, entry(), "digest")
     read = read_entry(tmp_path, "up.weight", "digest")
     assert (read.name, read.kind, read.of, read.levels, read.members) == (
-        "up.weight",
-        "width",
-        4,
-        entry().levels,
-        entry().members,
-    )
+        "up.weight", "width", 4, entry().levels, entry().members,
+    )  # fmt: skip
     gone = {(name, dim): places.tolist() for name, dim, places in read.gone(1)}
     assert gone["up.weight", 0] == [False, True, True, False]
     assert gone["down.weight", 1] == [False, False, True, True, True, False, False]

@@ -153,13 +153,9 @@ def test_levels_are_made_once(tmp_path, monkeypatch):
 def test_a_latency_is_measured_in_the_end():
     model = blocks(2, width=16, hidden=256)
     done = fit(
-        model,
-        inputs(width=16, rows=256),
-        budget={"latency": 0.9, "params": 0.5},
-        shares=SHARES,
-        evaluations=4,
+        model, inputs(width=16, rows=256), budget={"latency": 0.9, "params": 0.5}, shares=SHARES, evaluations=4,
         finals=1,
-    )
+    )  # fmt: skip
     assert done.got["latency"] > 0
     assert done.measured is not None
     assert parameters(model) <= 0.5 * done.dense["params"]
@@ -319,14 +315,9 @@ def levels_of():
     found = {}
     for pattern, round_to in ROWS.items():
         found[pattern] = making.make_levels(
-            blocks(2, 8, 20),
-            BLOCKS,
-            over=("shrink", "oneshot"),
-            shares=(0.2, 0.45, 0.7),
-            pattern=pattern,
-            round_to=round_to,
-            verify=False,
-        )
+            blocks(2, 8, 20), BLOCKS, over=("shrink", "oneshot"), shares=(0.2, 0.45, 0.7), pattern=pattern,
+            round_to=round_to, verify=False,
+        )  # fmt: skip
     return found
 
 

@@ -123,15 +123,10 @@ def test_one_level_is_what_shrink_gives_for_that_group_alone(made, name, level):
     other = copy.deepcopy(model)
     count = levels[name][level].kept
     done = shrink(
-        other,
-        batches[0],
-        1 - count / levels[name][0].of,
-        target="units",
-        batches=batches,
+        other, batches[0], 1 - count / levels[name][0].of, target="units", batches=batches,
         include=f"blocks.1.{'up.bias' if 'up' in name else 'k.weight'}",
-        exclude=["embed.weight", *([] if "up" in name else ["blocks.1.q.weight:2"])],
-        round_to=1,
-    )
+        exclude=["embed.weight", *([] if "up" in name else ["blocks.1.q.weight:2"])], round_to=1,
+    )  # fmt: skip
     (group,) = [group for group in done.scope.groups if group.name in done.kept]
     assert group.name == name
     kept = levels.kept({name: level})[name]

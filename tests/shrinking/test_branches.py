@@ -84,12 +84,9 @@ def test_a_score_that_is_no_number_is_refused():
     model = Residual()
     with pytest.raises(ValueError, match=r"the score of the branch each\.0 is NaN"):
         choose_branches(
-            model,
-            find_coupling(model, X),
-            0.2,
-            [X],
+            model, find_coupling(model, X), 0.2, [X],
             score=lambda _model, coupling, _inputs: dict.fromkeys(coupling.branches, math.nan),
-        )
+        )  # fmt: skip
 
 
 def test_those_of_which_the_names_are_given_leave():

@@ -14,12 +14,9 @@ from secateur.shrinking.request import request
 def test_words_are_values():
     said = request(sparsity=0.5, criterion="magnitude", allocate="everywhere", include="a.*", exclude=["b", "c"])
     meant = request(
-        sparsity=0.5,
-        criterion=criteria.magnitude,
-        allocate=allocation.everywhere,
-        include=["a.*"],
+        sparsity=0.5, criterion=criteria.magnitude, allocate=allocation.everywhere, include=["a.*"],
         exclude=(each for each in "bc"),
-    )
+    )  # fmt: skip
     assert said == meant
     assert (said.include, said.exclude, said.globs) == (("a.*",), ("b", "c"), ("a.*", "b", "c"))
     assert request() == Request()

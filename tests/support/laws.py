@@ -130,13 +130,9 @@ def pool_inverts_spread(pattern, shape, generator):
 
 def counts_are_exact(pattern, criterion, weight, sparsity):
     masks = make_masks(
-        {"weight": weight},
-        None if pattern.density is not None else sparsity,
-        pattern=pattern,
-        criterion=criterion,
-        allocate=uniform,
-        evidence={"weight": evidence_for(criterion, weight)},
-    )
+        {"weight": weight}, None if pattern.density is not None else sparsity, pattern=pattern, criterion=criterion,
+        allocate=uniform, evidence={"weight": evidence_for(criterion, weight)},
+    )  # fmt: skip
     kept = pattern.pool(masks["weight"].double())
     assert set(kept.unique().tolist()) <= {0.0, 1.0}, "units are kept or removed as a whole"
     units = kept.shape[1]

@@ -45,14 +45,9 @@ def test_drop_and_grow_keeps_each_tensors_count():
     model = network()
     optimizer = SGD(model.parameters())
     pruner = quiet(
-        model,
-        optimizer,
-        schedules.constant(0.6),
-        regrow=regrowth.rigl(until=1.0),
-        every=1,
-        total_steps=10,
+        model, optimizer, schedules.constant(0.6), regrow=regrowth.rigl(until=1.0), every=1, total_steps=10,
         allocate=erk,
-    )
+    )  # fmt: skip
     counts = {name: int(mask.sum()) for name, mask in pruner.masks.items()}
     moved = 0
     for (_, before), after in itertools.pairwise((None, pruner.masks) for _ in train(model, optimizer, 9)):
@@ -65,13 +60,9 @@ def test_soft_movement_keeps_what_is_above_a_threshold():
     model = network()
     optimizer = SGD(model.parameters())
     pruner = quiet(
-        model,
-        optimizer,
-        schedules.constant(0.995),
-        criterion=criteria.soft_movement,
-        allocate=above(0.45),
+        model, optimizer, schedules.constant(0.995), criterion=criteria.soft_movement, allocate=above(0.45),
         regrow=regrowth.held(penalty=0.02),
-    )
+    )  # fmt: skip
     seen = [pruner.metrics()["sparsity"] for _ in train(model, optimizer, 40)]
     assert seen[0] < 0.2
     assert seen[-1] > 0.5, "the penalty lowers all scores"

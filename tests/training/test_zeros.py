@@ -194,15 +194,9 @@ def test_evidence_from_batches(criterion):
     model = network()
     optimizer = SGD(model.parameters())
     pruner = quiet(
-        model,
-        optimizer,
-        0.75,
-        total_steps=10,
-        every=3,
-        criterion=criterion,
-        batches=(batch(step) for step in range(3)),
-        loss=nn.functional.mse_loss,
-    )
+        model, optimizer, 0.75, total_steps=10, every=3, criterion=criterion,
+        batches=(batch(step) for step in range(3)), loss=nn.functional.mse_loss,
+    )  # fmt: skip
     for _ in train(model, optimizer, 10):
         assert model.training
         assert model[0].weight.grad is not None

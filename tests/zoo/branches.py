@@ -51,16 +51,9 @@ class SpaceToDepth(nn.Module):
 @hand(image())
 def depthwise_multiplier():
     return nn.Sequential(
-        nn.Conv2d(3, 12, 3, padding=1),
-        nn.ReLU(),
-        nn.Conv2d(12, 36, 3, padding=1, groups=12),
-        nn.BatchNorm2d(36),
-        nn.ReLU(),
-        nn.Conv2d(36, 22, 1),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(1),
-        nn.Linear(22, 6),
-    )
+        nn.Conv2d(3, 12, 3, padding=1), nn.ReLU(), nn.Conv2d(12, 36, 3, padding=1, groups=12), nn.BatchNorm2d(36),
+        nn.ReLU(), nn.Conv2d(36, 22, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(1), nn.Linear(22, 6),
+    )  # fmt: skip
 
 
 @hand(image())
@@ -91,14 +84,9 @@ class RepVggBlock(nn.Module):
 @hand(image())
 def rep_vgg():
     return nn.Sequential(
-        RepVggBlock(3, 12),
-        RepVggBlock(12, 12),
-        RepVggBlock(12, 26, 2),
-        RepVggBlock(26, 26),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Linear(26, 10),
-    )
+        RepVggBlock(3, 12), RepVggBlock(12, 12), RepVggBlock(12, 26, 2), RepVggBlock(26, 26), nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(), nn.Linear(26, 10),
+    )  # fmt: skip
 
 
 class Res2Block(nn.Module):
@@ -121,13 +109,9 @@ class Res2Block(nn.Module):
 @hand(image())
 def res2net():
     return nn.Sequential(
-        ConvBnRelu(3, 22, 3),
-        Res2Block(22, 6, 4),
-        Res2Block(22, 8, 3),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
+        ConvBnRelu(3, 22, 3), Res2Block(22, 6, 4), Res2Block(22, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
         nn.Linear(22, 10),
-    )
+    )  # fmt: skip
 
 
 @hand(image())
@@ -265,15 +249,10 @@ class DcganGenerator(nn.Module):
     def __init__(self, latent=20, width=10):
         super().__init__()
         self.main = nn.Sequential(
-            nn.ConvTranspose2d(latent, width * 4, 4, 1, 0, bias=False),
-            nn.BatchNorm2d(width * 4),
-            nn.ReLU(True),
-            nn.ConvTranspose2d(width * 4, width * 2, 4, 2, 1, bias=False),
-            nn.BatchNorm2d(width * 2),
-            nn.ReLU(True),
-            nn.ConvTranspose2d(width * 2, 3, 4, 2, 1, bias=False),
-            nn.Tanh(),
-        )
+            nn.ConvTranspose2d(latent, width * 4, 4, 1, 0, bias=False), nn.BatchNorm2d(width * 4), nn.ReLU(True),
+            nn.ConvTranspose2d(width * 4, width * 2, 4, 2, 1, bias=False), nn.BatchNorm2d(width * 2), nn.ReLU(True),
+            nn.ConvTranspose2d(width * 2, 3, 4, 2, 1, bias=False), nn.Tanh(),
+        )  # fmt: skip
 
     def forward(self, z):
         return self.main(z[:, :, None, None])
@@ -320,19 +299,10 @@ class CoordConv(nn.Module):
 @hand(signal(5, 24))
 def conv1d_net():
     return nn.Sequential(
-        nn.Conv1d(5, 14, 5, padding=2),
-        nn.BatchNorm1d(14),
-        nn.ReLU(),
-        nn.MaxPool1d(2),
-        nn.Conv1d(14, 22, 3, padding=1, dilation=1),
-        nn.BatchNorm1d(22),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(22 * 12, 34),
-        nn.BatchNorm1d(34),
-        nn.ReLU(),
-        nn.Linear(34, 4),
-    )
+        nn.Conv1d(5, 14, 5, padding=2), nn.BatchNorm1d(14), nn.ReLU(), nn.MaxPool1d(2),
+        nn.Conv1d(14, 22, 3, padding=1, dilation=1), nn.BatchNorm1d(22), nn.ReLU(), nn.Flatten(),
+        nn.Linear(22 * 12, 34), nn.BatchNorm1d(34), nn.ReLU(), nn.Linear(34, 4),
+    )  # fmt: skip
 
 
 @hand(lambda: torch.randn(2, 1, 8, 8, 8))

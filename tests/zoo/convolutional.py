@@ -51,18 +51,10 @@ class CnnFlattenLiteral(nn.Module):
 @hand(image())
 def cnn_global_pooling():
     return nn.Sequential(
-        nn.Conv2d(3, 12, 3, padding=1, bias=False),
-        nn.BatchNorm2d(12),
-        nn.ReLU(inplace=True),
-        nn.MaxPool2d(2),
-        nn.Conv2d(12, 28, 3, padding=1, bias=False),
-        nn.BatchNorm2d(28),
-        nn.ReLU(inplace=True),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Dropout(0.2),
-        nn.Linear(28, 10),
-    )
+        nn.Conv2d(3, 12, 3, padding=1, bias=False), nn.BatchNorm2d(12), nn.ReLU(inplace=True), nn.MaxPool2d(2),
+        nn.Conv2d(12, 28, 3, padding=1, bias=False), nn.BatchNorm2d(28), nn.ReLU(inplace=True),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.2), nn.Linear(28, 10),
+    )  # fmt: skip
 
 
 @hand(vector(14))
@@ -398,14 +390,9 @@ class SqueezeNet(nn.Module):
     def __init__(self):
         super().__init__()
         self.features = nn.Sequential(
-            nn.Conv2d(3, 14, 3, stride=2),
-            nn.ReLU(inplace=True),
-            nn.MaxPool2d(3, 2, ceil_mode=True),
-            Fire(14, 6, 12, 10),
-            Fire(22, 8, 14, 12),
-            nn.MaxPool2d(3, 2, ceil_mode=True),
-            Fire(26, 10, 16, 18),
-        )
+            nn.Conv2d(3, 14, 3, stride=2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, ceil_mode=True),
+            Fire(14, 6, 12, 10), Fire(22, 8, 14, 12), nn.MaxPool2d(3, 2, ceil_mode=True), Fire(26, 10, 16, 18),
+        )  # fmt: skip
         self.classifier = nn.Sequential(nn.Dropout(0.5), nn.Conv2d(34, 10, 1), nn.ReLU(inplace=True))
 
     def forward(self, x):
@@ -416,13 +403,9 @@ class DoubleConv(nn.Sequential):
     def __init__(self, inp, oup, mid=None):
         mid = mid or oup
         super().__init__(
-            nn.Conv2d(inp, mid, 3, padding=1, bias=False),
-            nn.BatchNorm2d(mid),
-            nn.ReLU(inplace=True),
-            nn.Conv2d(mid, oup, 3, padding=1, bias=False),
-            nn.BatchNorm2d(oup),
-            nn.ReLU(inplace=True),
-        )
+            nn.Conv2d(inp, mid, 3, padding=1, bias=False), nn.BatchNorm2d(mid), nn.ReLU(inplace=True),
+            nn.Conv2d(mid, oup, 3, padding=1, bias=False), nn.BatchNorm2d(oup), nn.ReLU(inplace=True),
+        )  # fmt: skip
 
 
 @hand(image(size=16))

@@ -18,14 +18,9 @@ def mobilenet_v1():
         return nn.Sequential(ConvBnRelu(inp, inp, 3, stride, groups=inp), ConvBnRelu(inp, oup))
 
     return nn.Sequential(
-        ConvBnRelu(3, 12, 3),
-        separable(12, 20, 1),
-        separable(20, 28, 2),
-        separable(28, 36, 1),
-        nn.AvgPool2d(8),
-        nn.Flatten(),
-        nn.Linear(36, 10),
-    )
+        ConvBnRelu(3, 12, 3), separable(12, 20, 1), separable(20, 28, 2), separable(28, 36, 1), nn.AvgPool2d(8),
+        nn.Flatten(), nn.Linear(36, 10),
+    )  # fmt: skip
 
 
 class InvertedResidual(nn.Module):
@@ -52,13 +47,9 @@ class MobilenetV2(nn.Module):
     def __init__(self):
         super().__init__()
         self.features = nn.Sequential(
-            ConvBnRelu(3, 10, 3, act=nn.ReLU6),
-            InvertedResidual(10, 8, 1, 1),
-            InvertedResidual(8, 14, 2, 3),
-            InvertedResidual(14, 14, 1, 4),
-            InvertedResidual(14, 18, 1, 2.5),
-            ConvBnRelu(18, 46, act=nn.ReLU6),
-        )
+            ConvBnRelu(3, 10, 3, act=nn.ReLU6), InvertedResidual(10, 8, 1, 1), InvertedResidual(8, 14, 2, 3),
+            InvertedResidual(14, 14, 1, 4), InvertedResidual(14, 18, 1, 2.5), ConvBnRelu(18, 46, act=nn.ReLU6),
+        )  # fmt: skip
         self.classifier = nn.Sequential(nn.Dropout(0.2), nn.Linear(46, 10))
 
     def forward(self, x):
@@ -109,12 +100,9 @@ class EfficientNet(nn.Module):
     def __init__(self, act=nn.SiLU, gate=nn.Sigmoid):
         super().__init__()
         self.features = nn.Sequential(
-            ConvBnRelu(3, 12, 3, act=act),
-            MbConv(12, 12, 1, 3, 3, act, gate),
-            MbConv(12, 20, 2, 3, 5, act, gate),
-            MbConv(20, 20, 1, 2, 5, act, gate),
-            ConvBnRelu(20, 52, act=act),
-        )
+            ConvBnRelu(3, 12, 3, act=act), MbConv(12, 12, 1, 3, 3, act, gate), MbConv(12, 20, 2, 3, 5, act, gate),
+            MbConv(20, 20, 1, 2, 5, act, gate), ConvBnRelu(20, 52, act=act),
+        )  # fmt: skip
         self.avgpool = nn.AdaptiveAvgPool2d(1)
         self.classifier = nn.Sequential(nn.Linear(52, 30), act(), nn.Linear(30, 10))
 

@@ -71,12 +71,9 @@ class WeightNormNet(nn.Module):
 @hand(vector(14))
 def spectral_norm_mlp():
     return nn.Sequential(
-        parametrizations.spectral_norm(nn.Linear(14, 26)),
-        nn.LeakyReLU(0.2),
-        parametrizations.spectral_norm(nn.Linear(26, 18)),
-        nn.LeakyReLU(0.2),
-        nn.Linear(18, 1),
-    )
+        parametrizations.spectral_norm(nn.Linear(14, 26)), nn.LeakyReLU(0.2),
+        parametrizations.spectral_norm(nn.Linear(26, 18)), nn.LeakyReLU(0.2), nn.Linear(18, 1),
+    )  # fmt: skip
 
 
 class LoraLinear(nn.Linear):

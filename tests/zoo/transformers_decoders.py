@@ -29,33 +29,16 @@ transformer("gpt2", "GPT2LMHeadModel", ids(), **GPT2, **EAGER)
 transformer("gpt2_sdpa", "GPT2LMHeadModel", ids(), **GPT2, n_inner=52, **SDPA)
 transformer("gpt_bigcode", "GPTBigCodeForCausalLM", ids(), **GPT2, n_inner=52)
 transformer(
-    "gpt_neo",
-    "GPTNeoForCausalLM",
-    ids(),
-    **DECODER,
-    hidden_size=36,
-    num_layers=2,
-    num_heads=3,
-    intermediate_size=52,
-    attention_types=[[["global", "local"], 1]],
-    window_size=4,
-    **EAGER,
-)
+    "gpt_neo", "GPTNeoForCausalLM", ids(), **DECODER, hidden_size=36, num_layers=2, num_heads=3, intermediate_size=52,
+    attention_types=[[["global", "local"], 1]], window_size=4, **EAGER,
+)  # fmt: skip
 transformer("gptj", "GPTJForCausalLM", ids(), **GPT2, rotary_dim=4, n_inner=52)
 NEOX = {**DECODER, "hidden_size": 36, "num_attention_heads": 3, "intermediate_size": 52, "num_hidden_layers": 2}
 transformer("gpt_neox", "GPTNeoXForCausalLM", ids(), **NEOX, **SDPA)
 transformer(
-    "opt",
-    "OPTForCausalLM",
-    ids(),
-    **DECODER,
-    hidden_size=36,
-    ffn_dim=52,
-    num_hidden_layers=2,
-    num_attention_heads=3,
-    word_embed_proj_dim=20,
-    **EAGER,
-)
+    "opt", "OPTForCausalLM", ids(), **DECODER, hidden_size=36, ffn_dim=52, num_hidden_layers=2, num_attention_heads=3,
+    word_embed_proj_dim=20, **EAGER,
+)  # fmt: skip
 transformer(
     "bloom", "BloomForCausalLM", ids(), vocab_size=53, hidden_size=36, n_layer=2, n_head=3, use_cache=False, **SPECIAL
 )
@@ -71,33 +54,13 @@ transformer("gemma2", "Gemma2ForCausalLM", ids(), **LLAMA, query_pre_attn_scalar
 transformer("phi", "PhiForCausalLM", ids(), **ODD, partial_rotary_factor=0.5, **SDPA)
 transformer("phi3", "Phi3ForCausalLM", ids(), **ODD, original_max_position_embeddings=32, **EAGER)
 transformer(
-    "falcon",
-    "FalconForCausalLM",
-    ids(),
-    vocab_size=53,
-    hidden_size=36,
-    num_hidden_layers=2,
-    num_attention_heads=3,
-    multi_query=True,
-    parallel_attn=True,
-    use_cache=False,
-    **SPECIAL,
-    **EAGER,
-)
+    "falcon", "FalconForCausalLM", ids(), vocab_size=53, hidden_size=36, num_hidden_layers=2, num_attention_heads=3,
+    multi_query=True, parallel_attn=True, use_cache=False, **SPECIAL, **EAGER,
+)  # fmt: skip
 transformer(
-    "falcon_new_decoder",
-    "FalconForCausalLM",
-    ids(),
-    vocab_size=53,
-    hidden_size=48,
-    num_hidden_layers=2,
-    num_attention_heads=6,
-    num_kv_heads=2,
-    new_decoder_architecture=True,
-    use_cache=False,
-    **SPECIAL,
-    **SDPA,
-)
+    "falcon_new_decoder", "FalconForCausalLM", ids(), vocab_size=53, hidden_size=48, num_hidden_layers=2,
+    num_attention_heads=6, num_kv_heads=2, new_decoder_architecture=True, use_cache=False, **SPECIAL, **SDPA,
+)  # fmt: skip
 transformer(
     "mpt", "MptForCausalLM", ids(), vocab_size=53, d_model=36, n_layers=2, n_heads=3, max_seq_len=32, use_cache=False
 )
@@ -115,50 +78,19 @@ transformer(
     "mixtral", "MixtralForCausalLM", ids(), **ODD, num_local_experts=3, num_experts_per_tok=2, **EAGER, **EXPERTS
 )
 transformer(
-    "mixtral_batched",
-    "MixtralForCausalLM",
-    ids(),
-    **ODD,
-    num_local_experts=3,
-    num_experts_per_tok=2,
+    "mixtral_batched", "MixtralForCausalLM", ids(), **ODD, num_local_experts=3, num_experts_per_tok=2,
     experts_implementation="batched_mm",
-)
+)  # fmt: skip
 transformer(
-    "qwen2_moe",
-    "Qwen2MoeForCausalLM",
-    ids(),
-    **ODD,
-    num_experts=4,
-    num_experts_per_tok=2,
-    moe_intermediate_size=20,
-    shared_expert_intermediate_size=28,
-    **SDPA,
-    **EXPERTS,
-)
+    "qwen2_moe", "Qwen2MoeForCausalLM", ids(), **ODD, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=20,
+    shared_expert_intermediate_size=28, **SDPA, **EXPERTS,
+)  # fmt: skip
 transformer(
-    "deepseek_v3",
-    "DeepseekV3ForCausalLM",
-    ids(),
-    **DECODER,
-    hidden_size=36,
-    intermediate_size=52,
-    moe_intermediate_size=20,
-    num_hidden_layers=2,
-    num_attention_heads=3,
-    num_key_value_heads=3,
-    n_routed_experts=4,
-    num_experts_per_tok=2,
-    n_group=2,
-    topk_group=1,
-    first_k_dense_replace=1,
-    q_lora_rank=22,
-    kv_lora_rank=18,
-    qk_nope_head_dim=10,
-    qk_rope_head_dim=4,
-    v_head_dim=14,
-    **EAGER,
-    **EXPERTS,
-)
+    "deepseek_v3", "DeepseekV3ForCausalLM", ids(), **DECODER, hidden_size=36, intermediate_size=52,
+    moe_intermediate_size=20, num_hidden_layers=2, num_attention_heads=3, num_key_value_heads=3, n_routed_experts=4,
+    num_experts_per_tok=2, n_group=2, topk_group=1, first_k_dense_replace=1, q_lora_rank=22, kv_lora_rank=18,
+    qk_nope_head_dim=10, qk_rope_head_dim=4, v_head_dim=14, **EAGER, **EXPERTS,
+)  # fmt: skip
 MAMBA = {"vocab_size": 53, "hidden_size": 28, "num_hidden_layers": 2, "use_cache": False, **SPECIAL}
 transformer("mamba", "MambaForCausalLM", ids(), **MAMBA, state_size=5, time_step_rank=3, conv_kernel=4)
 transformer(
@@ -168,12 +100,6 @@ transformer(
     "rwkv", "RwkvForCausalLM", ids(), **MAMBA, attention_hidden_size=28, intermediate_size=44, context_length=32
 )
 transformer(
-    "recurrent_gemma",
-    "RecurrentGemmaForCausalLM",
-    ids(),
-    **{**LLAMA, "num_key_value_heads": 1},
-    lru_width=42,
-    conv1d_width=4,
-    attention_window_size=8,
-    block_types=("recurrent", "attention"),
-)
+    "recurrent_gemma", "RecurrentGemmaForCausalLM", ids(), **{**LLAMA, "num_key_value_heads": 1}, lru_width=42,
+    conv1d_width=4, attention_window_size=8, block_types=("recurrent", "attention"),
+)  # fmt: skip

@@ -119,14 +119,9 @@ mixture("exaone", "ExaoneMoeForCausalLM")
 mixture("flex_olmo", "FlexOlmoForCausalLM")
 mixture("flint", "FlintForCausalLM")
 mixture(
-    "gemma4",
-    "Gemma4ForCausalLM",
-    vocab_size_per_layer_input=53,
-    hidden_size_per_layer_input=8,
-    global_head_dim=8,
-    enable_moe_block=True,
-    layer_types=["sliding_attention", "full_attention"],
-)
+    "gemma4", "Gemma4ForCausalLM", vocab_size_per_layer_input=53, hidden_size_per_layer_input=8, global_head_dim=8,
+    enable_moe_block=True, layer_types=["sliding_attention", "full_attention"],
+)  # fmt: skip
 mixture("glm4", "Glm4MoeForCausalLM")
 mixture("glm4_lite", "Glm4MoeLiteForCausalLM", **LATENT)
 mixture(
@@ -158,15 +153,9 @@ mixture("laguna", "LagunaForCausalLM")
 mixture("lfm2", "Lfm2MoeForCausalLM", layer_types=["conv", "full_attention"], num_dense_layers=1)
 mixture("llama4", "Llama4ForCausalLM")
 mixture(
-    "longcat",
-    "LongcatFlashForCausalLM",
-    **LATENT,
-    num_layers=2,
-    head_dim=4,
-    ffn_hidden_size=52,
-    expert_ffn_hidden_size=20,
-    zero_expert_num=2,
-)
+    "longcat", "LongcatFlashForCausalLM", **LATENT, num_layers=2, head_dim=4, ffn_hidden_size=52,
+    expert_ffn_hidden_size=20, zero_expert_num=2,
+)  # fmt: skip
 mixture("mellum", "MellumForCausalLM")
 mixture("mimo_v2", "MiMoV2FlashForCausalLM", num_attention_heads=8, num_key_value_heads=4)
 mixture("minimax", "MiniMaxForCausalLM")
@@ -178,21 +167,10 @@ mixture("mixtral", "MixtralForCausalLM", router_jitter_noise=0.1)
 mixture("muse_spark", "MuseSparkTextModel")
 mixture("nemotron_h", "NemotronHForCausalLM", layers_block_type=["moe", "attention"])
 mixture(
-    "nllb",
-    "NllbMoeForConditionalGeneration",
-    SEQUENCES,
-    d_model=48,
-    encoder_layers=2,
-    decoder_layers=2,
-    encoder_attention_heads=6,
-    decoder_attention_heads=6,
-    encoder_ffn_dim=52,
-    decoder_ffn_dim=52,
-    encoder_sparse_step=2,
-    decoder_sparse_step=2,
-    expert_capacity=8,
-    decoder_start_token_id=2,
-)
+    "nllb", "NllbMoeForConditionalGeneration", SEQUENCES, d_model=48, encoder_layers=2, decoder_layers=2,
+    encoder_attention_heads=6, decoder_attention_heads=6, encoder_ffn_dim=52, decoder_ffn_dim=52,
+    encoder_sparse_step=2, decoder_sparse_step=2, expert_capacity=8, decoder_start_token_id=2,
+)  # fmt: skip
 mixture("olmoe", "OlmoeForCausalLM")
 mixture("openai_privacy_filter", "OpenAIPrivacyFilterModel")
 mixture("phimoe", "PhimoeForCausalLM")
@@ -206,18 +184,8 @@ mixture("qwen4_exp", "Qwen4ExpForCausalLM")
 mixture("solar_open", "SolarOpenForCausalLM")
 mixture("step3p7", "Step3p7TextModel", mlp_layer_types=["dense", "sparse"])
 mixture(
-    "switch",
-    "SwitchTransformersForConditionalGeneration",
-    SEQUENCES,
-    d_model=48,
-    d_kv=8,
-    d_ff=52,
-    num_heads=6,
-    num_layers=2,
-    num_decoder_layers=2,
-    num_sparse_encoder_layers=1,
-    num_sparse_decoder_layers=1,
-    expert_capacity=8,
+    "switch", "SwitchTransformersForConditionalGeneration", SEQUENCES, d_model=48, d_kv=8, d_ff=52, num_heads=6,
+    num_layers=2, num_decoder_layers=2, num_sparse_encoder_layers=1, num_sparse_decoder_layers=1, expert_capacity=8,
     decoder_start_token_id=0,
-)
+)  # fmt: skip
 mixture("zaya", "ZayaForCausalLM", num_experts_per_tok=1)

@@ -13,20 +13,14 @@ TEXT = {**BERT, "hidden_size": 28, "num_attention_heads": 2, "bos_token_id": 1, 
 CLIP = {"text_config": TEXT, "vision_config": VIT}
 transformer("clip", "CLIPModel", lambda: {**ids()(), **pixels()()}, **CLIP, projection_dim=22, **EAGER)
 transformer(
-    "siglip",
-    "SiglipModel",
-    lambda: {**ids()(), **pixels()()},
-    **{**CLIP, "text_config": {**TEXT, "projection_size": 36}},
-    **SDPA,
-)
+    "siglip", "SiglipModel", lambda: {**ids()(), **pixels()()},
+    **{**CLIP, "text_config": {**TEXT, "projection_size": 36}}, **SDPA,
+)  # fmt: skip
 transformer(
-    "blip",
-    "BlipForConditionalGeneration",
-    lambda: {**ids()(), **pixels()()},
-    text_config={**TEXT, "encoder_hidden_size": 36, "use_cache": False, "sep_token_id": 2},
-    vision_config=VIT,
+    "blip", "BlipForConditionalGeneration", lambda: {**ids()(), **pixels()()},
+    text_config={**TEXT, "encoder_hidden_size": 36, "use_cache": False, "sep_token_id": 2}, vision_config=VIT,
     projection_dim=22,
-)
+)  # fmt: skip
 transformer(
     "llava",
     "LlavaForConditionalGeneration",
