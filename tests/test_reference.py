@@ -30,7 +30,7 @@ WITHOUT = {  # {reason: names that the reference has, and no example}
     "a sheet of a page, which the tests of pages run": """
         models.pruned_blocks_sheets inference.layers_sheet storage.compressed_sheets storage.encoding_rows""",
     "needs several processes, or their files": """
-        evidence.sum_over_ranks models.barrier models.broadcast""",
+        evidence.sum_over_ranks""",
     "needs a directory of transformers, which docs/guides/command.md makes": """
         models.BlockFiles models.DirectoryWalk models.build_on_meta
         models.parameters_on_meta""",

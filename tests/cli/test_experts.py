@@ -7,7 +7,7 @@ import signal
 import pytest
 import torch
 
-from secateur.shrinking import directory as origins
+from secateur.checkpoints import slicing
 from secateur.shrinking import shrink_experts_checkpoint
 from support.commands import fails, run
 from support.forks import forked
@@ -116,7 +116,7 @@ def test_a_directory_without_experts_is_told(tmp_path):
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="a system without it")
 def test_a_run_that_is_killed_leaves_no_directory_under_the_name(dense, tmp_path):
     def dying():
-        origins.write_cut = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        slicing.write_cut = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
         shrink_experts_checkpoint(dense, tmp_path / "small", 1, rank="criterion", verify=False)
 
     assert os.WTERMSIG(forked(dying)) == signal.SIGKILL

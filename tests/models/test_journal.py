@@ -6,19 +6,25 @@ import os
 import random
 import shutil
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from secateur.checkpoints import CheckpointError, open_checkpoint
+from secateur.checkpoints import CheckpointError, open_checkpoint, sha256_of
 from secateur.checkpoints import run as resumable
-from secateur.checkpoints.run import JOURNAL, LOCK, RESULT, unfinished
+from secateur.checkpoints.run import JOURNAL, LOCK, RESULT
 from support.forks import forked
 
 REQUEST = {"sparsity": 0.5, "solver": "admm"}
 BLOCKS = ("first", "second")
+
+
+@dataclass(frozen=True)
+class Block:
+    name: str
 
 
 @pytest.fixture
@@ -37,17 +43,17 @@ def contents(folder):
 
 def make(source, out, stop_after=None, meanwhile=lambda: None, request=REQUEST):
     """What `oneshot` does with a directory, without a model."""
-    with unfinished(out, request, open_checkpoint(source)) as run:
-        run.copy()
-        done = [block.take("name", str) for block in run.found().inners("blocks")]
-        run.learn(count=len(BLOCKS))
+    with resumable.begun(out, request, open_checkpoint(source)) as run:
+        done = [block.name for block in run.done(Block, BLOCKS)]
+        run.stage("count", int, lambda: len(BLOCKS))
         for block in BLOCKS:
             if block not in done:
                 with open(run.folder / "model.safetensors", "r+b") as file:
-                    file.seek(-4 - 8 * BLOCKS.index(block), os.SEEK_END)
+                    file.seek(8 * BLOCKS.index(block) - 12, os.SEEK_END)
                     file.write(bytes(4))
+                run.written[block] = sha256_of(open_checkpoint(run.folder), block)
                 meanwhile()
-                run.note({"name": block})
+                run.note(Block(block))
             if block == stop_after:
                 raise KeyboardInterrupt
         run.add("secateur.json", json.dumps({"blocks": BLOCKS}))
@@ -104,6 +110,25 @@ def test_a_copied_file_that_is_damaged_is_copied_again_by_a_run_that_goes_on(sou
     make(source, tmp_path / "whole")
     place = begun(source, tmp_path / "out")
     change(place / RESULT / name)
+    make(source, tmp_path / "out")
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("at", [0, -12, -8])
+def test_a_copied_tensor_that_is_damaged_is_copied_again_and_a_written_one_is_named(source, tmp_path, at):
+    """The header, the tensor that is not yet written, and the one that is."""
+    make(source, tmp_path / "whole")
+    place = begun(source, tmp_path / "out")
+    path = place / RESULT / "model.safetensors"
+    text = bytearray(path.read_bytes())
+    text[at] ^= 1
+    path.write_bytes(text)
+    if at == -12:
+        with pytest.raises(
+            CheckpointError, match=r"result: first is not what was written there\. Remove .* to start o"
+        ):
+            make(source, tmp_path / "out")
+        shutil.rmtree(place)
     make(source, tmp_path / "out")
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
@@ -326,12 +351,12 @@ def with_field(*place, value=None, drop=False):
         (lambda text: text.replace(b"sparsity", b"\xff\xfe"), "not valid JSON"),
         (lambda text: b"[]", "not a JSON object"),
         (lambda text: b"null", "not a JSON object"),
-        (lambda text: b"{}", "format is not 2"),
+        (lambda text: b"{}", "format is not 3"),
         (lambda text: b'{"a":' * 50_000 + b"1" + b"}" * 50_000, r"not valid JSON \(nested too deeply\)"),
         (lambda text: text.replace(b'"blocks"', b'"facts"'), "facts is there twice"),
         (lambda text: text.replace(b'"first"', b'"other"'), "sha256 is not that of the rest"),
         (lambda text: text.replace(b'"count": 2', b'"count": 3'), "sha256 is not that of the rest"),
-        (with_field("format", value=1), "format is not 2"),
+        (with_field("format", value=1), "format is not 3"),
         (with_field("more", value=1), "more is not known"),
         (with_field("request", value=[]), "request must be an object"),
         (with_field("request", drop=True), "request is missing"),

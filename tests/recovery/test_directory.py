@@ -121,9 +121,9 @@ def test_a_teacher_on_the_disk_that_fails_lets_go_of_its_blocks(directories):
 STEPS = {
     "write": (block_files, "write_tensor"),
     "copy": (resumable, "copy_tree"),
-    "journal": (resumable.Unfinished, "_write"),
+    "journal": (resumable.Run, "_write"),
     "state": (recovery, "save_state"),
-    "publish": (resumable.Unfinished, "publish"),
+    "publish": (resumable.Run, "publish"),
 }
 
 

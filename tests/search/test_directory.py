@@ -71,7 +71,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bytes(dense, tmp_path, monke
             with pytest.raises(type(failure)):
                 fitted(dense, tmp_path / "again", **given)
         assert not (tmp_path / "again").exists()
-        assert (tmp_path / "again.unfinished" / "levels" / FILE).exists()
+        assert (tmp_path / "again.unfinished" / "result" / "levels" / FILE).exists()
         monkeypatch.setattr(directory.LevelSearch, "within", not_again)
         monkeypatch.setattr(directory.LevelSearch, "kept", not_again)
     fitted(dense, tmp_path / "again", **given)
@@ -125,7 +125,7 @@ def test_something_in_the_way_is_said_before_the_work(dense, tmp_path, monkeypat
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda said: said.update(format="other"), "format is not 'secateur choice' of version 1"),
+        (lambda said: said.update(format="other"), "format is not 'secateur choice' of version 2"),
         (lambda said: said.update(more=1), "more is not known"),
         (lambda said: said["chosen"].pop("loss"), "chosen.loss is missing"),
         (lambda said: said["chosen"].update(choice={"nothing": 1}), "chosen.choice.nothing is no level that there is"),
@@ -196,10 +196,10 @@ def test_what_sensitivity_wrote_stays_whatever_its_name(dense, measured, tmp_pat
 def test_levels_in_the_folder_of_a_run_are_not_what_it_begins_with(dense, tmp_path, monkeypatch, given):
     """Which is removed in the end."""
     stopped(monkeypatch, "shrink_checkpoint", dense, tmp_path / "out")
-    lie = tmp_path / "out.unfinished" / "levels"
+    lie = tmp_path / "out.unfinished" / "result" / "levels"
     named = {"store": lie} if given == "store" else {"levels": Levels.load(lie) if given == "as they are" else lie}
     before = contents(lie)
-    message = "a fit of another levels" if given == "as they are" else "lies in .*out.unfinished, which this run"
+    message = "was begun with levels " if given == "as they are" else "lies in .*out.unfinished, which this run"
     with pytest.raises(ValueError, match=message):
         fitted(dense, tmp_path / "out", **({"shares": None} if given == "as they are" else {}), **named)
     assert contents(lie) == before
@@ -209,12 +209,12 @@ def test_a_folder_in_the_way_is_not_touched(dense, tmp_path):
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.txt").write_text("years of work")
     (tmp_path / "out.unfinished").symlink_to("other")
-    with pytest.raises(ValueError, match="no folder of an unfinished fit, and in the way of one; move it, or choose"):
+    with pytest.raises(ValueError, match="no folder of an unfinished run, and in the way of one; move it, or choose"):
         fitted(dense, tmp_path / "out")
     (tmp_path / "out.unfinished").unlink()
     (tmp_path / "other").rename(tmp_path / "out.unfinished")
     with pytest.raises(
-        ValueError, match=r"holds thesis\.txt, which no unfinished fit has put there; move it, or choose"
+        ValueError, match=r"holds thesis\.txt, which no unfinished run has put there; move it, or choose"
     ):
         fitted(dense, tmp_path / "out")
     assert [path.name for path in tmp_path.rglob("*")] == ["out.unfinished", "thesis.txt"]
@@ -266,21 +266,20 @@ def test_a_choice_by_a_function_is_not_that_of_no_score(dense, tmp_path, monkeyp
 def test_what_one_verb_made_of_other_weights_is_not_gone_on_with(dense, tmp_path, monkeypatch):
     source = shutil.copytree(dense, tmp_path / "dense")
     stopped(monkeypatch, "oneshot", source, tmp_path / "out", **BOTH)
-    assert [*(tmp_path / "out.unfinished").glob("shrunk-*")]
+    assert [*(tmp_path / "out.unfinished" / "result").glob("shrunk-*")]
     model = model_of(source)
     with torch.no_grad():
         model.model.layers[0].input_layernorm.weight.mul_(2)
     model.save_pretrained(source)
-    with pytest.raises(ValueError, match="a fit of another source was stopped here") as raised:
+    with pytest.raises(ValueError, match=r"safetensors: changed since .*; put it back as it was"):
         fitted(source, tmp_path / "out", **BOTH)
-    assert "Give its command again to finish it, or remove the folder to start over" in str(raised.value)
 
 
 def test_of_another_choice_what_one_verb_made_is_removed(dense, tmp_path, monkeypatch):
     stopped(monkeypatch, "oneshot", dense, tmp_path / "out", **BOTH)
-    (before,) = (tmp_path / "out.unfinished").glob("shrunk-*")
+    (before,) = (tmp_path / "out.unfinished" / "result").glob("shrunk-*")
     stopped(monkeypatch, "oneshot", dense, tmp_path / "out", **BOTH | {"budget": {"params": 0.7}})
-    (after,) = (tmp_path / "out.unfinished").glob("shrunk-*")
+    (after,) = (tmp_path / "out.unfinished" / "result").glob("shrunk-*")
     assert before != after
 
 
@@ -307,8 +306,8 @@ def test_what_keeps_other_units_than_were_chosen_is_not_there(dense, tmp_path, m
             ValueError, match=r"gate_proj.* the search chose .* but shrink can keep only .*.*Nothing was"
         ):
             fitted(dense, tmp_path / "out", **given)
-        assert [path.name for path in (tmp_path / "out.unfinished").iterdir() if path.is_dir()] == ["levels"]
-        assert not (tmp_path / "out.unfinished" / "levels" / FILE).exists()
+        assert [path.name for path in (tmp_path / "out.unfinished" / "result").iterdir()] == ["levels"]
+        assert not (tmp_path / "out.unfinished" / "result" / "levels" / FILE).exists()
         shutil.rmtree(tmp_path / "out.unfinished")
         with pytest.raises(ValueError, match="the search chose"):
             fitted(dense, tmp_path / "out", **given, store=tmp_path / "store")
@@ -331,14 +330,12 @@ def test_an_impossible_budget_leaves_levels_and_its_advice_can_be_followed(dense
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     (tmp_path / "file").unlink()
     stopped(monkeypatch, "shrink_checkpoint", dense, tmp_path / "out")
-    before = contents(tmp_path / "out.unfinished" / "levels")
+    before = contents(tmp_path / "out.unfinished" / "result" / "levels")
     with pytest.raises(ValueError, match="cannot come to 60"):
         fitted(dense, tmp_path / "out", budget={"params": 0.01})
-    with pytest.raises(
-        ValueError, match=r"another shares was stopped here\. Give its command again to finish it, or re"
-    ):
+    with pytest.raises(ValueError, match=r"was begun with shares .*\. Run the same command again to finish it, or re"):
         fitted(dense, tmp_path / "out", shares=(0.3, 0.6))
-    assert contents(tmp_path / "out.unfinished" / "levels") == before
+    assert contents(tmp_path / "out.unfinished" / "result" / "levels") == before
     fitted(dense, tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
@@ -351,7 +348,7 @@ def test_a_full_disk_leaves_what_the_next_run_goes_on_with(dense, tmp_path, monk
         patch.setattr(directory, "shrink_checkpoint", full)
         with pytest.raises(ValueError, match="the disk is full"):
             fitted(dense, tmp_path / "out")
-    assert (tmp_path / "out.unfinished" / "levels" / FILE).exists()
+    assert (tmp_path / "out.unfinished" / "result" / "levels" / FILE).exists()
 
 
 def test_a_result_that_nobody_looked_at_yet_is_made_anew(dense, tmp_path, monkeypatch):
@@ -365,7 +362,7 @@ def test_a_result_that_nobody_looked_at_yet_is_made_anew(dense, tmp_path, monkey
         with pytest.raises(KeyboardInterrupt):
             fitted(dense, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    (result,) = (tmp_path / "out.unfinished").glob("result-*")
+    (result,) = (tmp_path / "out.unfinished" / "result").glob("result-*")
     (result / "config.json").write_text("damaged")
     fitted(dense, tmp_path / "out")
     assert model_of(tmp_path / "out")

@@ -103,10 +103,10 @@ def test_without_out_it_says_what_would_leave(made, tmp_path):
 STEPS = {
     "write": (block_files, "write_tensor"),
     "copy": (resumable, "copy_tree"),
-    "journal": (resumable.Unfinished, "_write"),
-    "publish": (resumable.Unfinished, "publish"),
+    "journal": (resumable.Run, "_write"),
+    "publish": (resumable.Run, "publish"),
     "costs": (DepthCosts, "__call__"),
-    "slice": (depth_directory, "write_origins"),
+    "slice": (depth_directory, "write_sliced"),
 }
 
 
@@ -145,13 +145,16 @@ def stopped(made):
     return made[0] / "stopped.unfinished"
 
 
+CHOSEN = {"gone": [], "stayed": {}, "lost": 0.5, "proof": "none"}
+
+
 @pytest.mark.parametrize(
     ("facts", "message"),
     [
-        ({"gone": ["model.layers.1"]}, "gone is not so many blocks as leave"),
-        ({"gone": ["model.layers.1", "model.layers.9"]}, "gone is not so many blocks as leave"),
+        ({"chosen": {**CHOSEN, "gone": ["model.layers.1"]}}, "chosen is not so many blocks as leave"),
+        ({"chosen": {**CHOSEN, "gone": ["model.layers.1", "model.layers.9"]}}, "chosen is not so many blocks as leave"),
+        ({"chosen": {**CHOSEN, "lost": "much"}}, "chosen.lost must be a number"),
         ({"patched": {"fc.weight": 0.5}}, "patched names fc.weight, which the model has not"),
-        ({"more": 1}, "more is not known"),
     ],
 )
 def test_a_journal_of_what_the_model_has_not_is_refused(made, stopped, tmp_path, facts, message):

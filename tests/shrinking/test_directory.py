@@ -14,12 +14,20 @@ from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from secateur import shrink
-from secateur.checkpoints import Checkpoint, CheckpointError, called_as, open_checkpoint, sha256_of, slicing
+from secateur.checkpoints import (
+    Checkpoint,
+    CheckpointError,
+    called_as,
+    open_checkpoint,
+    sha256_of,
+    slicing,
+    write_sliced,
+)
 from secateur.criteria import wanda
 from secateur.shrinking import directory as checkpoint_shrinking
 from secateur.shrinking import request as subject
 from secateur.shrinking import shrink_checkpoint
-from secateur.shrinking.directory import _sliced_files
+from secateur.shrinking.directory import write_scaled
 
 LLAMA = {
     "vocab_size": 53,
@@ -187,7 +195,14 @@ def test_slices_are_those_of_index_select(tmp_path_factory, data, piece):
     (folder / "out").mkdir()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(slicing, "PIECE", piece)
-        written = dict(_sliced_files(open_checkpoint(folder), folder / "out", {"it": cuts}, {"it": factors}))
+        written = write_sliced(
+            open_checkpoint(folder),
+            folder / "out",
+            {"it": ("it", cuts), "first": ("first", {})},
+            lambda *its: write_scaled(*its, factors if its[2].name == "it" else []),
+            nbytes=0,
+            parameters=0,
+        )
     made = open_checkpoint(folder / "out")
     assert written == {name: sha256_of(made, name) for name in ("it", "first")}
     found = load_file(folder / "out" / "model.safetensors")

@@ -241,7 +241,7 @@ def test_a_run_that_fails_while_it_writes_leaves_nothing(dense, tmp_path, monkey
     def full(*_):
         raise OSError("disk full")
 
-    monkeypatch.setattr("secateur.shrinking.directory.write_cut", full)
+    monkeypatch.setattr("secateur.checkpoints.slicing.write_cut", full)
     with pytest.raises(OSError, match="disk full"):
         shrink_experts_checkpoint(dense, tmp_path / "small", 1, rank="criterion", verify=False)
     assert not list(tmp_path.iterdir())
@@ -252,7 +252,7 @@ def test_a_run_that_fails_while_it_writes_leaves_nothing(dense, tmp_path, monkey
 
 def mixture(**fields):
     def change(values):
-        next(iter(values["mixtures"].values())).update(fields)
+        next(iter(values["profile"]["routed"].values())).update(fields)
 
     return change
 
@@ -260,19 +260,22 @@ def mixture(**fields):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda values: values.update(version=2), "version 1"),
-        (lambda values: values.pop("text"), "text is missing"),
-        (lambda values: values.pop("source"), "source is missing"),
-        (lambda values: values["source"].update({"config.json": "0"}), "is of another model: config.json of the"),
-        (lambda values: values["source"].pop("model.safetensors"), "is of another model: model.safetensors of the"),
-        (lambda values: values["mixtures"].clear(), "says nothing of"),
-        (mixture(tokens=[1.0]), "is not of as many experts"),
+        (lambda values: values.update(version=1), "version 2"),
+        (lambda values: values["profile"].pop("text"), "text is missing"),
+        (lambda values: values["profile"].pop("source"), "source is missing"),
+        (lambda values: values["profile"]["source"].update({"config.json": "0"}), "another model: config.json of the"),
+        (
+            lambda values: values["profile"]["source"].pop("model.safetensors"),
+            "another model: model.safetensors of the",
+        ),
+        (lambda values: values["profile"]["routed"].clear(), "says nothing of"),
+        (mixture(tokens=[1.0]), "has not of as many experts"),
         (mixture(tokens=[-1.0] * 8), "of at least 0"),
         (mixture(weighted="many"), "weighted"),
-        (lambda values: values.update(outputs=3), "outputs"),
-        (lambda values: values["outputs"][0].update(share=2.0), "share"),
-        (lambda values: values.update(rank=3), "rank"),
-        (lambda values: values.update(rank="luck"), "rank is none of reap"),
+        (lambda values: values["profile"].update(beyond=3), "beyond"),
+        (lambda values: values["profile"].update(beyond={"2.0": {}}), "2.0 is not a number that may be here"),
+        (lambda values: values["profile"].update(rank=3), "rank"),
+        (lambda values: values["profile"].update(rank="luck"), "has a rank that is none of reap"),
     ],
 )
 @pytest.mark.usefixtures("known")

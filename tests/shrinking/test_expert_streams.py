@@ -14,12 +14,11 @@ import transformers
 from torch import distributed
 
 import zoo
-from secateur.checkpoints import CheckpointError, open_checkpoint
+from secateur.checkpoints import CheckpointError, open_checkpoint, slicing
 from secateur.checkpoints import run as resumable
 from secateur.checkpoints.run import JOURNAL
 from secateur.coupling import find_coupling
 from secateur.models import files as block_files
-from secateur.shrinking import directory as origins
 from secateur.shrinking import shrink_experts_checkpoint
 from secateur.shrinking.kinds import expert_repair
 from secateur.shrinking.kinds import experts_directory as expert_directory
@@ -55,13 +54,13 @@ def shrunk(source, out, **how):
 STEPS = {
     "run": (Mixtures, "routed"),
     "slice": (expert_directory, "write_file"),
-    "cut": (origins, "write_cut"),
+    "cut": (slicing, "write_cut"),
     "repair": (expert_repair, "_solved"),
     "write": (block_files, "write_tensor"),
-    "journal": (resumable.Unfinished, "_write"),
-    "note": (resumable.Unfinished, "note"),
+    "journal": (resumable.Run, "_write"),
+    "note": (resumable.Run, "note"),
     "record": (expert_directory, "_add_records"),
-    "publish": (resumable.Unfinished, "publish"),
+    "publish": (resumable.Run, "publish"),
 }
 
 
@@ -150,12 +149,10 @@ def test_a_run_goes_on_only_with_the_same_request_and_source(dense, stopped, tmp
     [
         (lambda j: j["blocks"][0].update(name="model.layers.7"), r"name is model.layers.7, which is no block"),
         (lambda j: j["blocks"].append(j["blocks"][0]), r"or is there twice"),
-        (lambda j: j["blocks"][0].update(made_up_for={"gate": "much"}), "made_up_for"),
-        (lambda j: j["facts"].update(writing="model.layers.9"), "writing is model.layers.9, which is no block"),
-        (lambda j: j["facts"]["profile"]["mixtures"].popitem(), "is of other mixtures"),
-        (lambda j: j["facts"]["profile"].update(rank="luck"), "rank is none of"),
-        (lambda j: j["facts"].update(files="all"), "files"),
-        (lambda j: j["facts"].update(more=1), "more is not known"),
+        (lambda j: j["blocks"][0].update(shares={"gate": "much"}), "shares.gate must be a number"),
+        (lambda j: j["facts"]["profile"]["routed"].popitem(), "is of other mixtures"),
+        (lambda j: j["facts"]["profile"].update(rank="luck"), "has a rank that is none of"),
+        (lambda j: j.update(written="all"), "written must be an object"),
     ],
 )
 @pytest.mark.usefixtures("known")

@@ -15,13 +15,13 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from secateur.checkpoints.families import family_of
-from secateur.checkpoints.reading import Checkpoint, CheckpointError, TensorEntry, open_checkpoint
-from secateur.checkpoints.slicing import Cuts, pieces_of_cut, write_bytes
+from secateur.checkpoints.reading import Checkpoint, CheckpointError, open_checkpoint
+from secateur.checkpoints.slicing import Cuts, Write, write_cut
 from secateur.patterns import NM, Block, Channels, GroupedColumns, Pattern, Rows, Unstructured, parse, word_of
 from secateur.support import Fields, printable, records
 from secateur.version import __version__
@@ -199,18 +199,12 @@ def claims_of(directory: Path) -> Fields:
 # ---- structure ------------------------------------------------------------------------------------------------------
 
 
-def _write_part(written: BinaryIO, checkpoint: Checkpoint, entry: TensorEntry, cuts: Cuts) -> None:
-    """What stays of a tensor, as it was."""
-    for piece in pieces_of_cut(checkpoint, entry, cuts):
-        write_bytes(written, piece)
-
-
 class Part(NamedTuple):
     """What a tensor is of the source's: its name there, which indices stay, and how these are written."""
 
     name: str
     cuts: Cuts = MappingProxyType({})
-    write: Callable[[BinaryIO, Checkpoint, TensorEntry, Cuts], None] = _write_part
+    write: Write = write_cut
 
 
 @dataclass(frozen=True)

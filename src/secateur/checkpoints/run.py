@@ -20,16 +20,28 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from secateur.checkpoints.reading import Checkpoint, CheckpointError
+from secateur.checkpoints.reading import Checkpoint, CheckpointError, open_checkpoint
 from secateur.checkpoints.record import check_new
-from secateur.checkpoints.writing import copy_tree, digests_of_files, files_below
-from secateur.support import FULL, Fields, naming, printable, track, write_whole
+from secateur.checkpoints.slicing import sha256_of
+from secateur.checkpoints.writing import copy_tree, digests_of_files, files_below, restore_file
+from secateur.support import (
+    FULL,
+    Fields,
+    broadcast,
+    naming,
+    on_rank_zero,
+    plain,
+    printable,
+    rank_and_world,
+    track,
+    write_whole,
+)
 
-FORMAT = 2
+FORMAT = 3
 RESULT = "result"
 REMADE = "remade"
 JOURNAL = "journal.json"
@@ -38,14 +50,17 @@ ADDED = "added"
 STATE = "state.safetensors"
 SAMPLED = "sampled.safetensors"
 _TEMPORARY = re.compile(r"added|state\.new|\.(journal\.json|added)\..*\.tmp")  # what a killed run was writing
+T = TypeVar("T")
+B = TypeVar("B")
 _STATUS = ("size", "mtime_ns", "ctime_ns", "inode")
 
 
-class Unfinished:
-    """An unfinished run: the copy that is written, and the journal of finished blocks.
+class Run:
+    """A directory that is being written: the copy, and the journal of finished blocks.
 
-    ``folder`` is the copy, ``blocks`` what `note` was given of each block, in its order, ``facts`` what was computed
-    once, such as the sparsity of each weight. Where an earlier run left them, `found` gives them field by field.
+    ``folder`` is the copy. `stage` computes what is computed once, such as the sparsity of each weight, and `note` says
+    that a block is done; where an earlier run did either, `stage` and `done` give what it noted. In several processes
+    the first one writes, and all hold the same.
     """
 
     def __init__(self, out: Path, request: Mapping[str, Any], source: Path) -> None:
@@ -53,29 +68,74 @@ class Unfinished:
         self.place = unfinished_folder(out)
         self.folder = unfinished_copy(out)
         self.hint = f" Remove {self.place} to start over."
-        self.request = json.loads(json.dumps(request))
+        self.request = plain(request)
         self.files: dict[str, dict[str, Any]] = {}  # of the source, as they were copied
-        self.blocks: list[dict[str, Any]] = []
+        self.blocks: list[Any] = []  # as JSON, like the facts
         self.facts: dict[str, Any] = {}
+        self.written: dict[str, str] = {}  # the SHA-256 of each tensor that was, as far as the journal is written
         self.copied = False
+        self.goes_on = False
+        self.kept: Path | None = None  # a folder of folders, of which one that holds anything took long
+        self.writes = not rank_and_world()[0]
 
-    def note(self, block: Mapping[str, Any]) -> None:
+    def stage(
+        self, name: str, kind: Any, compute: Callable[[], T], wrong: Callable[[T], str | None] | None = None
+    ) -> T:
+        """What an earlier run noted under this name; or what is computed now, by all processes, of which the first
+        one's value is noted, and returned by all.
+
+        Args:
+            name: in the journal's facts.
+            kind: the type of the value, with the bounds of its numbers; see `secateur.support.Fields.value`.
+            compute: called where nothing was noted.
+            wrong: says of a value that does not fit this model why, in words that follow its name.
+
+        Raises:
+            CheckpointError: what was noted is of another type, or wrong.
+        """
+        if name not in self.facts:
+            self.facts[name] = broadcast(plain(compute()), (), 0)
+            self._write()
+        facts = self._journal.inner("facts")
+        found: T = facts.value(name, kind)
+        if wrong is not None and (why := wrong(found)) is not None:
+            raise facts.wrong(name, why)
+        return found
+
+    def has(self, name: str) -> bool:
+        """Whether a stage of this name is done."""
+        return name in self.facts
+
+    def note(self, block: Any) -> None:
         """A block is done: its weights are on the disk already.
+
+        Args:
+            block: a dataclass, whose ``name`` is the block's.
 
         Raises:
             CheckpointError: the source that it was made from changed meanwhile; it does not count as done then.
         """
-        self._check_source()
-        self.blocks.append(dict(block))
-        self._write()
+        if self.writes:
+            self._check_source()
+            self.blocks.append(plain(block))
+            self._write()
 
-    def learn(self, **facts: Any) -> None:
-        """Writes facts into the journal, which a continued run does not compute again."""
-        self.facts.update(facts)
-        self._write()
+    def done(self, kind: type[B], names: Collection[str]) -> list[B]:
+        """What was noted of each block that is done, which are some of these, and each once."""
+        found: list[B] = self._journal.value("blocks", list[kind])  # type: ignore[valid-type]
+        every: list[str] = [block.name for block in found]  # type: ignore[attr-defined]
+        for at, name in enumerate(every):
+            if name not in names or name in every[:at]:
+                what = f"is {printable(name)}, which is no block of the model, or is there twice"
+                raise self.wrong(f"blocks[{at}].name", what)
+        return found
 
-    def found(self) -> Fields:
-        """``blocks`` and ``facts``, to be taken field by field: a journal is a file like others."""
+    def wrong(self, field: str, what: str) -> ValueError:
+        """The error to raise about a field of the journal."""
+        return self._journal.wrong(field, what)
+
+    @property
+    def _journal(self) -> Fields:
         both = {"blocks": self.blocks, "facts": self.facts}
         return Fields(both, self.place / JOURNAL, error=CheckpointError, hint=self.hint)
 
@@ -88,11 +148,10 @@ class Unfinished:
         path = self.place / JOURNAL
         if not os.path.lexists(path):
             return
-        # an error of a layer may be infinite, and Python writes that
-        journal = Fields.read(path, error=CheckpointError, hint=self.hint, finite=False)
+        journal = Fields.read(path, error=CheckpointError, hint=self.hint)
         if journal.values.get("format") != FORMAT:
             raise journal.wrong("format", f"is not {FORMAT}: no journal of this version")
-        journal.only("format", "sha256", "request", "source", "copied", "blocks", "facts")
+        journal.only("format", "sha256", "request", "source", "copied", "written", "blocks", "facts")
         request = journal.take("request", dict)
         sources = journal.inner("source")
         files = {
@@ -100,6 +159,7 @@ class Unfinished:
             for name, one in zip(sources.values, map(sources.inner, sources.values), strict=True)
         }
         blocks, facts, copied = journal.each("blocks", dict), journal.take("facts", dict), journal.take("copied", bool)
+        written = journal.each_named("written", str)
         if journal.take("sha256", str) != _digest(journal.values):
             raise journal.wrong("sha256", "is not that of the rest")
         if differences := list(_differences(request, self.request)):
@@ -108,7 +168,8 @@ class Unfinished:
                 "remove it to start over."
             )
         if copied and self.folder.is_dir():  # it has been published otherwise, and was taken away since
-            self.files, self.blocks, self.facts, self.copied = files, blocks, facts, copied
+            self.files, self.blocks, self.facts, self.written = files, blocks, facts, written
+            self.copied = self.goes_on = True
 
     def begin(self) -> None:
         """Starts the run, or continues an earlier one; refuses a source that changed."""
@@ -118,13 +179,24 @@ class Unfinished:
             self._write()
 
     def copy(self) -> None:
-        """Copies the source, from the beginning if an earlier copy was broken off; of a whole one the files that no
-        block is written into are copied again where they are no longer what was copied."""
+        """Copies the source, from the beginning if an earlier copy was broken off; of a whole one, what is no longer as
+        it was copied is copied again.
+
+        Raises:
+            CheckpointError: what was written has changed since, and is nowhere else.
+        """
         if self.copied:
             for path in files_below(self.source):
                 if path.suffix != ".safetensors" and not self._is_copied(path):
                     (self.folder / path).parent.mkdir(parents=True, exist_ok=True)
                     shutil.copyfile(self.source / path, self.folder / path)
+            checkpoint = open_checkpoint(self.source)
+            written = [checkpoint.entries[name] for name in self.written if name in checkpoint]
+            for path in track(checkpoint.files, "looking at the copy"):
+                kept = sorted((each.start, each.stop) for each in written if each.path == path)
+                restore_file(path, self.folder / path.relative_to(self.source), kept)
+            for name in self.damaged():
+                raise self.changed(name)
             return
         self.empty()
         before = self._statuses()
@@ -146,15 +218,28 @@ class Unfinished:
             and digests_of_files(self.folder, [path])[path.as_posix()] == self.files[_key(path)]["sha256"]
         )
 
+    def damaged(self) -> list[str]:
+        """The tensors whose bytes are not those that an earlier run wrote."""
+        if not self.goes_on:
+            return []
+        copy = open_checkpoint(self.folder)
+        names = track([name for name in self.written if name in copy.entries], "looking at what is done")
+        return [name for name in names if sha256_of(copy, name) != self.written[name]]
+
+    def changed(self, name: str) -> CheckpointError:
+        """The error where a tensor is damaged that can't be made again."""
+        return CheckpointError(f"{self.folder}: {printable(name)} is not what was written there.{self.hint}")
+
     def fill(self) -> None:
-        """In place of `copy`: a folder, for what the caller writes there. Of the source nothing is read, so that its
-        files are known again by what the system says of them alone."""
-        if self.copied:
-            return
-        self.folder.mkdir(exist_ok=True)
-        self.files = {_key(path): {"sha256": "", **status} for path, status in self._statuses().items()}
-        self.copied = True
-        self._write()
+        """In place of `copy`: a folder, for what the caller writes there."""
+        if not self.copied:
+            self.empty()
+            digests = digests_of_files(self.source)
+            self.files = {
+                _key(path): {"sha256": digests[path.as_posix()], **status} for path, status in self._statuses().items()
+            }
+            self.copied = True
+            self._write()
 
     def empty(self) -> None:
         """The folder of the copy, with nothing in it."""
@@ -208,7 +293,7 @@ class Unfinished:
         return folder
 
     def publish(self, folder: Path | None = None) -> None:
-        """Gives the copy, or what was `remade` of it, its final name."""
+        """Gives the copy, or what was `remade` of it, its final name: the last thing that the first process does."""
         folder = self.folder if folder is None else folder
         self._check_source()
         for directory, _, files in os.walk(folder):
@@ -221,7 +306,9 @@ class Unfinished:
     @property
     def is_new(self) -> bool:
         """Whether nothing is there that took longer than a copy."""
-        return not (self.blocks or self.facts or self.state.exists() or self.sampled.exists())
+        kept = () if self.kept is None else (path for path in self.kept.iterdir() if path.is_dir())
+        noted = self.blocks or self.facts or self.state.exists() or self.sampled.exists()
+        return not noted and not any(any(path.iterdir()) for path in kept)
 
     def remove(self) -> None:
         """The whole place, the lock last, so that at any moment it is known whose it is, and nobody else is in it."""
@@ -301,11 +388,14 @@ class Unfinished:
         )
 
     def _write(self) -> None:
+        if not self.writes:
+            return
         found = {
             "format": FORMAT,
             "request": self.request,
             "source": self.files if self.copied else {},
             "copied": self.copied,
+            "written": self.written,
             "blocks": self.blocks,
             "facts": self.facts,
         }
@@ -328,30 +418,36 @@ def unfinished_copy(out: Path) -> Path:
 
 
 @contextlib.contextmanager
-def unfinished(
-    out: Path, request: Mapping[str, Any], source: Checkpoint, *, first: bool = True, room: int | None = None
-) -> Iterator[Unfinished]:
-    """A context with the unfinished directory beside ``out``, new or found; it stays where it is if the body fails
-    after a block, and a ValueError then says how to continue or to start over.
+def begun(out: Path, request: Mapping[str, Any], source: Checkpoint, *, copied: bool = True) -> Iterator[Run]:
+    """A context with the directory that is being written beside ``out``, new or found; it stays where it is if the body
+    fails after a block, and a ValueError then says how to continue or to start over.
 
     Args:
         out: must not exist; the directory above it must.
         request: what the bytes of the result depend on beside the source, as JSON.
-        source: what is copied; fails before the copy where the disk has no room for it. Its files are known again by
-            size, times and inode; one of which these differ is read, and must have the bytes that were copied.
-        first: whether this process is the one that writes; others only read what it wrote.
-        room: bytes that have to be free; by default as many as the source has.
+        source: fails before the copy where the disk has no room for it. Its files are known again by size, times and
+            inode; one of which these differ is read, and must have the bytes that were copied.
+        copied: whether the folder is a copy of the source; else the caller fills it.
 
     Raises:
         CheckpointError: ``out`` exists, another process is at work on it, an earlier run was of another request or
             source, its journal is damaged, what is there is nobody's unfinished run, or the disk is full.
     """
-    check_new(out)
-    run = Unfinished(out, request, source.root)
-    if not first:
-        run.read()
+    run = Run(out, request, source.root)
+    with contextlib.ExitStack() as stack:
+
+        def begin() -> tuple[list[Any], dict[str, Any]]:
+            stack.enter_context(_working(run, source.nbytes if copied else 0, copied=copied))
+            (run.copy if copied else run.fill)()
+            return run.blocks, run.facts
+
+        run.blocks, run.facts = on_rank_zero(begin)
         yield run
-        return
+
+
+@contextlib.contextmanager
+def _working(run: Run, room: int, *, copied: bool) -> Iterator[None]:
+    check_new(run.out)
     run.check_place()
     run.place.mkdir(exist_ok=True)
     with locked(run.place):
@@ -359,11 +455,11 @@ def unfinished(
         run.read()
         run.sweep()
         try:
-            check_new(out)
+            check_new(run.out)
             if not run.copied:
-                run.check_room(source.nbytes if room is None else room)
+                run.check_room(room)
             run.begin()
-            yield run
+            yield
         except ValueError as error:
             if run.is_new:  # what was asked for can't be: the next request finds no trace of it
                 run.remove()
@@ -380,7 +476,7 @@ def unfinished(
                 f"{len(run.blocks)} finished blocks are kept."
             ) from None
         finally:
-            if not run.copied and run.place.exists():
+            if run.place.exists() and (run.is_new if not copied else not run.copied):
                 run.remove()
 
 

@@ -11,7 +11,7 @@ import json
 import math
 import mmap
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from secateur.checkpoints.reading import Checkpoint, CheckpointError, TensorEntry, read_json, write_header
-from secateur.support import naming, printable
+from secateur.support import naming, printable, track
 
 # ---- Large files that are written past the system's cache of pages.
 #
@@ -120,6 +120,9 @@ class _Direct:
 PIECE = 1 << 24  # bytes of a tensor that are read at a time
 Cuts = Mapping[int, npt.NDArray[np.int64]]
 """Which indices stay, ascending, of each dimension that becomes smaller."""
+Origin = tuple[str, Cuts]
+"""A tensor of the source, and which indices stay of its dimensions that become smaller."""
+Write = Callable[[BinaryIO, Checkpoint, TensorEntry, Cuts], None]
 
 
 def shape_of_cut(entry: TensorEntry, cuts: Cuts) -> tuple[int, ...]:
@@ -160,28 +163,6 @@ def rows_of(checkpoint: Checkpoint, entry: TensorEntry, count: int) -> Iterator[
         yield checkpoint.raw(entry.name, first * row, last * row).view(dtype).reshape(-1, *entry.shape[1:])
 
 
-def sliced_files(
-    checkpoint: Checkpoint, target: Path, cuts: Mapping[str, Cuts], write: Callable[[BinaryIO, TensorEntry], None]
-) -> Iterator[str]:
-    """Write all files of a checkpoint into a folder, with what stays of each tensor; yields each tensor's name.
-
-    ``write`` is called with a file and a tensor, of which it writes what stays.
-    """
-    for file in checkpoint.files:
-        entries = [entry for entry in checkpoint.entries.values() if entry.path == file]
-        shapes = {entry.name: shape_of_cut(entry, cuts.get(entry.name, {})) for entry in entries}
-        tensors = {
-            entry.name: (entry.dtype, shapes[entry.name], nbytes_of_cut(entry, shapes[entry.name])) for entry in entries
-        }
-        path = target / file.relative_to(checkpoint.root)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with new_file(path, sum(nbytes for _, _, nbytes in tensors.values())) as written:
-            write_header(written, tensors, checkpoint.metadata[file])
-            for entry in entries:
-                write(written, entry)
-                yield entry.name
-
-
 def write_bytes(written: BinaryIO, data: Tensor) -> None:
     """The bytes of a tensor."""
     view = data.contiguous().reshape(-1).view(torch.uint8).numpy().data
@@ -189,16 +170,90 @@ def write_bytes(written: BinaryIO, data: Tensor) -> None:
         view = view[written.write(view) :]
 
 
-def index_text(checkpoint: Checkpoint, nbytes: int, parameters: int) -> str:
-    """The index of a sharded checkpoint, with new totals where it says any."""
-    assert checkpoint.index is not None
+def write_cut(written: BinaryIO, checkpoint: Checkpoint, entry: TensorEntry, cuts: Cuts) -> None:
+    """What stays of a tensor, as it was."""
+    for piece in pieces_of_cut(checkpoint, entry, cuts):
+        write_bytes(written, piece)
+
+
+def files_of(checkpoint: Checkpoint, written: Mapping[str, Origin]) -> list[tuple[Path, list[str]]]:
+    """The files of which something is left, within the directory, and the tensors that each will hold."""
+    by_source: dict[str, list[str]] = {}
+    for name, (old, _) in written.items():
+        by_source.setdefault(old, []).append(name)
+    by_file: dict[Path, list[str]] = {file: [] for file in checkpoint.files}
+    for entry in checkpoint.entries.values():
+        by_file[entry.path] += by_source.get(entry.name, ())
+    return [(file.relative_to(checkpoint.root), names) for file, names in by_file.items() if names]
+
+
+def write_file(
+    checkpoint: Checkpoint,
+    target: Path,
+    place: Path,
+    names: Sequence[str],
+    written: Mapping[str, Origin],
+    write: Write | None = None,
+) -> dict[str, str]:
+    """Writes one file, which is on the disk then; the SHA-256 of the bytes of each tensor."""
+    tensors = {}
+    for name in names:
+        entry = checkpoint.entries[written[name][0]]
+        shape = shape_of_cut(entry, written[name][1])
+        tensors[name] = (entry.dtype, shape, nbytes_of_cut(entry, shape))
+    digests = {}
+    (target / place).parent.mkdir(parents=True, exist_ok=True)
+    with new_file(target / place, sum(nbytes for _, _, nbytes in tensors.values())) as opened:
+        write_header(opened, tensors, checkpoint.metadata[checkpoint.root / place])
+        for name in track(names, "slicing"):
+            old, cuts = written[name]
+            hashed = Hashed(opened)
+            (write or write_cut)(cast(BinaryIO, hashed), checkpoint, checkpoint.entries[old], cuts)
+            digests[name] = hashed.hexdigest()
+        opened.flush()
+        os.fsync(opened.fileno())
+    return digests
+
+
+def write_index(
+    checkpoint: Checkpoint, target: Path, written: Mapping[str, Origin], *, nbytes: int, parameters: int
+) -> None:
+    """The index of a sharded checkpoint, where it is one: ``{name: file}``, with new totals where it says any."""
+    if checkpoint.index is None:
+        return
     index = read_json(checkpoint.index)
     metadata = index.get("metadata")
+    totals = {"total_size": nbytes, "total_parameters": parameters}
     if isinstance(metadata, dict):
-        for key, value in (("total_size", nbytes), ("total_parameters", parameters)):
-            if key in metadata:
-                metadata[key] = value
-    return json.dumps(index, indent=2, ensure_ascii=False) + "\n"
+        metadata.update({key: value for key, value in totals.items() if key in metadata})
+    if written.keys() != checkpoint.entries.keys():
+        places = {name: file.as_posix() for file, names in files_of(checkpoint, written) for name in names}
+        index["weight_map"] = dict(sorted(places.items()))
+    path = target / checkpoint.index.relative_to(checkpoint.root)
+    path.write_text(json.dumps(index, indent=2, ensure_ascii=False) + "\n", "utf-8")
+
+
+def write_sliced(
+    checkpoint: Checkpoint,
+    target: Path,
+    written: Mapping[str, Origin],
+    write: Write | None = None,
+    *,
+    nbytes: int,
+    parameters: int,
+) -> dict[str, str]:
+    """Writes ``{name: what it is}`` into the files that the source's tensors are in, and the index, if there is one;
+    the SHA-256 of the bytes of each.
+
+    Args:
+        write: writes what stays of a tensor: by default its bytes.
+        nbytes, parameters: of all together, for the index.
+    """
+    digests: dict[str, str] = {}
+    for place, names in files_of(checkpoint, written):
+        digests |= write_file(checkpoint, target, place, names, written, write)
+    write_index(checkpoint, target, written, nbytes=nbytes, parameters=parameters)
+    return digests
 
 
 def sha256_of(checkpoint: Checkpoint, name: str) -> str:

@@ -19,18 +19,39 @@ from secateur.checkpoints.record import check_new
 from secateur.support import naming, open_regular, track
 
 OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx", ".npz")
+_PIECE = 1 << 24  # bytes that are compared at once
 NO_WEIGHTS = ("training_args.bin", "optimizer.pt", "scheduler.pt")
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """A tensor's bytes, as they lie in a file."""
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def write_tensor(path: Path, entry: TensorEntry, tensor: Tensor) -> None:
     """Overwrites the bytes of ``entry`` in ``path``, a copy of the file that the entry was read from."""
-    data = tensor.contiguous().reshape(-1).view(torch.uint8)
-    assert data.numel() == entry.nbytes
+    view = bytes_of(tensor)
+    assert len(view) == entry.nbytes
     with open(path, "r+b", buffering=0) as file:
         file.seek(entry.start)
-        view = data.numpy().data
         while view:
             view = view[file.write(view) :]
+
+
+def restore_file(source: Path, target: Path, kept: Iterable[tuple[int, int]]) -> None:
+    """Bytes of a copy are those of its source again, but for the ranges that are kept: where they differ they are
+    written, else only read."""
+    with open(source, "rb") as theirs, open(target, "r+b") as ours:
+        at = 0
+        for start, stop in (*kept, (os.fstat(theirs.fileno()).st_size, 0)):
+            for begin in range(at, start, _PIECE):
+                size = min(_PIECE, start - begin)
+                theirs.seek(begin)
+                ours.seek(begin)
+                if ours.read(size) != (wanted := theirs.read(size)):
+                    ours.seek(begin)
+                    ours.write(wanted)
+            at = stop
 
 
 def copy_tree(source: Path, target: Path, skip: Collection[Path] = ()) -> Iterator[Path]:

@@ -9,15 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from torch import Tensor, nn
 
 from secateur.models.blocks import WHOLE, full_name
-from secateur.models.jobs import Job, Pruned, all_gather
+from secateur.models.jobs import Job, Pruned
 from secateur.models.solving import MatrixJob
 from secateur.patterns import NM, Block, GroupedColumns, Rows, Unstructured
-from secateur.support import bytes_text, free_memory, private
+from secateur.support import Between, all_gather, bytes_text, free_memory, private
 from secateur.targets import stored_inputs_first
 
 SHARE = 0.5  # of the free memory that evidence may take
@@ -64,7 +64,7 @@ class Form:
         notes: what there is to say of each of these.
     """
 
-    widths: Mapping[str, int] = field(default_factory=dict)
+    widths: Mapping[str, Annotated[int, Between(1)]] = field(default_factory=dict)
     notes: Mapping[str, str] = field(default_factory=dict)
 
     def within(self, block: str, wanted: Mapping[str, Tensor]) -> dict[str, int]:

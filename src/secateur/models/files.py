@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import hashlib
 import os
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ from secateur.checkpoints import (
     Checkpoint,
     CheckpointError,
     blaming_config,
+    bytes_of,
     family_of,
     most_parameters,
     open_checkpoint,
@@ -191,6 +193,7 @@ class BlockFiles:
     ) -> None:
         self.model, self.blocks, self.source, self.work = model, blocks, source, work
         self.device = device or torch.device("cpu")
+        self.written: dict[str, str] = {}  # the SHA-256 of each tensor that was, by its name in the files
         self.group_of: dict[str, Group] = {}
         for group in groups_of(model, source):
             self.group_of.update(dict.fromkeys(group.targets, group))
@@ -298,6 +301,7 @@ class BlockFiles:
             for name, values in group.write(changed).items():
                 path = self.work / self.source.entries[name].path.relative_to(self.source.root)
                 write_tensor(path, replace(self.source.entries[name], path=path), values)
+                self.written[name] = hashlib.sha256(bytes_of(values)).hexdigest()
                 same = torch.equal(values, before[name].where(values.ne(0), 0))
                 written[name] = Written(values.numel(), int(values.count_nonzero()), same)
         for path in {self.source.entries[name].path for name in written}:

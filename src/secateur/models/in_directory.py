@@ -9,9 +9,8 @@ import contextlib
 import functools
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
@@ -20,31 +19,32 @@ from secateur.checkpoints import (
     HEADER_KEY,
     Checkpoint,
     CheckpointError,
-    Unfinished,
+    Run,
+    begun,
     blaming_config,
     check_new,
     check_places,
     open_checkpoint,
     previous_record,
-    unfinished,
     unfinished_copy,
 )
 from secateur.models.batches import passes, which
 from secateur.models.blocks import choose_targets, find_blocks, widened
+from secateur.models.bounds import Form, form_of
 from secateur.models.files import BlockFiles, Written, build_on_meta
 from secateur.models.in_memory import share_out
-from secateur.models.jobs import Job, Layer, Pruned, Solved, barrier, rank_and_world
+from secateur.models.jobs import Job, Pruned, Solved
 from secateur.models.observation import find_next, prepared
 from secateur.models.products import WeightView
 from secateur.models.replay import Outputs, Replay
-from secateur.models.result import OneShot, Tally, said_of, write_record
+from secateur.models.result import OneShot, PrunedBlock, PrunedTensor, Tally, said_of, write_record
 from secateur.models.slopes import slopes_by_block
 from secateur.models.solving import Request, held_batches
 from secateur.models.walk import Weights, check_pruned, never_run, run_through, walk
-from secateur.support import Fields, Forward, printable, private, run_batch, track, usable
+from secateur.support import Between, Forward, barrier, on_rank_zero, printable, private, run_batch, track, usable
 
-_Writings = Mapping[str, Written]
-_Note = Callable[[Pruned, Mapping[str, Solved], _Writings], Mapping[str, Any]]
+_Note = Callable[[Pruned, Mapping[str, Solved], Mapping[str, Written]], Any]
+_Share = Annotated[float, Between(0, 1)]
 
 
 def prune_directory(
@@ -68,47 +68,66 @@ def prune_directory(
     place.check()
     targets, left_alone = choose_targets(place.model, place.blocks, request.include, request.exclude)
     said = said_of(request, every)
-    rank, _ = rank_and_world()
-    with place.begun(out, said) as begun:
-        tally = Tally()
-        tally.leave_alone(left_alone)
-        sparsities = _gone_on_with(begun, tally, place.blocks, targets)
-        note = functools.partial(_noted, begun, place.files, tally)
+    with place.begun(out, said) as run:
+        blocks = _done_before(run, place.blocks, targets)
+        already = [block.name for block in blocks]
+
+        def note(pruned: Pruned, new: Mapping[str, Solved], written: Mapping[str, Written]) -> PrunedBlock:
+            blocks.append(_noted(place.files, pruned, new, written))
+            return blocks[-1]
+
         with place.replaying(dense=bool(request.aim)) as replay:
-            if sparsities is None:
-                sparsities = share_out(request, targets, replay, place.weights(begun, note), held)
-                if not rank:
-                    begun.learn(sparsities=sparsities)
-            job, already = request.job(sparsities), [block["name"] for block in begun.blocks]
-            for pruned in walk(replay, place.weights(begun, note), held, job, already=already):
-                tally.layers.extend(pruned.layers)  # what is left alone was noted as the block was written
+            sparsities = run.stage(
+                "sparsities",
+                dict[str, _Share | None],
+                lambda: share_out(request, targets, replay, place.weights(), held),
+                lambda found: None if found.keys() == targets.keys() else "is of other weights than those to prune",
+            )
+            job = request.job(sparsities)
+            for _ in walk(replay, place.weights(run, note), held, job, already=already, form=place.form(job, run)):
+                pass
+            tally = Tally()
+            tally.leave_alone(left_alone)
+            for block in blocks:
+                tally.add(block)
             tally.leave_alone(never_run(replay, job))
             if not already:
                 check_pruned(tally.layers, tally.left_alone, replay, job)
         done = tally.outcome(time.monotonic() - started, out)
-        if not rank:
-            write_record(begun, done, request, said, place.files, previous)
-            begun.publish()
-        barrier()
+
+        def publish() -> None:
+            write_record(run, blocks, done, request, said, place.files, previous)
+            run.publish()
+
+        on_rank_zero(publish)
     return done
 
 
-def _noted(
-    begun: Unfinished, files: BlockFiles, tally: Tally, pruned: Pruned, new: Mapping[str, Solved], written: _Writings
-) -> dict[str, Any]:
+def _noted(files: BlockFiles, pruned: Pruned, new: Mapping[str, Solved], written: Mapping[str, Written]) -> PrunedBlock:
     """What the journal says of a block that `oneshot` pruned."""
-    tally.leave_alone(pruned.left_alone)
-    begun.facts["left_alone"] = tally.left_alone
     masks = files.taken_apart(pruned.block, {name: solved.mask for name, solved in new.items()}) if written else {}
     tensors = {
-        name: {
-            "sparsity": (found.numel - found.nonzero) / found.numel,
-            "removed": found.numel - int(masks[name].count_nonzero()),
-            "kept_as_they_were": found.kept_as_they_were,
-        }
+        name: PrunedTensor(
+            (found.numel - found.nonzero) / found.numel,
+            found.numel - int(masks[name].count_nonzero()),
+            found.kept_as_they_were,
+        )
         for name, found in written.items()
     }
-    return {"name": pruned.block, "layers": [asdict(layer) for layer in pruned.layers], "tensors": tensors}
+    return PrunedBlock(pruned.block, pruned.layers, pruned.left_alone, tensors)
+
+
+def _done_before(run: Run, blocks: Mapping[str, nn.Module], targets: Mapping[str, nn.Parameter]) -> list[PrunedBlock]:
+    """The blocks that an earlier run pruned."""
+    done = run.done(PrunedBlock, blocks)
+    for at, block in enumerate(done):
+        for number, layer in enumerate(block.layers):
+            if layer.name not in targets or layer.block != block.name:
+                raise run.wrong(
+                    f"blocks[{at}].layers[{number}].name",
+                    f"is {printable(layer.name)}, which is no weight to prune in {block.name}",
+                )
+    return done
 
 
 # ---- the walk -------------------------------------------------------------------------------------------------------
@@ -166,16 +185,11 @@ class DirectoryWalk:
             self.files = BlockFiles(self.model, self.blocks, self.source, self.files.work, self.device)
 
     @contextlib.contextmanager
-    def begun(self, out: Path, said: Mapping[str, Any]) -> Iterator[Unfinished]:
-        """The unfinished directory beside ``out``, copied by the first process; see `unfinished`."""
-        rank, _ = rank_and_world()
-        if rank:
-            barrier()  # the first process has copied the source
-        with unfinished(out, said, self.source, first=not rank) as begun:
-            if not rank:
-                begun.copy()
-                barrier()
-            yield begun
+    def begun(self, out: Path, said: Mapping[str, Any]) -> Iterator[Run]:
+        """The directory that is written beside ``out``, a copy of the source; see `secateur.checkpoints.begun`."""
+        with begun(out, said, self.source) as run:
+            self.files.written = run.written
+            yield run
 
     @contextlib.contextmanager
     def replaying(self, *, dense: bool) -> Iterator[Replay]:
@@ -237,24 +251,30 @@ class DirectoryWalk:
                 unless_pooled=True,
             )
 
-    def weights(self, begun: Unfinished | None = None, note: _Note | None = None) -> Weights:
+    def weights(self, run: Run | None = None, note: _Note | None = None) -> Weights:
         """The weights for a walk; without a run that has begun and what is noted of a block, nothing is written."""
-        return _InFiles(self.files, begun, note)
+        return _InFiles(self.files, run, note)
 
     def walk(
-        self, job: Job, begun: Unfinished | None = None, note: _Note | None = None, already: Sequence[str] = ()
+        self, job: Job, run: Run | None = None, note: _Note | None = None, already: Sequence[str] = ()
     ) -> Iterator[Pruned]:
         """Does a job block by block; those ``already`` done are only run.
 
         Args:
-            begun: where new weights are written.
+            run: where new weights are written.
             note: ``(pruned, new, written) -> what the journal says of the block``; called on all processes, of which
                 the first has written.
         """
+        weights, form = self.weights(run, note), self.form(job, run)
         with self.replaying(dense=job.beside_dense) as replay:
-            yield from walk(
-                replay, self.weights(begun, note), self.batches, job, already=already, in_blocks=self.in_blocks
-            )
+            yield from walk(replay, weights, self.batches, job, already=already, form=form)
+
+    def form(self, job: Job, run: Run | None) -> Form:
+        """How the Gram matrices of a walk are summed: as memory is free now, or was when the run began."""
+        compute = functools.partial(form_of, self.model, self.blocks, job)
+        form = compute() if run is None else run.stage("form", Form, compute)
+        self.in_blocks |= form.notes
+        return form
 
 
 def _run_of_directory(root: Path, batches: Sequence[Any], model: nn.Module, batch: Any) -> Any:
@@ -285,17 +305,15 @@ def _runs_again(model: nn.Module, files: BlockFiles, batch: Any, forward: Forwar
 class _InFiles:
     """The weights are in files; the first process writes."""
 
-    def __init__(self, files: BlockFiles, run: Unfinished | None, note: _Note | None) -> None:
+    def __init__(self, files: BlockFiles, run: Run | None, note: _Note | None) -> None:
         self.files, self.run, self.note = files, run, note
         self.load, self.unload, self.arrive = files.load, files.unload, files.arrive
 
     def commit(self, pruned: Pruned, new: Mapping[str, Solved]) -> None:
         if self.run is not None and self.note is not None:
-            first = not rank_and_world()[0]
             values = {name: solved.values for name, solved in new.items()}
-            found = self.note(pruned, new, self.files.write(pruned.block, values) if first else {})
-            if first:
-                self.run.note(found)
+            written = self.files.write(pruned.block, values) if self.run.writes else {}
+            self.run.note(self.note(pruned, new, written))
         barrier()
         with torch.no_grad():  # the block is run once more with its new weights
             for name, solved in new.items():
@@ -308,57 +326,3 @@ class _Read(_InFiles):
     def __init__(self, files: BlockFiles, dense: Collection[nn.Module]) -> None:
         super().__init__(files, None, None)
         self.load = functools.partial(files.load, dense=dense)
-
-
-def _gone_on_with(
-    begun: Unfinished, tally: Tally, blocks: Mapping[str, nn.Module], targets: Mapping[str, nn.Parameter]
-) -> dict[str, float | None] | None:
-    """Adds what an earlier run did to the tally; the sparsities that it went by, None if it did not come so far."""
-    journal = begun.found()
-    seen: set[str] = set()
-    for block in journal.inners("blocks"):
-        block.only("name", "layers", "tensors")
-        name = block.take("name", str)
-        if name not in blocks or name in seen:
-            raise block.wrong("name", f"is {printable(name)}, which is no block of the model, or is there twice")
-        seen.add(name)
-        written = block.inner("tensors")
-        for tensor in map(written.inner, written.values):
-            tensor.only("sparsity", "removed", "kept_as_they_were")
-            tensor.take("sparsity", float, least=0, most=1)
-            tensor.take("removed", int, least=0)
-            tensor.take("kept_as_they_were", bool)
-        for layer in block.inners("layers"):
-            found = _layer_from_journal(layer)
-            if found.name not in targets or found.block != name:
-                raise layer.wrong("name", f"is {printable(found.name)}, which is no weight to prune in {name}")
-            tally.layers.append(found)
-    facts = journal.inner("facts")
-    facts.only("sparsities", "left_alone")
-    if "left_alone" in facts.values:
-        reasons = facts.inner("left_alone")
-        tally.left_alone.update({reason: reasons.each(reason, str) for reason in reasons.values})
-    if "sparsities" not in facts.values:
-        if seen:
-            raise facts.wrong("sparsities", "is missing")
-        return None
-    shares = facts.inner("sparsities")
-    sparsities = {name: shares.maybe(name, float, least=0, most=1) for name in shares.values}
-    if sparsities.keys() != targets.keys():
-        raise facts.wrong("sparsities", "is of other weights than those to prune")
-    return sparsities
-
-
-def _layer_from_journal(found: Fields) -> Layer:
-    found.only(*(field.name for field in fields(Layer)))
-    return Layer(
-        found.take("name", str),
-        found.take("block", str),
-        tuple(found.each("shape", int, least=0)),
-        found.take("sparsity", float, least=0, most=1),
-        found.maybe("error", float),
-        found.take("tokens", int, least=0),
-        found.take("seconds", float, least=0),
-        tuple(found.each("without_tokens", int, least=0)),
-        tuple(found.each("warnings", str)),
-    )

@@ -5,20 +5,24 @@ ranks, sums over all batches, and solved weights.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Annotated, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from secateur.evidence import Sums, sum_over_ranks
 from secateur.models.products import SAMPLE, InputStats, Products, WeightView
+from secateur.support import Between, all_gather, rank_and_world
 
 # ---- The interface between a walk over blocks and what is done at each stage of a block.
 #
 # Law: a job sees a stage's weights and the statistics of their inputs, and returns new values; it runs nothing and
 # writes nothing. It is the same for weights in memory and in files.
+
+
+Count = Annotated[int, Between(0)]
 
 
 @dataclass(frozen=True)
@@ -34,12 +38,12 @@ class Layer:
 
     name: str
     block: str
-    shape: tuple[int, ...]
-    sparsity: float
+    shape: tuple[Count, ...]
+    sparsity: Annotated[float, Between(0, 1)]
     error: float | None
-    tokens: int
-    seconds: float
-    without_tokens: tuple[int, ...] = ()
+    tokens: Count
+    seconds: Annotated[float, Between(0)]
+    without_tokens: tuple[Count, ...] = ()
     warnings: tuple[str, ...] = ()
 
 
@@ -117,80 +121,6 @@ class Job(Protocol):
 # ---- Communication between processes: ranks, sums over all batches, and solved weights.
 #
 # Law: after each step here all processes hold the same values; an error of one is raised on all.
-
-_T = TypeVar("_T")
-
-
-def rank_and_world() -> tuple[int, int]:
-    """``(rank, world size)`` of this process; ``(0, 1)`` where there is only one.
-
-    >>> rank_and_world()  # without torchrun
-    (0, 1)
-    """
-    from torch import distributed
-
-    if not distributed.is_available() or not distributed.is_initialized():
-        return 0, 1
-    return distributed.get_rank(), distributed.get_world_size()
-
-
-def barrier() -> None:
-    """Waits until all processes are here; with one process it does nothing."""
-    if rank_and_world()[1] > 1:
-        from torch import distributed
-
-        distributed.barrier()
-
-
-def broadcast(said: Any, tensors: Sequence[Tensor], owner: int) -> Any:
-    """Broadcasts one process' result and tensors to all, which overwrite their own; its error is raised on all."""
-    if rank_and_world()[1] > 1:
-        from torch import distributed
-
-        listed = [said]
-        distributed.broadcast_object_list(listed, src=owner)
-        said = listed[0]
-        if not isinstance(said, Exception):
-            for tensor in tensors:
-                distributed.broadcast(tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor, src=owner)
-    if isinstance(said, Exception):
-        raise said
-    return said
-
-
-def on_rank_zero(compute: Callable[[], _T]) -> _T:
-    """The value that the first process computes, on all of them; its error is raised on all.
-
-    >>> on_rank_zero(lambda: 7)  # of one process
-    7
-    """
-    rank, world = rank_and_world()
-    if world == 1:
-        return compute()
-    said: Any = None
-    if not rank:
-        try:
-            said = compute()
-        except Exception as error:  # the others wait for a word
-            said = error
-    found: _T = broadcast(said, (), 0)
-    return found
-
-
-def all_gather(said: Any) -> list[Any]:
-    """The values of all processes, in the order of their ranks.
-
-    >>> all_gather("mine")  # of one process
-    ['mine']
-    """
-    world = rank_and_world()[1]
-    if world == 1:
-        return [said]
-    from torch import distributed
-
-    everyone: list[Any] = [None] * world
-    distributed.all_gather_object(everyone, said)
-    return everyone
 
 
 def reduced(products: Products) -> dict[WeightView, InputStats]:

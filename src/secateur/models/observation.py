@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur.models.blocks import WHOLE, experts_owners, full_name
-from secateur.models.jobs import all_gather, reduced
+from secateur.models.jobs import reduced
 from secateur.models.pairs import Order, PairedStats
 from secateur.models.products import (
     AllMetError,
@@ -28,7 +28,7 @@ from secateur.models.products import (
 )
 from secateur.models.replay import RUNS_AGAIN, Replay
 from secateur.models.solving import RunAlong
-from secateur.support import mapped, memory_format, private, tensors_in, track
+from secateur.support import all_gather, mapped, memory_format, private, tensors_in, track
 
 
 @contextlib.contextmanager

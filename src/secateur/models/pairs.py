@@ -15,9 +15,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from secateur.evidence import CONVOLUTIONS, RECURRENT, Sums, in_range
-from secateur.models.jobs import all_gather
 from secateur.models.products import AllMetError, Inputs, InputStats, Products, Rows, Tokens, WeightView
-from secateur.support import private
+from secateur.support import all_gather, private
 
 # ---- The stages of a block: weights whose inputs do not depend on one another's outputs are solved together.
 #

@@ -9,15 +9,15 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from secateur import patterns
-from secateur.checkpoints import RECORD, Unfinished, inspect_checkpoint, library_versions, record_text
+from secateur.checkpoints import RECORD, Run, inspect_checkpoint, library_versions, record_text
 from secateur.models.files import BlockFiles
-from secateur.models.jobs import Layer, Pruned
+from secateur.models.jobs import Count, Layer, Pruned
 from secateur.models.solving import Request, digest
 from secateur.report import Cells, Chart, Reported, Sheet
-from secateur.support import Part, Rows, percent, printable
+from secateur.support import Between, Part, Rows, percent, printable
 
 # ---- The result of `oneshot`: each layer's error and sparsity, and what was left alone, as numbers and as a table.
 
@@ -95,7 +95,7 @@ class Tally:
     layers: list[Layer] = field(default_factory=list)
     left_alone: dict[str, list[str]] = field(default_factory=dict)
 
-    def add(self, pruned: Pruned) -> None:
+    def add(self, pruned: Pruned | PrunedBlock) -> None:
         self.layers.extend(pruned.layers)
         self.leave_alone(pruned.left_alone)
 
@@ -154,8 +154,28 @@ def said_of(request: Request, batches: Iterable[Any]) -> dict[str, Any]:
     return {"data": digest(batches), **request.described(), "versions": library_versions()}
 
 
+@dataclass(frozen=True)
+class PrunedTensor:
+    """What was written of a tensor in the files."""
+
+    sparsity: Annotated[float, Between(0, 1)]
+    removed: Count
+    kept_as_they_were: bool
+
+
+@dataclass(frozen=True)
+class PrunedBlock:
+    """What a run's journal says of a block that `oneshot` pruned; ``tensors`` by their names in the files."""
+
+    name: str
+    layers: tuple[Layer, ...]
+    left_alone: Mapping[str, tuple[str, ...]]
+    tensors: Mapping[str, PrunedTensor]
+
+
 def write_record(
-    run: Unfinished,
+    run: Run,
+    blocks: Iterable[PrunedBlock],
     done: OneShot,
     request: Request,
     said: Mapping[str, Any],
@@ -168,7 +188,7 @@ def write_record(
     what stands in several tensors of the file and competed as one, where the pattern counts units. ``previous`` is the
     record of the source, and ``said`` what the journal was begun with.
     """
-    pruned = {name: found for block in run.blocks for name, found in block["tensors"].items()}
+    pruned = {name: found for block in blocks for name, found in block.tensors.items()}
     alone = {
         name
         for name in pruned
@@ -176,15 +196,15 @@ def write_record(
     }
     record = {
         "solver": said["solver"],
-        "kept_weights": "unchanged" if all(found["kept_as_they_were"] for found in pruned.values()) else "updated",
+        "kept_weights": "unchanged" if all(found.kept_as_they_were for found in pruned.values()) else "updated",
         "pattern": said["pattern"],
         "allocate": said["allocate"],
         "stages": said["stages"],
         "aim": said["aim"],
         "data": {"sha256": said["data"]},
         "sparsity": {"targets": done.sparsity, "model": inspect_checkpoint(run.folder).total().sparsity},
-        "pruned": {name: found["sparsity"] for name, found in pruned.items()},
-        "removed": {name: found["removed"] for name, found in pruned.items() if name in alone},
+        "pruned": {name: found.sparsity for name, found in pruned.items()},
+        "removed": {name: found.removed for name, found in pruned.items() if name in alone},
         "layers": {
             layer.name: {
                 "sparsity": layer.sparsity,

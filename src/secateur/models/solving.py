@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from secateur.allocation import Allocation
 from secateur.criteria import magnitude
 from secateur.models.blocks import full_name
-from secateur.models.jobs import Layer, Pruned, Solved, broadcast, rank_and_world
+from secateur.models.jobs import Layer, Pruned, Solved
 from secateur.models.products import InputStats, WeightView
 from secateur.models.replay import Outputs
 from secateur.patterns import Pattern, Rows, Unstructured, word_of
 from secateur.solvers import aimed, best_mask, from_criterion
-from secateur.support import Forward, check_batches, check_data, described
+from secateur.support import Forward, broadcast, check_batches, check_data, described, rank_and_world
 from secateur.targets import is_expert
 
 # ---- Solves a stage of a block: new values and masks of its matrices, and a `Layer` for each.

@@ -51,10 +51,10 @@ def walk(
     job: Job,
     *,
     already: Sequence[str] = (),
-    in_blocks: dict[str, str] | None = None,
+    form: Form | None = None,
 ) -> Iterator[Pruned]:
     """Prunes block after block in the order in which the model runs them, and gives each once its weights are written;
-    those ``already`` pruned are only run. ``in_blocks`` gets ``{parameter: note}`` of what is summed in blocks.
+    those ``already`` pruned are only run. The ``form`` of sums follows from free memory where it is not given.
 
     Raises:
         ValueError: what is to be summed takes more memory than there is.
@@ -62,9 +62,7 @@ def walk(
     Warns:
         SolverWarning: some of it is summed in blocks, and the job's own result has no layers to say it of.
     """
-    form = form_of(replay.model, replay.blocks, job)
-    if in_blocks is not None:
-        in_blocks |= form.notes
+    form = form_of(replay.model, replay.blocks, job) if form is None else form
     if form.notes and not isinstance(job, MatrixJob):
         name, note = next(iter(form.notes.items()))
         more = f" So are {len(form.notes) - 1} more." if len(form.notes) > 1 else ""

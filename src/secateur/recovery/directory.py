@@ -11,7 +11,7 @@ import functools
 import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from secateur.checkpoints import (
     RECORD,
     Checkpoint,
     CheckpointError,
-    Unfinished,
+    Run,
     blaming_config,
     check_new,
     check_places,
@@ -42,7 +42,6 @@ from secateur.models import (
     full_name,
     held_batches,
     prepared,
-    rank_and_world,
     refuse_empty,
 )
 from secateur.recovery.descent import moving, removed_of
@@ -73,7 +72,7 @@ from secateur.recovery.outputs import (
 )
 from secateur.recovery.recovering import OnPart, Request, check_vocabularies, names_to_train, steps_of
 from secateur.recovery.result import Judged, Recovered, memory_of
-from secateur.support import printable, track, unchanged, write_whole
+from secateur.support import printable, rank_and_world, track, unchanged, write_whole
 from secateur.targets import find_targets
 
 EVERY = 60.0  # seconds between two states that are written down, and at least twenty times what one takes
@@ -111,14 +110,14 @@ def recover_directory(
     place = _Place.of(source, dense, unfinished_copy(out), held, request, activations, device)
     check_text(place.student.model, every, request.share if request.steps else 1.0)
     said = _said_of(request, asked if isinstance(asked, Sampled) else every, place.theirs.source)
-    with casting(place.student.device, None), place.student.begun(out, said) as begun:
+    with casting(place.student.device, None), place.student.begun(out, said) as run:
         if isinstance(asked, Sampled):
-            every[:] = _text(place, begun, asked, request.seed)
+            every[:] = _text(place, run, asked, request.seed)
             said = {**said, "data": digest(every)}
-        parts, left_out = _local(place, begun, request, on_part)
-        ended = _by_outputs(place, begun, request, every, on_step, on_disk=teacher_on_disk) if request.steps else None
-        zeros, folder = _written(place, begun, ended, parts, said, previous_record(source))
-        begun.publish(folder)
+        parts, left_out = _local(place, run, request, on_part)
+        ended = _by_outputs(place, run, request, every, on_step, on_disk=teacher_on_disk) if request.steps else None
+        zeros, folder = _written(place, run, ended, parts, said, previous_record(source))
+        run.publish(folder)
     return Recovered(
         losses=() if ended is None else tuple(ended.steps.losses),
         loss=None if ended is None else ended.steps.word,
@@ -236,13 +235,13 @@ def _said_of(request: Request, batches: Iterable[Any] | Sampled, teacher: Checkp
     return {"verb": "recover", "data": data, "teacher": hashes, **request.described(), "versions": library_versions()}
 
 
-def _text(place: _Place, begun: Unfinished, asked: Sampled, seed: int) -> list[dict[str, Tensor]]:
+def _text(place: _Place, run: Run, asked: Sampled, seed: int) -> list[dict[str, Tensor]]:
     """What the teacher writes, or wrote for an earlier run."""
     said = {"seed": seed, **asdict(asked)}
     start = None
-    if begun.sampled.exists():
+    if run.sampled.exists():
         vocabulary = int(place.theirs.model.get_input_embeddings().weight.shape[0])  # type: ignore[operator]
-        start = load_text(begun.sampled, asked, said, vocabulary, begun.hint)
+        start = load_text(run.sampled, asked, said, vocabulary, run.hint)
     if start is None or len(start) < asked.samples:
         teacher = _loaded(place.theirs.source.root, place.theirs)
         start = sampled(
@@ -250,7 +249,7 @@ def _text(place: _Place, begun: Unfinished, asked: Sampled, seed: int) -> list[d
             asked,
             seed,
             start,
-            lambda rows: begun.keep_sampled(functools.partial(save_text, rows=rows, said=said)),
+            lambda rows: run.keep_sampled(functools.partial(save_text, rows=rows, said=said)),
         )
     return asked.batches(start)
 
@@ -258,8 +257,17 @@ def _text(place: _Place, begun: Unfinished, asked: Sampled, seed: int) -> list[d
 # ---- block by block -------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class _Block:
+    """What a run's journal says of a block: its parts, and the tensors in the files that were written."""
+
+    name: str
+    parts: tuple[LocalPart, ...]
+    tensors: tuple[str, ...]
+
+
 def _local(
-    place: _Place, begun: Unfinished, request: Request, on_part: OnPart | None
+    place: _Place, run: Run, request: Request, on_part: OnPart | None
 ) -> tuple[list[LocalPart], tuple[str, ...]]:
     """What became of each part, of an earlier run's too; and what was left out."""
     if not request.local:
@@ -267,13 +275,14 @@ def _local(
     follows = place.follows()
     if isinstance(follows, str):
         return [], (f"the local part, since {follows}",)
-    already, parts = _gone_on_with(begun, place.student.blocks)
+    done = run.done(_Block, place.student.blocks)
+    already, parts = [block.name for block in done], [part for block in done for part in block.parts]
     if len(already) == len(place.student.blocks):
         return parts, ()
 
     def commit(block: str, new: Mapping[str, Tensor], said: Sequence[LocalPart]) -> None:
         written = place.student.files.write(block, new)
-        begun.note({"name": block, "parts": [asdict(each) for each in said], "tensors": sorted(written)})
+        run.note(_Block(block, tuple(said), tuple(sorted(written))))
         parameters = dict(place.student.blocks[block].named_parameters())
         with torch.no_grad():  # the block is run once more with its new weights
             for name, values in new.items():
@@ -307,24 +316,6 @@ def _local(
     return parts, ()
 
 
-def _gone_on_with(begun: Unfinished, blocks: Mapping[str, nn.Module]) -> tuple[list[str], list[LocalPart]]:
-    """Restores the blocks that an earlier run recovered, with their results."""
-    done: list[str] = []
-    parts: list[LocalPart] = []
-    for block in begun.found().inners("blocks"):
-        block.only("name", "parts", "tensors")
-        name = block.take("name", str)
-        if name not in blocks or name in done:
-            raise block.wrong("name", f"is {name}, which is no block of the model, or is there twice")
-        done.append(name)
-        block.each("tensors", str)
-        for part in block.inners("parts"):
-            part.only("block", "part", "before", "after")
-            shares = [part.take(key, float, least=0) for key in ("before", "after")]
-            parts.append(LocalPart(name, part.take("part", str), *shares))
-    return done, parts
-
-
 # ---- by the outputs -------------------------------------------------------------------------------------------------
 
 
@@ -337,14 +328,14 @@ class _Ended:
 
 def _by_outputs(
     place: _Place,
-    begun: Unfinished,
+    run: Run,
     request: Request,
     batches: Sequence[Any],
     on_step: OnStep | None,
     *,
     on_disk: bool,
 ) -> _Ended:
-    model = _loaded(begun.folder, place.student)
+    model = _loaded(run.folder, place.student)
     teacher = place.theirs.model if on_disk else _loaded(place.theirs.source.root, place.theirs)
     removed = removed_of(model, also=place.kept)
     model.requires_grad_(False)
@@ -359,15 +350,15 @@ def _by_outputs(
         held = stack.enter_context(moving(model, trained, removed))
         steps = steps_of(model, teacher, held.parameters, removed, request)
         steps.begin(batches)
-        if begun.state.exists():
-            load_state(begun.state, steps, begun.hint)
+        if run.state.exists():
+            load_state(run.state, steps, run.hint)
         clock = _Clock()
 
         def after(number: int, loss: float) -> None:
             if on_step is not None:
                 on_step(number, loss)
             if number < request.steps and clock.is_due():
-                begun.keep_state(functools.partial(save_state, steps=steps))
+                run.keep_state(functools.partial(save_state, steps=steps))
                 clock.rewind()
 
         steps.run(batches, request.seed, after)
@@ -409,18 +400,18 @@ class _Clock:
 
 def _written(
     place: _Place,
-    begun: Unfinished,
+    run: Run,
     ended: _Ended | None,
     parts: Sequence[LocalPart],
     said: Mapping[str, Any],
     previous: Mapping[str, Any] | None,
 ) -> tuple[dict[str, tuple[int, int]], Path]:
     """The folder that becomes OUT, and the zeros of the weights that have any, as they lie in the files."""
-    touched = {name for block in begun.blocks for name in block["tensors"]}
-    folder = begun.folder
+    touched = {name for block in run.done(_Block, place.student.blocks) for name in block.tensors}
+    folder = run.folder
     if ended is not None:
-        folder = begun.remade()
-        for _ in track(copy_tree(begun.folder, folder), "copying"):
+        folder = run.remade()
+        for _ in track(copy_tree(run.folder, folder), "copying"):
             pass
         files = BlockFiles(place.student.model, place.student.blocks, place.student.source, folder)
         for top, new in _by_top(ended.values).items():
@@ -447,7 +438,7 @@ def _written(
     versions = {"transformers": said["versions"]["transformers"]}
     text = record_text("recover", record, previous=previous, versions=versions)
     if ended is None:
-        begun.add(RECORD, text)
+        run.add(RECORD, text)
     else:
         write_whole(folder / RECORD, text)
     return zeros, folder

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from secateur.models import Replay, Tokens, Weights, block_of, find_next, full_n
 from secateur.recovery.descent import Descent, Moving, movers_for, moving, order_of, widened_batch
 from secateur.recovery.losses import rows_of
 from secateur.solvers import refit, scale_of
-from secateur.support import mapped, tensors_in, track
+from secateur.support import Between, mapped, tensors_in, track
 from secateur.targets import KINDS
 
 # ---- Which blocks of its teacher each block of a model follows, where some have left.
@@ -430,8 +430,8 @@ class LocalPart:
 
     block: str
     part: str
-    before: float
-    after: float
+    before: Annotated[float, Between(0)]
+    after: Annotated[float, Between(0)]
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ from secateur.models import (
     calls_of,
     find_blocks,
     prepared,
-    rank_and_world,
     refuse_empty,
     with_batch_in_errors,
 )
@@ -58,6 +57,7 @@ from secateur.support import (
     mapped,
     matched,
     moved,
+    rank_and_world,
     refuse,
     repeatable,
     unchanged,

@@ -31,7 +31,6 @@ from secateur.models import (
     digest,
     full_name,
     parts_of,
-    rank_and_world,
     slopes,
     walk_model,
 )
@@ -70,7 +69,7 @@ from secateur.shrinking import (
     ties_around,
 )
 from secateur.solvers import admm
-from secateur.support import Forward, check_batches, check_data, described, matches, unwrapped
+from secateur.support import Forward, check_batches, check_data, described, matches, rank_and_world, unwrapped
 
 SHARES = (0.1, 0.3, 0.5, 0.7)
 OVER = ("shrink", "oneshot")

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from torch import nn
 
@@ -18,7 +18,7 @@ from secateur.search.costs import Budget, words_of_budget
 from secateur.search.levels import Levels, shown_name, told, told_share
 from secateur.search.score import share_left
 from secateur.shrinking import CheckpointShrinking, Shrunk, in_blocks_parts
-from secateur.support import Part, Rows, bytes_text, percent, printable
+from secateur.support import Between, Part, Rows, bytes_text, percent, printable
 
 if TYPE_CHECKING:
     from secateur.search.sensitivity import Sensitivity
@@ -85,20 +85,20 @@ class Chosen:
     limits: Mapping[str, float]
     dense: Mapping[str, float]
     predicted: Mapping[str, float]
-    measured: float | None
+    measured: Annotated[float, Between(0)] | None
     choice: Mapping[str, int]
     candidates: Mapping[str, float]
     loss: float
     dense_score: float | None
     curve: Sequence[Point]
     knee: float | None
-    held_back: int
-    passes: float
-    generations: int
+    held_back: Annotated[int, Between(1)]
+    passes: Annotated[float, Between(0)]
+    generations: Annotated[int, Between(0)]
     compared: str = "change"
     finals: Mapping[str, float] = field(default_factory=dict)
     taken: str | None = None
-    units: Mapping[str, int] | None = None
+    units: Mapping[str, Annotated[int, Between(0)]] | None = None
     over: tuple[str, ...] = ("shrink", "oneshot")
     stays: Mapping[str, str] = field(default_factory=dict)
 

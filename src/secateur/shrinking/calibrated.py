@@ -5,15 +5,16 @@ Selection and repair by calibration data, in a directory: block by block, otherw
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from secateur.checkpoints import Unfinished
+from secateur.checkpoints import Run
 from secateur.coupling import Group
 from secateur.models import (
     DirectoryWalk,
@@ -22,12 +23,8 @@ from secateur.models import (
     Pruned,
     Solved,
     WeightView,
-    barrier,
-    broadcast,
     full_name,
-    on_rank_zero,
     parts_of,
-    rank_and_world,
     slopes,
     walk_model,
 )
@@ -47,7 +44,7 @@ from secateur.shrinking.plan import plan_of
 from secateur.shrinking.repair import Repairing, free_in, rescale, rescaled_in_directory
 from secateur.shrinking.request import PruningTarget, Request
 from secateur.shrinking.select import Choice, check_globs, choose, groups_in_scope, names_of
-from secateur.support import Fields, Forward, Undo
+from secateur.support import Between, Forward, Undo, broadcast, on_rank_zero, rank_and_world
 
 # Selection and repair by calibration data, in memory: one walk measures, the units are chosen, a second walk repairs.
 #
@@ -181,41 +178,43 @@ class Streamed:
 
 
 def chosen_in_directory(
-    subject: PruningTarget, asked: Request, place: DirectoryWalk, begun: Unfinished | None, *, repair: bool
+    subject: PruningTarget, asked: Request, place: DirectoryWalk, run: Run | None, *, repair: bool
 ) -> Streamed:
     """What stays of a model whose weights lie in files; its consumers are repaired in the copy of a run that has begun.
     Without one only what would stay is said."""
     named = {group.name: group for group in subject.coupling.groups}
-    found = begun and begun.found().inner("facts")
-    if found:
-        found.only("measured", "tokens", "chosen", "repaired", "rescaled", "in_blocks")
-        place.in_blocks |= found.each_named("in_blocks", str) if "in_blocks" in found.values else {}
-    if found and "measured" in found.values:
-        measured, tokens = _measured_in(found.inner("measured"), named), found.take("tokens", int, least=1)
-    else:
-        measured, tokens = _measured_by_walk(subject, asked, place, named)
-        _learn(begun, measured=_plain(measured, named), tokens=tokens, in_blocks=place.in_blocks)
+
+    def measure() -> _Walked:
+        return _measured_by_walk(subject, asked, place, named, stacklevel=6 + (run is not None))
+
+    walked = measure() if run is None else run.stage("measured", _Walked, measure, lambda its: its.misfit(named))
+    measured, tokens = walked.measured(), walked.tokens
+    place.in_blocks |= walked.in_blocks
     choice = _choice(subject, asked, measured)
-    counts = {name: int(choice.kept[group.name].sum()) for name, group in named.items() if group.name in choice.kept}
-    if found and "chosen" in found.values:
-        if found.each_named("chosen", int, least=0) != counts:
-            raise found.wrong("chosen", "has other counts than the measurements give")
-    else:
-        _learn(begun, chosen=counts)
     left = [group for group in named.values() if group.name in choice.kept and not choice.kept[group.name].all()]
-    if begun is None or not left:
-        return Streamed(replace(choice, in_blocks=place.in_blocks), {}, (), (), tokens)
+    choice = replace(choice, in_blocks=place.in_blocks)
+    if run is None:
+        return Streamed(choice, {}, (), (), tokens)
+    counts = {name: int(choice.kept[name].sum()) for name in named if name in choice.kept}
+    other = "has other counts than the measurements give"
+    run.stage("chosen", dict[str, int], lambda: counts, lambda found: None if found == counts else other)
+    if not left:
+        return Streamed(choice, {}, (), (), tokens)
     free = free_in(place.model, place.blocks)
     job = Repairing(subject.coupling, left, choice.kept, measured, free, repair=repair)
-    already = _gone_on_with(begun, place, job, named)
-    if not (found and found.optional("repaired", bool)):
+    place.form(job, run)  # whose notes are of the result, also where all blocks are repaired
+    already = _restored(run, place, job)
+
+    def repair_blocks() -> bool:
         noted = _Noted(job, named, {name for name, group in named.items() if _is_anew(job, group)})
-        for _ in place.walk(_OfTheFirst(job), begun, noted, already):
+        for _ in place.walk(_OfTheFirst(job), run, noted, already):
             pass
-        _learn(begun, repaired=True, in_blocks=place.in_blocks)
+        return True
+
+    run.stage("repaired", bool, repair_blocks)
     kept, errors, biases = on_rank_zero(
         lambda: (
-            {name: job.kept[group.name] for name, group in named.items() if group.name in job.kept},
+            {name: job.kept[name] for name in named if name in job.kept},
             job.errors,
             job.biases,
         )
@@ -225,33 +224,94 @@ def chosen_in_directory(
     choice = replace(choice, kept=job.kept, plan=plan, in_blocks=place.in_blocks)
     if not repair:
         return Streamed(choice, {}, (), (), tokens)
-    if found and "rescaled" in found.values:
-        rescaled = found.each("rescaled", str)
-        if wrong := [name for name in rescaled if name not in choice.plan.tensors]:
-            raise found.wrong("rescaled", f"names {wrong[0]}, of which nothing leaves")
-    else:
+
+    def rescale_copy() -> list[str]:
         new = rescaled_in_directory(place, choice.plan)
-        rescaled = sorted(new)
-        if not rank_and_world()[0]:
-            place.files.put(new)
-        barrier()
-        _learn(begun, rescaled=rescaled)
+        on_rank_zero(lambda: place.files.put(new))
+        return sorted(new)
+
+    def misnamed(found: list[str]) -> str | None:
+        wrong = [name for name in found if name not in choice.plan.tensors]
+        return f"names {wrong[0]}, of which nothing leaves" if wrong else None
+
+    rescaled = run.stage("rescaled", list[str], rescale_copy, misnamed)
     return Streamed(choice, errors, biases, rescaled, tokens)
-
-
-def _learn(begun: Unfinished | None, **facts: Any) -> None:
-    if begun is not None and not rank_and_world()[0]:
-        begun.learn(**facts)
 
 
 # ---- measured and chosen --------------------------------------------------------------------------------------------
 
 
+class _Slopes(NamedTuple):
+    """The slopes along the outputs of a matrix."""
+
+    piece: WeightView
+    squares: npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class _Units:
+    """What was measured of a group."""
+
+    scores: npt.NDArray[np.float64]
+    counts: npt.NDArray[Any]  # whole numbers
+    losses: npt.NDArray[np.float64]
+    consumers: frozenset[str]
+
+
+@dataclass(frozen=True)
+class _Walked:
+    """What a walk measured, by the names of groups: of slopes, what is still needed."""
+
+    tokens: Annotated[int, Between(1)]
+    slopes: tuple[_Slopes, ...]
+    groups: Mapping[str, _Units]
+    in_blocks: Mapping[str, str]
+
+    @staticmethod
+    def of(measured: Measured, named: _Named, tokens: int, in_blocks: Mapping[str, str]) -> _Walked:
+        consumers = {name for names in measured.consumers.values() for name in names}
+        slopes = {piece: squares for piece, squares in measured.slopes.items() if piece.name in consumers}
+        return _Walked(
+            tokens,
+            tuple(_Slopes(piece, squares.numpy(force=True)) for piece, squares in slopes.items()),
+            {
+                name: _Units(
+                    measured.scores[name].numpy(force=True),
+                    measured.curves[name].counts,
+                    measured.curves[name].losses,
+                    measured.consumers.get(name, frozenset()),
+                )
+                for name in named
+                if name in measured.scores
+            },
+            in_blocks,
+        )
+
+    def misfit(self, named: _Named) -> str | None:
+        """Why it is not of this model."""
+        for name, its in self.groups.items():
+            if name not in named:
+                return f"names {name}, which is no group of units of the model"
+            size, steps = named[name].size, np.diff(its.counts)
+            if len(its.scores) != size or len(its.counts) != len(its.losses) or not (steps > 0).all():
+                return f"has of {name} what is not measured of {size} units"
+        wrong = [piece.name for piece, squares in self.slopes if len(squares) != piece.shape[0]]
+        return f"has of the slopes of {wrong[0]} not as many as it has outputs" if wrong else None
+
+    def measured(self) -> Measured:
+        return Measured(
+            {name: torch.as_tensor(each.scores, dtype=torch.float64) for name, each in self.groups.items()},
+            {name: Curve(each.counts.astype(np.int64), each.losses) for name, each in self.groups.items()},
+            {name: each.consumers for name, each in self.groups.items()},
+            {piece: torch.as_tensor(squares, dtype=torch.float64) for piece, squares in self.slopes},
+        )
+
+
 def _measured_by_walk(
-    subject: PruningTarget, asked: Request, place: DirectoryWalk, named: _Named
-) -> tuple[Measured, int]:
+    subject: PruningTarget, asked: Request, place: DirectoryWalk, named: _Named, stacklevel: int
+) -> _Walked:
     groups = groups_in_scope(subject.scope, asked)
-    measuring = Measuring(subject.coupling, groups, _slopes(subject, place, groups))
+    measuring = Measuring(subject.coupling, groups, _slopes(subject, place, groups, stacklevel))
     job = _OfTheFirst(measuring)
     for _ in place.walk(job):
         pass
@@ -262,81 +322,19 @@ def _measured_by_walk(
             pass
     if not job.tokens:
         raise ValueError("nothing was measured: the batches ran none of the blocks, or no product with their weights.")
-    plain = on_rank_zero(lambda: _plain(measuring.measured, named))
-    return _measured_in(Fields(plain, place.source.root), named), job.tokens
+    return on_rank_zero(lambda: _Walked.of(measuring.measured, named, job.tokens, place.in_blocks))
 
 
-def _slopes(subject: PruningTarget, place: DirectoryWalk, groups: Sequence[Group]) -> dict[WeightView, Tensor]:
+def _slopes(
+    subject: PruningTarget, place: DirectoryWalk, groups: Sequence[Group], stacklevel: int
+) -> dict[WeightView, Tensor]:
     """Those of the first process, on its first batches; none where they are not finite."""
     names = Measuring(subject.coupling, groups).targets
     found = on_rank_zero(lambda: place.slopes(names, for_slopes(place.batches)))
     if (wrong := not_finite(found)) is None:
         return found
-    warnings.warn(OVERFLOWING.format(name=wrong), RuntimeWarning, stacklevel=5)
+    warnings.warn(OVERFLOWING.format(name=wrong), RuntimeWarning, stacklevel=stacklevel)
     return {}
-
-
-def _plain(measured: Measured, named: _Named) -> dict[str, Any]:
-    """As JSON: slopes, of what is still needed of them, and the rest by the names of groups."""
-    consumers = {name for names in measured.consumers.values() for name in names}
-    slopes = [
-        {
-            "name": piece.name,
-            "offset": piece.offset,
-            "shape": list(piece.shape),
-            "strides": list(piece.strides),
-            "squares": squares.tolist(),
-        }
-        for piece, squares in measured.slopes.items()
-        if piece.name in consumers
-    ]
-    return {"slopes": slopes, "groups": _plain_groups(measured, named)}
-
-
-def _plain_groups(measured: Measured, named: _Named) -> dict[str, Any]:
-    return {
-        name: {
-            "scores": measured.scores[group.name].tolist(),
-            "counts": measured.curves[group.name].counts.tolist(),
-            "losses": measured.curves[group.name].losses.tolist(),
-            "consumers": sorted(measured.consumers.get(group.name, ())),
-        }
-        for name, group in named.items()
-        if group.name in measured.scores
-    }
-
-
-def _measured_in(found: Fields, named: _Named) -> Measured:
-    """What `_plain` said; a journal is a file like others."""
-    found.only("slopes", "groups")
-    slopes = dict(map(_slopes_in, found.inners("slopes")))
-    found = found.inner("groups")
-    scores: dict[str, Tensor] = {}
-    curves: dict[str, Curve] = {}
-    consumers: dict[str, frozenset[str]] = {}
-    for name in found.values:
-        if name not in named:
-            raise found.wrong(name, "is no group of units of the model")
-        one, group = found.inner(name), named[name]
-        one.only("scores", "counts", "losses", "consumers")
-        scores[group.name] = torch.tensor(one.each("scores", float), dtype=torch.float64)
-        counts, losses = np.array(one.each("counts", int, least=0, most=group.size)), one.each("losses", float)
-        if len(scores[group.name]) != group.size or len(counts) != len(losses) or not (np.diff(counts) > 0).all():
-            raise one.wrong("", f"is not what is measured of {group.size} units")
-        curves[group.name] = Curve(counts, np.array(losses, dtype=np.float64))
-        consumers[group.name] = frozenset(one.each("consumers", str))
-    return Measured(scores, curves, consumers, slopes)
-
-
-def _slopes_in(found: Fields) -> tuple[WeightView, Tensor]:
-    found.only("name", "offset", "shape", "strides", "squares")
-    shape, strides = (found.each(name, int, least=0, most=2**62) for name in ("shape", "strides"))
-    squares = found.each("squares", float, least=0)
-    if len(shape) != 2 or len(strides) != 2 or len(squares) != shape[0]:
-        raise found.wrong("", "is not what is measured of the outputs of a matrix")
-    name, offset = found.take("name", str), found.take("offset", int, least=0)
-    piece = WeightView(name, offset, (shape[0], shape[1]), (strides[0], strides[1]))
-    return piece, torch.tensor(squares, dtype=torch.float64)
 
 
 def _choice(subject: PruningTarget, asked: Request, measured: Measured) -> Choice:
@@ -413,23 +411,33 @@ class _OfTheFirst:
         return solved, Pruned(block)
 
 
+@dataclass(frozen=True)
+class _Block:
+    """What a run's journal says of a repaired block: units that were chosen again, and the errors."""
+
+    name: str
+    kept: Mapping[str, tuple[Annotated[int, Between(0)], ...]]
+    errors: Mapping[str, Annotated[float, Between(0)]]
+    biases: tuple[str, ...]
+
+
 @dataclass(eq=False)
 class _Noted:
-    """The journal's entry for a repaired block: units that were chosen again, and the errors."""
+    """Makes the journal's entry for a block."""
 
     job: Repairing
     named: _Named
     known: set[str] = field(default_factory=set)
 
-    def __call__(self, pruned: Pruned, *_: object) -> dict[str, Any]:
+    def __call__(self, pruned: Pruned, *_: object) -> _Block:
         fresh = [name for name, group in self.named.items() if name not in self.known and _is_anew(self.job, group)]
         self.known.update(fresh)
-        return {
-            "name": pruned.block,
-            "kept": {name: np.flatnonzero(self.job.kept[name]).tolist() for name in fresh},
-            "errors": {name: loss for name, loss in self.job.errors.items() if name.startswith(f"{pruned.block}.")},
-            "biases": sorted(name for name in self.job.biases if name.startswith(f"{pruned.block}.")),
-        }
+        return _Block(
+            pruned.block,
+            {name: tuple(np.flatnonzero(self.job.kept[name]).tolist()) for name in fresh},
+            {name: loss for name, loss in self.job.errors.items() if name.startswith(f"{pruned.block}.")},
+            tuple(sorted(name for name in self.job.biases if name.startswith(f"{pruned.block}."))),
+        )
 
 
 def _is_anew(job: Repairing, group: Group) -> bool:
@@ -437,37 +445,21 @@ def _is_anew(job: Repairing, group: Group) -> bool:
     return name in job.chosen and not np.array_equal(job.kept[name], job.chosen[name])
 
 
-def _gone_on_with(begun: Unfinished, place: DirectoryWalk, job: Repairing, named: _Named) -> Sequence[str]:
-    """Restores the blocks that an earlier run repaired: units that were chosen again, and the errors, go back to the
-    job.
-    """
-    done: list[str] = []
-    for block in begun.found().inners("blocks"):
-        block.only("name", "kept", "errors", "biases")
-        name = block.take("name", str)
-        if name not in place.blocks or name in done:
-            raise block.wrong("name", f"is {name}, which is no block of the model, or is there twice")
-        done.append(name)
-        kept = block.inner("kept")
-        for group, units in _kept_in(kept, named, job):
-            mask = np.zeros(group.size, dtype=bool)
-            mask[units] = True
-            if mask.sum() != job.chosen[group.name].sum():
-                raise kept.wrong(group.name, f"is not so many units as were chosen of {group.size}")
-            job.kept[group.name] = mask
-        errors = block.each_named("errors", float, least=0)
-        if wrong := [each for each in errors if each not in job.targets or not each.startswith(f"{name}.")]:
-            raise block.wrong(f"errors.{wrong[0]}", f"is no weight that is repaired in {name}")
-        job.errors.update(errors)
-        biases = block.each("biases", str)
-        if wrong := [each for each in biases if each not in job.free or not each.startswith(f"{name}.")]:
-            raise block.wrong("biases", f"names {wrong[0]}, which is no bias that moves in {name}")
-        job.biases.update(biases)
-    return done
-
-
-def _kept_in(kept: Fields, named: _Named, job: Repairing) -> Iterator[tuple[Group, list[int]]]:
-    for name in kept.values:
-        if name not in named or name not in job.chosen:
-            raise kept.wrong(name, "is no group of which units leave")
-        yield named[name], kept.each(name, int, least=0, most=named[name].size - 1)
+def _restored(run: Run, place: DirectoryWalk, job: Repairing) -> list[str]:
+    """The blocks that an earlier run repaired: units that were chosen again, and the errors, go back to the job."""
+    done = run.done(_Block, place.blocks)
+    for at, block in enumerate(done):
+        for name, units in block.kept.items():
+            chosen = job.chosen.get(name)
+            if chosen is None:
+                raise run.wrong(f"blocks[{at}].kept.{name}", "is no group of which units leave")
+            mask = np.isin(np.arange(len(chosen)), units)
+            if not len(units) == mask.sum() == chosen.sum():
+                raise run.wrong(f"blocks[{at}].kept.{name}", f"is not so many units as were chosen of {len(chosen)}")
+            job.kept[name] = mask
+        for field_, names, allowed in (("errors", block.errors, job.targets), ("biases", block.biases, job.free)):
+            if wrong := [each for each in names if each not in allowed or not each.startswith(f"{block.name}.")]:
+                raise run.wrong(f"blocks[{at}].{field_}", f"names {wrong[0]}, which is not repaired in {block.name}")
+        job.errors.update(block.errors)
+        job.biases.update(block.biases)
+    return [block.name for block in done]

@@ -7,12 +7,11 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -25,33 +24,29 @@ from secateur.checkpoints import (
     Checkpoint,
     CheckpointError,
     Cuts,
-    Hashed,
+    Origin,
     TensorEntry,
     copy_others,
-    index_text,
     library_versions,
     meta_model_of,
     nbytes_of_cut,
     new_directory,
-    new_file,
     open_checkpoint,
     other_weights,
     pieces_of_cut,
     places,
     previous_record,
-    read_json,
     record_text,
     rows_of,
     shape_of_cut,
-    sliced_files,
     slicing,
     unfinished_copy,
     write_bytes,
-    write_header,
+    write_sliced,
 )
 from secateur.coupling import Coupling, Scope, find_coupling
 from secateur.criteria import magnitude
-from secateur.models import DirectoryWalk, barrier, digest, find_blocks, held_batches, rank_and_world
+from secateur.models import DirectoryWalk, digest, find_blocks, held_batches
 from secateur.report import Reported, Sheet
 from secateur.shrinking.apply import Place, with_fields
 from secateur.shrinking.calibrated import Streamed, chosen_in_directory
@@ -69,7 +64,17 @@ from secateur.shrinking.select import (
     names_of,
     rows_at_once,
 )
-from secateur.support import Fields, Forward, LazyTensors, Part, described, printable, tensors_of, track
+from secateur.support import (
+    Fields,
+    Forward,
+    LazyTensors,
+    Part,
+    described,
+    on_rank_zero,
+    printable,
+    rank_and_world,
+    tensors_of,
+)
 
 # ---- Shrinks a checkpoint directory shard by shard, from a plan that is made on the meta device.
 #
@@ -239,10 +244,11 @@ def shrink_checkpoint(
         found = chosen_in_directory(dense.subject, asked, place, None, repair=repair)
         return _calibrated(_planned(dense, asked, found.choice, out, started), dense, found)
     data = {"sha256": digest(every)}
-    with place.begun(out, _said_of(asked, data, example_inputs, repair=repair)) as begun:
-        found = chosen_in_directory(dense.subject, asked, place, begun, repair=repair)
+    with place.begun(out, _said_of(asked, data, example_inputs, repair=repair)) as run:
+        found = chosen_in_directory(dense.subject, asked, place, run, repair=repair)
         planned = _calibrated(_planned(dense, asked, found.choice, out, started), dense, found)
-        if not rank_and_world()[0]:
+
+        def publish() -> None:
             calibration = {
                 "data": data,
                 "tokens": found.tokens,
@@ -251,12 +257,13 @@ def shrink_checkpoint(
                 "biases": list(planned.biases),
                 "normalizations": list(planned.normalizations),
             }
-            folder = begun.remade()
-            digests = _write_directory(open_checkpoint(begun.folder), folder, dense, planned, found.choice)
+            folder = run.remade()
+            digests = _write_directory(open_checkpoint(run.folder), folder, dense, planned, found.choice)
             record = _record(planned, asked, previous, calibration=calibration, sha256=digests)
             (folder / RECORD).write_text(record, "utf-8")
-            begun.publish(folder)
-        barrier()
+            run.publish(folder)
+
+        on_rank_zero(publish)
     return replace(planned, seconds=time.monotonic() - started)
 
 
@@ -498,31 +505,20 @@ def _write_directory(
     cuts, scales = dense.cuts(choice.plan), factors_of(choice.plan)
     factors = {file: scales[mine] for file, mine in dense.files.items() if mine in scales}
     copy_others(checkpoint, target, planned.left_out)
-    written = track(_sliced_files(checkpoint, target, cuts, factors), "slicing", total=len(checkpoint.entries))
-    digests = dict(written)
-    _write_index(checkpoint, target, planned)
+    digests = write_sliced(
+        checkpoint,
+        target,
+        {name: (name, cuts.get(name, {})) for name in checkpoint},
+        lambda file, of, entry, its: write_scaled(file, of, entry, its, factors.get(entry.name, [])),
+        nbytes=planned.nbytes[1],
+        parameters=planned.parameters[1],
+    )
     (target / "config.json").write_text(config_text(checkpoint, dense.configured, choice.fields), "utf-8")
     (target / "plan.json").write_text(text_of([choice.plan]), "utf-8")
     return digests
 
 
-def _sliced_files(
-    checkpoint: Checkpoint, target: Path, cuts: Mapping[str, Cuts], factors: Mapping[str, Factors]
-) -> Iterator[tuple[str, str]]:
-    """Write all files of a checkpoint with the tensors cut and scaled; yields each tensor's name and the SHA-256 of its
-    bytes."""
-    digests: dict[str, str] = {}
-
-    def write(written: BinaryIO, entry: TensorEntry) -> None:
-        hashed = Hashed(written)
-        write_cut(cast(BinaryIO, hashed), checkpoint, entry, cuts.get(entry.name, {}), factors.get(entry.name, []))
-        digests[entry.name] = hashed.hexdigest()
-
-    for name in sliced_files(checkpoint, target, cuts, write):
-        yield name, digests[name]
-
-
-def write_cut(written: BinaryIO, checkpoint: Checkpoint, entry: TensorEntry, cuts: Cuts, factors: Factors) -> None:
+def write_scaled(written: BinaryIO, checkpoint: Checkpoint, entry: TensorEntry, cuts: Cuts, factors: Factors) -> None:
     """What stays of one tensor, scaled, read and written piece by piece."""
     done = 0
     for piece in pieces_of_cut(checkpoint, entry, cuts, as_rows=bool(factors)):
@@ -530,12 +526,6 @@ def write_cut(written: BinaryIO, checkpoint: Checkpoint, entry: TensorEntry, cut
         done = rows.stop
         scaled = [(at, each[rows] if at == 0 else each) for at, each in factors]
         write_bytes(written, multiplied(piece, scaled))
-
-
-def _write_index(checkpoint: Checkpoint, target: Path, done: CheckpointShrinking) -> None:
-    if checkpoint.index is not None:
-        path = target / checkpoint.index.relative_to(checkpoint.root)
-        path.write_text(index_text(checkpoint, done.nbytes[1], done.parameters[1]), "utf-8")
 
 
 def config_text(checkpoint: Checkpoint, configured: Described, fields: Mapping[Place, Any]) -> str:
@@ -574,76 +564,6 @@ def _record(
 #
 # Law: tensors have the source's bytes; the record names every tensor that has another name or fewer entries, and
 # those of the source that left.
-
-Origin = tuple[str, Cuts]
-"""A tensor of the source, and which indices stay of its dimensions that become smaller."""
-
-
-def write_origins(
-    checkpoint: Checkpoint, target: Path, written: Mapping[str, Origin], *, nbytes: int, parameters: int
-) -> dict[str, str]:
-    """Writes ``{name: what it is}`` into the files that the source's tensors are in, and the index, if there is one;
-    the SHA-256 of the bytes of each."""
-    places: dict[str, str] = {}
-    digests: dict[str, str] = {}
-    for place, names in track(files_of(checkpoint, written), "slicing"):
-        digests |= write_file(checkpoint, target, place, names, written)
-        places.update(dict.fromkeys(names, place.as_posix()))
-    write_index(checkpoint, target, places, nbytes=nbytes, parameters=parameters)
-    return digests
-
-
-def files_of(checkpoint: Checkpoint, written: Mapping[str, Origin]) -> list[tuple[Path, list[str]]]:
-    """The files of which something is left, within the directory, and the tensors that each will hold."""
-    by_source: dict[str, list[str]] = {}
-    for name, (old, _) in written.items():
-        by_source.setdefault(old, []).append(name)
-    found = []
-    for file in checkpoint.files:
-        here = [entry.name for entry in checkpoint.entries.values() if entry.path == file]
-        names = [name for old in here for name in by_source.get(old, ())]
-        if names:
-            found.append((file.relative_to(checkpoint.root), names))
-    return found
-
-
-def write_file(
-    checkpoint: Checkpoint, target: Path, place: Path, names: Sequence[str], written: Mapping[str, Origin]
-) -> dict[str, str]:
-    """Writes one file, which is on the disk then; the SHA-256 of the bytes of each tensor."""
-    tensors = {}
-    for name in names:
-        entry = checkpoint.entries[written[name][0]]
-        shape = shape_of_cut(entry, written[name][1])
-        tensors[name] = (entry.dtype, shape, nbytes_of_cut(entry, shape))
-    digests = {}
-    (target / place).parent.mkdir(parents=True, exist_ok=True)
-    with new_file(target / place, sum(nbytes for _, _, nbytes in tensors.values())) as opened:
-        write_header(opened, tensors, checkpoint.metadata[checkpoint.root / place])
-        for name in names:
-            old, cuts = written[name]
-            hashed = Hashed(opened)
-            write_cut(cast(BinaryIO, hashed), checkpoint, checkpoint.entries[old], cuts, [])
-            digests[name] = hashed.hexdigest()
-        opened.flush()
-        os.fsync(opened.fileno())
-    return digests
-
-
-def write_index(
-    checkpoint: Checkpoint, target: Path, places: Mapping[str, str], *, nbytes: int, parameters: int
-) -> None:
-    """The index, where the source has one: ``{name: file}``."""
-    if checkpoint.index is None:
-        return
-    index = read_json(checkpoint.index)
-    metadata = index.get("metadata")
-    totals = {"total_size": nbytes, "total_parameters": parameters}
-    if isinstance(metadata, dict):
-        metadata.update({key: value for key, value in totals.items() if key in metadata})
-    index["weight_map"] = dict(sorted(places.items()))
-    path = target / checkpoint.index.relative_to(checkpoint.root)
-    path.write_text(json.dumps(index, indent=2, ensure_ascii=False) + "\n", "utf-8")
 
 
 def origins_text(checkpoint: Checkpoint, written: Mapping[str, Origin], kind: str) -> str:

@@ -24,7 +24,6 @@ from secateur.models import (
     Solved,
     Tokens,
     WeightView,
-    all_gather,
     full_name,
 )
 from secateur.shrinking.apply import carry_out
@@ -41,7 +40,7 @@ from secateur.shrinking.measure import (
 )
 from secateur.shrinking.plan import Plan
 from secateur.solvers import Elimination, aimed, eliminated
-from secateur.support import Forward, device_of, in_mode, moved, run_batch, track, unchanged
+from secateur.support import Forward, all_gather, device_of, in_mode, moved, run_batch, track, unchanged
 
 # ---- The repair of what stays: columns leave their matrices as units, and the others are solved by least squares.
 #

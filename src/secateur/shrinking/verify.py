@@ -6,24 +6,22 @@ the record says have new values.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 from secateur.checkpoints import (
     RECORD,
     Beside,
     Checkpoint,
     CheckpointError,
-    Cuts,
     Part,
     Structure,
-    TensorEntry,
     UnknownModelError,
+    Write,
     meta_model_of,
     open_checkpoint,
 )
-from secateur.shrinking.directory import origins_in, tensor_names, write_cut
+from secateur.shrinking.directory import origins_in, tensor_names, write_scaled
 from secateur.shrinking.files import read_plans
 from secateur.shrinking.kinds.blocks_directory import BLOCKS
 from secateur.shrinking.kinds.blocks_directory import FORMAT as BLOCKS_FORMAT
@@ -88,8 +86,8 @@ def _planned(dense: Checkpoint, plan: Plan) -> Beside:
     return Beside(dense, parts, problems=problems)
 
 
-def _scaled(factors: Factors) -> Callable[[BinaryIO, Checkpoint, TensorEntry, Cuts], None]:
-    return lambda written, checkpoint, entry, cuts: write_cut(written, checkpoint, entry, cuts, factors)
+def _scaled(factors: Factors) -> Write:
+    return lambda written, checkpoint, entry, cuts: write_scaled(written, checkpoint, entry, cuts, factors)
 
 
 def _repaired(read: Fields) -> set[str]:

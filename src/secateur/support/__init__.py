@@ -2,9 +2,22 @@
 
 from secateur.support import documents, private, records
 from secateur.support.documents import FULL, naming, whole_file, write_whole
-from secateur.support.machine import alternating, free_memory, in_turns, processor, ratio, ratios, seconds_of
+from secateur.support.machine import (
+    all_gather,
+    alternating,
+    barrier,
+    broadcast,
+    free_memory,
+    in_turns,
+    on_rank_zero,
+    processor,
+    rank_and_world,
+    ratio,
+    ratios,
+    seconds_of,
+)
 from secateur.support.progress import PATIENCE, track
-from secateur.support.records import Fields, open_regular
+from secateur.support.records import Between, Fields, open_regular, plain
 from secateur.support.running import (
     ONE_AT_A_TIME,
     Forward,
@@ -67,6 +80,7 @@ from secateur.support.text import (
 from secateur.support.undo import Undo
 
 __all__ = [
+    "Between",
     "FULL",
     "Fields",
     "Forward",
@@ -80,7 +94,10 @@ __all__ = [
     "Rows",
     "Shown",
     "Undo",
+    "all_gather",
     "alternating",
+    "barrier",
+    "broadcast",
     "bytes_text",
     "check_batches",
     "check_data",
@@ -109,13 +126,16 @@ __all__ = [
     "name_of",
     "naming",
     "no_match",
+    "on_rank_zero",
     "open_regular",
     "other_owners",
     "percent",
     "percents",
+    "plain",
     "printable",
     "private",
     "processor",
+    "rank_and_world",
     "ratio",
     "ratios",
     "records",

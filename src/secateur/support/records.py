@@ -1,20 +1,27 @@
-"""Records: JSON that some program wrote, perhaps another one, perhaps only in part.
+"""Records: JSON that some program wrote, perhaps another one, perhaps only in part; and values as JSON and back.
 
 Law: nothing that a record says is believed before it is held to its type; whatever is wrong is one line that names the
-file, the field and what to do.
+file, the field and what to do. `plain` writes a value, and `Fields.value` reads it back, as its annotation says.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import json
 import math
 import os
 import stat
 import sys
+import types
+import typing
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Annotated, Any, BinaryIO, NamedTuple, TypeVar
+
+import numpy as np
 
 from secateur.support.text import printable
 
@@ -31,6 +38,51 @@ _WORDS = {
     dict: "an object",
     list: "a list",
 }
+
+
+_NOT_FINITE = {str(value): value for value in (math.inf, -math.inf, math.nan)}  # JSON has no number for them
+
+
+class Between(NamedTuple):
+    """The bounds of a number, in the annotation of a field: ``Annotated[float, Between(0, 1)]``."""
+
+    least: float | None = None
+    most: float | None = None
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON, which `Fields.value` reads back: of dataclasses and named tuples, mappings, sequences and sets,
+    arrays and tensors, paths, text and numbers.
+
+    >>> plain({"share": math.inf, "kept": np.arange(3), "names": frozenset("ba")})
+    {'share': 'inf', 'kept': [0, 1, 2], 'names': ['a', 'b']}
+    """
+    if isinstance(value, str | int | None):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(key): plain(each) for key, each in value.items()}
+    if names := _names_of(type(value)):
+        return {name: plain(getattr(value, name)) for name in names}
+    if isinstance(value, AbstractSet):
+        return sorted(map(plain, value))
+    return plain(value.tolist()) if hasattr(value, "tolist") else [plain(each) for each in value]
+
+
+def _names_of(kind: Any) -> tuple[str, ...]:
+    """The fields of a dataclass or a named tuple; none of other types."""
+    if dataclasses.is_dataclass(kind):
+        return tuple(field.name for field in dataclasses.fields(kind))
+    return tuple(getattr(kind, "_fields", ()))
+
+
+@functools.cache
+def _annotations(kind: Any) -> dict[str, Any]:
+    found = typing.get_type_hints(kind, include_extras=True)
+    return {name: found[name] for name in _names_of(kind)}
 
 
 class _WrongError(Exception):
@@ -203,6 +255,65 @@ class Fields:
         """The values of an object whose names are free, such as those of tensors."""
         found = self.inner(key)
         return {name: found.take(name, kind, least=least, most=most) for name in found.values}
+
+    def value(self, key: str, kind: Any) -> Any:
+        """The value of a field, of whatever type that `plain` writes; bounds of numbers are in its annotation.
+
+        >>> record = Fields({"shares": {"fc": 1.5}}, Path("record.json"))
+        >>> record.value("shares", dict[str, Annotated[float, Between(0, 1)]])
+        Traceback (most recent call last):
+        ValueError: record.json: damaged: shares.fc must be a number of at least 0 and at most 1, not 1.5.
+        """
+        if key not in self.values:
+            raise self.wrong(key, "is missing")
+        return self._read(self.values[key], key, kind)
+
+    def _read(self, value: Any, key: str, kind: Any) -> Any:
+        bounds = Between()
+        if typing.get_origin(kind) is Annotated:
+            kind, bounds = typing.get_args(kind)
+        origin, inner = typing.get_origin(kind), typing.get_args(kind)
+        if origin in (typing.Union, types.UnionType):  # with None
+            return (
+                None if value is None else self._read(value, key, *(each for each in inner if each is not type(None)))
+            )
+        if names := _names_of(kind):
+            its = self._of(self._held(value, key, dict, None, None), key)
+            its.only(*names)
+            return kind(**{name: its.value(name, each) for name, each in _annotations(kind).items()})
+        if kind is Any:
+            return value
+        if np.ndarray in (kind, origin):  # of numbers, with their bounds
+            return np.array(self._read(value, key, tuple[Annotated[float, bounds], ...]))
+        if origin is not None and issubclass(origin, Mapping):
+            its = self._of(self._held(value, key, dict, None, None), key)
+            return {its._key(name, inner[0]): its.value(name, inner[1]) for name in its.values}
+        if origin is not None:
+            found = self._held(value, key, list, None, None)
+            if origin is tuple and inner[-1] is not ...:
+                if len(found) != len(inner):
+                    raise self.wrong(key, f"must be a list of {len(inner)}, not of {len(found)}")
+                return tuple(self._read(one, f"{key}[{at}]", inner[at]) for at, one in enumerate(found))
+            each, limits = (
+                typing.get_args(inner[0]) if typing.get_origin(inner[0]) is Annotated else (inner[0], Between())
+            )
+            every = (  # there may be millions of numbers
+                one if type(one) is each and _fits(one, each, *limits) else self._read(one, f"{key}[{at}]", inner[0])
+                for at, one in enumerate(found)
+            )
+            return (tuple if origin is Sequence else origin)(every)
+        if kind is Path:
+            return Path(self._held(value, key, str, None, None))
+        if kind is float and isinstance(value, str) and value in _NOT_FINITE:
+            value = _NOT_FINITE[value]
+        return self._held(value, key, kind, *bounds)
+
+    def _key(self, name: str, kind: Any) -> Any:
+        """The name of a field that is free: text, or a number."""
+        try:
+            return name if kind is str else self._read(float(name), name, kind)
+        except ValueError:
+            raise self.wrong(name, "is not a number that may be here") from None
 
     def only(self, *keys: str) -> None:
         """Refuses fields of other names: who wrote them meant something by them."""

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,24 +28,20 @@ from secateur.checkpoints import (
     Cuts,
     Part,
     Structure,
-    TensorEntry,
     copy_others,
     family_of,
-    index_text,
     meta_model_of,
     nbytes_of_cut,
     new_directory,
     open_checkpoint,
     other_weights,
-    pieces_of_cut,
     places,
     previous_record,
     record_text,
     shape_of_cut,
-    sliced_files,
-    write_bytes,
+    write_sliced,
 )
-from secateur.support import Fields, printable, private, tensors_of, track
+from secateur.support import Fields, printable, private, tensors_of
 from secateur.vocabulary.axes import Axes, axes_of, builder, embedding_of
 from secateur.vocabulary.choosing import Asked, Rows, rows_in_files
 from secateur.vocabulary.files import (
@@ -329,11 +325,14 @@ def _write(
         if text is not None:
             (target / path).parent.mkdir(parents=True, exist_ok=True)
             (target / path).write_text(text, "utf-8")
-    for _ in track(_slices(dense, target, plan.order), "slicing", total=len(dense.checkpoint.entries)):
-        pass
-    if dense.checkpoint.index is not None:
-        index = target / dense.checkpoint.index.relative_to(dense.root)
-        index.write_text(index_text(dense.checkpoint, done.nbytes[1], done.parameters[1]), "utf-8")
+    cuts = cuts_of(dense, plan.order)
+    write_sliced(
+        dense.checkpoint,
+        target / dense.checkpoint.root.relative_to(dense.root),
+        {name: (name, cuts.get(name, {})) for name in dense.checkpoint},
+        nbytes=done.nbytes[1],
+        parameters=done.parameters[1],
+    )
     proof = f"{plan.proof}; {_by_transformers(dense, plan, target)}"
     kept = {"format": FORMAT, "version": 1, "kept": [int(number) for number in plan.order]}
     (target / KEPT).write_text(json.dumps(kept), "utf-8")
@@ -346,16 +345,6 @@ def _write(
     }
     (target / RECORD).write_text(record_text("vocabulary", found, previous=previous), "utf-8")
     return proof
-
-
-def _slices(dense: Source, target: Path, order: Ids) -> Iterator[str]:
-    checkpoint, cuts = dense.checkpoint, cuts_of(dense, order)
-
-    def write(written: BinaryIO, entry: TensorEntry) -> None:
-        for piece in pieces_of_cut(checkpoint, entry, cuts.get(entry.name, {})):
-            write_bytes(written, piece)
-
-    return sliced_files(checkpoint, target / checkpoint.root.relative_to(dense.root), cuts, write)
 
 
 def _by_transformers(dense: Source, plan: Planned, target: Path) -> str:

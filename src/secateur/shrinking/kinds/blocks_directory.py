@@ -19,7 +19,8 @@ import torch
 from secateur.checkpoints import (
     RECORD,
     Checkpoint,
-    Unfinished,
+    Origin,
+    Run,
     copy_others,
     meta_model_of,
     open_checkpoint,
@@ -28,12 +29,13 @@ from secateur.checkpoints import (
     previous_record,
     record_text,
     unfinished_copy,
+    write_sliced,
 )
 from secateur.coupling import may_leave
-from secateur.models import DirectoryWalk, digest, held_batches, rank_and_world
+from secateur.models import DirectoryWalk, digest, held_batches
 from secateur.report import Reported, Sheet
 from secateur.shrinking.configuration import Described, has_configuration
-from secateur.shrinking.directory import Origin, config_text, origins_text, write_origins
+from secateur.shrinking.directory import config_text, origins_text
 from secateur.shrinking.kinds.blocks import (
     DepthCosts,
     Stack,
@@ -47,7 +49,7 @@ from secateur.shrinking.kinds.blocks import (
 from secateur.shrinking.request import example_for, request
 from secateur.shrinking.result import depth_parts
 from secateur.shrinking.select import check_globs, select, too_few
-from secateur.support import Forward, Part, track
+from secateur.support import Forward, Part, rank_and_world, track
 from secateur.version import __version__
 
 BLOCKS = "blocks.json"
@@ -211,14 +213,21 @@ def shrink_depth_checkpoint(
         "repair": repair,
         "versions": {"secateur": __version__, "torch": torch.__version__},
     }
+
+    def choose() -> _Chosen:
+        return _chosen(deep, candidates, target, example_inputs, verify=verify)
+
+    def misfit(found: _Chosen) -> str | None:
+        fits = len(set(found.gone)) == target and {*found.gone} <= {*candidates}
+        return None if fits else "is not so many blocks as leave"
+
     if out is None:
-        gone, stayed, lost, proof = _chosen(deep, candidates, target, example_inputs, verify=verify)
-        return _planned(deep, None, gone, stayed, lost, proof, {}, started)
-    with deep.place.begun(out, request_said) as begun:
-        gone, stayed, lost, proof = _noted(begun, deep, candidates, target, example_inputs, verify=verify)
-        patched = _patched(begun, deep, gone) if repair else {}
-        done = _planned(deep, out, gone, stayed, lost, proof, patched, started)
-        _publish(begun, deep, done, {"data": {"sha256": request_said["data"]}, "repair": repair}, previous)
+        return _planned(deep, None, choose(), {}, started)
+    with deep.place.begun(out, request_said) as run:
+        chosen = run.stage("chosen", _Chosen, choose, misfit)
+        patched = _patched(run, deep, chosen.gone) if repair else {}
+        done = _planned(deep, out, chosen, patched, started)
+        _publish(run, deep, done, {"data": {"sha256": request_said["data"]}, "repair": repair}, previous)
     return replace(done, seconds=time.monotonic() - started)
 
 
@@ -232,10 +241,17 @@ def _candidates(deep: _Deep, include: Any, exclude: Any) -> list[str]:
 # ---- choosing -------------------------------------------------------------------------------------------------------
 
 
-def _chosen(
-    deep: _Deep, candidates: Sequence[str], target: int, example_inputs: Any, *, verify: bool
-) -> tuple[list[str], dict[str, str], float, str]:
+@dataclass(frozen=True)
+class _Chosen:
     """Which blocks leave, why others could not, what the outputs lose, and on what it was proved."""
+
+    gone: tuple[str, ...]
+    stayed: Mapping[str, str]
+    lost: float
+    proof: str
+
+
+def _chosen(deep: _Deep, candidates: Sequence[str], target: int, example_inputs: Any, *, verify: bool) -> _Chosen:
     small = narrowed(deep.described, deep.stacks) if verify else {}
     proof = "not proved, as asked"
     if verify:
@@ -275,48 +291,26 @@ def _chosen(
         return stayed | (wrong or dict.fromkeys(gone, f"the model without {together}: {words}"))
 
     stayed, (gone, lost) = select(dict[str, str](), propose, without_wrong)
-    return gone, stayed, lost, proof
+    return _Chosen(tuple(gone), stayed, lost, proof)
 
 
-def _noted(
-    begun: Unfinished, deep: _Deep, candidates: Sequence[str], target: int, example_inputs: Any, *, verify: bool
-) -> tuple[list[str], dict[str, str], float, str]:
-    """What was chosen, now or by an earlier run."""
-    found = begun.found().inner("facts")
-    found.only("gone", "stayed", "lost", "proof", "patched")
-    if "gone" not in found.values:
-        gone, stayed, lost, proof = _chosen(deep, candidates, target, example_inputs, verify=verify)
-        begun.learn(gone=gone, stayed=stayed, lost=lost if math.isfinite(lost) else None, proof=proof)
-        return gone, stayed, lost, proof
-    gone = found.each("gone", str)
-    if len(set(gone)) != target or not {*gone} <= {*candidates}:
-        raise found.wrong("gone", "is not so many blocks as leave")
-    lost_then = found.maybe("lost", float)
-    return (
-        gone,
-        found.each_named("stayed", str),
-        math.inf if lost_then is None else lost_then,
-        found.take("proof", str),
-    )
-
-
-def _patched(begun: Unfinished, deep: _Deep, gone: Sequence[str]) -> dict[str, float]:
+def _patched(run: Run, deep: _Deep, gone: Sequence[str]) -> dict[str, float]:
     """What took over what the blocks added, in the copy; nothing where the outputs are further off by that."""
-    found = begun.found().inner("facts")
-    if "patched" in found.values:
-        patched = found.each_named("patched", float)
-        names = {name for name, _ in deep.place.model.named_parameters()}
-        if wrong := sorted(patched.keys() - names):
-            raise found.wrong("patched", f"names {wrong[0]}, which the model has not")
+
+    def patch() -> dict[str, float]:
+        patched = patched_in_directory(deep.place, deep.stacks, gone)
+        if patched:
+            costs = DepthCosts(deep.place, deep.place.batches)
+            if not costs(gone, written=True)[None] <= costs(gone)[None]:
+                deep.place.files.restore(patched)
+                return {}
         return patched
-    patched = patched_in_directory(deep.place, deep.stacks, gone)
-    if patched:
-        costs = DepthCosts(deep.place, deep.place.batches)
-        if not costs(gone, written=True)[None] <= costs(gone)[None]:
-            deep.place.files.restore(patched)
-            patched = {}
-    begun.learn(patched=patched)
-    return patched
+
+    def misnamed(found: dict[str, float]) -> str | None:
+        wrong = sorted(found.keys() - {name for name, _ in deep.place.model.named_parameters()})
+        return f"names {wrong[0]}, which the model has not" if wrong else None
+
+    return run.stage("patched", dict[str, float], patch, misnamed)
 
 
 # ---- writing --------------------------------------------------------------------------------------------------------
@@ -325,13 +319,11 @@ def _patched(begun: Unfinished, deep: _Deep, gone: Sequence[str]) -> dict[str, f
 def _planned(
     deep: _Deep,
     out: Path | None,
-    gone: Sequence[str],
-    stayed: Mapping[str, str],
-    lost: float,
-    proof: str,
+    chosen: _Chosen,
     patched: Mapping[str, float],
     started: float,
 ) -> ShrunkDepth:
+    gone = chosen.gone
     entries, written = deep.checkpoint.entries, deep.written(gone)
     moved = {
         renamed(file, deep.stacks, gone, deep.prefix): share
@@ -342,30 +334,30 @@ def _planned(
     return ShrunkDepth(
         out,
         {stack.name: (len(stack.blocks), len(stack.stay(gone))) for stack in deep.stacks},
-        tuple(gone),
-        dict(stayed),
-        lost,
+        gone,
+        chosen.stayed,
+        chosen.lost,
         {name: share for name, share in moved.items() if name is not None},
         {".".join(map(str, at)): (deep.described.value(at), value) for at, value in deep.fields(gone).items()},
         (sum(each.numel for each in entries.values()), sum(each.numel for each in stays)),
         (deep.checkpoint.nbytes, sum(each.nbytes for each in stays)),
-        proof,
+        chosen.proof,
         () if out is None else other_weights(deep.checkpoint),
         time.monotonic() - started,
     )
 
 
 def _publish(
-    begun: Unfinished,
+    run: Run,
     deep: _Deep,
     done: ShrunkDepth,
     calibration: Mapping[str, Any],
     previous: Mapping[str, Any] | None,
 ) -> None:
-    folder, copied = begun.remade(), open_checkpoint(begun.folder)
+    folder, copied = run.remade(), open_checkpoint(run.folder)
     written = deep.written(done.gone)
     copy_others(copied, folder, done.left_out)
-    digests = write_origins(copied, folder, written, nbytes=done.nbytes[1], parameters=done.parameters[1])
+    digests = write_sliced(copied, folder, written, nbytes=done.nbytes[1], parameters=done.parameters[1])
     (folder / "config.json").write_text(config_text(copied, deep.described, deep.fields(done.gone)), "utf-8")
     (folder / BLOCKS).write_text(origins_text(copied, written, FORMAT), "utf-8")
     found = {
@@ -382,4 +374,4 @@ def _publish(
         "sha256": digests,
     }
     (folder / RECORD).write_text(record_text("shrink", found, previous=previous), "utf-8")
-    begun.publish(folder)
+    run.publish(folder)

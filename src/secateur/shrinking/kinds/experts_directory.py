@@ -8,10 +8,11 @@ repaired; the output appears under its name complete or not at all, and a run th
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,12 @@ from secateur.checkpoints import (
     RECORD,
     Checkpoint,
     CheckpointError,
-    Unfinished,
+    Origin,
+    Run,
+    begun,
     copy_others,
     digests_of_files,
+    files_of,
     library_versions,
     nbytes_of_cut,
     open_checkpoint,
@@ -33,14 +37,15 @@ from secateur.checkpoints import (
     places,
     previous_record,
     record_text,
-    sha256_of,
     shape_of_cut,
-    unfinished,
+    write_cut,
+    write_file,
+    write_index,
 )
 from secateur.coupling import Group
-from secateur.models import DirectoryWalk, RunAlong, barrier, digest, held_batches, on_rank_zero, rank_and_world
+from secateur.models import DirectoryWalk, RunAlong, digest, held_batches
 from secateur.report import Reported, Sheet
-from secateur.shrinking.directory import Origin, config_text, files_of, origins_text, write_cut, write_file, write_index
+from secateur.shrinking.directory import config_text, origins_text
 from secateur.shrinking.kinds.expert_repair import OUTSIDE, Mended, MendedMixtures, leave_whole, mend
 from secateur.shrinking.kinds.experts import Fewer, choose_experts, ranked
 from secateur.shrinking.kinds.mixtures import (
@@ -49,8 +54,6 @@ from secateur.shrinking.kinds.mixtures import (
     Profile,
     Text,
     mixtures_of,
-    profile_in,
-    profile_values,
     read_profile,
     write_profile,
 )
@@ -58,7 +61,7 @@ from secateur.shrinking.kinds.routing import PairedBlocks, new_values, of_direct
 from secateur.shrinking.request import Request, request
 from secateur.shrinking.result import experts_parts
 from secateur.shrinking.select import Choice
-from secateur.support import Forward, Part, track
+from secateur.support import Forward, Part, on_rank_zero, rank_and_world
 
 EXPERTS = "experts.json"
 FORMAT = "secateur experts"
@@ -209,35 +212,34 @@ def shrink_experts_checkpoint(
     mixtures = mixtures_of(checkpoint, asked)
     if planned is not None:
         _check_same(planned, mixtures, Path(plan or ""))
-    run = None
+    text_run = None
     if batches is not None and (by_data or (repair and out is not None)):
-        run = _run_of(mixtures, asked, batches, text, forward, activations, device, profiled=profile is not None)
+        text_run = _run_of(mixtures, asked, batches, text, forward, activations, device, profiled=profile is not None)
 
-    def known() -> Profile | None:
-        if run is None or not by_data:
-            return planned
-        return replace(_profiled(run), source=there)
+    measured = text_run if by_data else None
 
     if out is None:
-        learned = known()
+        learned = planned if measured is None else _profiled(measured, there)
         done = _planned(mixtures, asked, learned, out, started)[2]
     else:
-        request_ = _said_of(asked, run, planned, repair=repair and run is not None)
-        with _begun(out, request_, checkpoint) as begun:
-            learned = _learned(begun, mixtures, known)
-            with _leaving_nothing(begun):
+        request_ = _said_of(asked, text_run, planned, repair=repair and text_run is not None)
+        with begun(out, request_, checkpoint, copied=False) as run:
+            learned = planned if measured is None else _learned(run, measured, there)
+            with _leaving_nothing(run):
                 fewer, written, done = _planned(mixtures, asked, learned, out, started)
             assert fewer is not None
-            digests = _write(begun, mixtures, done, fewer.choice, written)
-            if run is not None and repair:
-                done = _repaired(begun, run, written, done)
+            digests = _write(run, mixtures, done, fewer.choice, written)
+            if text_run is not None and repair:
+                done = _repaired(run, text_run, written, digests, done)
             done = replace(done, seconds=time.monotonic() - started)
-            if not rank_and_world()[0]:
-                _add_records(begun.folder, mixtures, done, written, digests, previous)
+
+            def publish() -> None:
+                _add_records(run, mixtures, done, written, digests, previous)
                 if profile is not None and learned is not None:
                     write_profile(learned, Path(profile))
-                begun.publish()
-            barrier()
+                run.publish()
+
+            on_rank_zero(publish)
         return done
     if profile is not None and learned is not None and not rank_and_world()[0]:
         write_profile(learned, Path(profile))
@@ -298,7 +300,7 @@ def _check_same(known: Profile, mixtures: Mixtures, path: Path) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class _Run:
+class _Calibration:
     """A calibration text, and how it is run.
 
     Attributes:
@@ -332,7 +334,7 @@ def _run_of(
     device: torch.device | str | None,
     *,
     profiled: bool,
-) -> _Run:
+) -> _Calibration:
     every, held = held_batches(batches)
     every = list(every)
     unseen = every[_HELD_OUT - 1 :: _HELD_OUT] if profiled else []
@@ -345,7 +347,7 @@ def _run_of(
     )
     walk.check()
     counts = _tokens(seen), _tokens(unseen)
-    return _Run(mixtures, asked, every, held, _share(seen), _share(unseen), counts, text, walk, folder)
+    return _Calibration(mixtures, asked, every, held, _share(seen), _share(unseen), counts, text, walk, folder)
 
 
 def _share(batches: Sequence[Any]) -> Sequence[Any]:
@@ -354,7 +356,7 @@ def _share(batches: Sequence[Any]) -> Sequence[Any]:
     return batches[rank::world] if rank < len(batches) else RunAlong(batches[:1])
 
 
-def _profiled(run: _Run) -> Profile:
+def _profiled(run: _Calibration, source: Mapping[str, str]) -> Profile:
     mixtures = run.mixtures
     routed = mixtures.routed(run.seen, run.walk)
     beyond: Mapping[float, Beyond] = {}
@@ -366,6 +368,7 @@ def _profiled(run: _Run) -> Profile:
         run.asked.rank_experts or "reap",
         routed,
         beyond,
+        source,
     )
 
 
@@ -382,13 +385,13 @@ def _tokens(batches: Sequence[Any]) -> int:
 # ---- writing --------------------------------------------------------------------------------------------------------
 
 
-def _said_of(asked: Request, run: _Run | None, planned: Profile | None, *, repair: bool) -> dict[str, Any]:
+def _said_of(asked: Request, run: _Calibration | None, planned: Profile | None, *, repair: bool) -> dict[str, Any]:
     """As JSON: what the bytes of a directory of fewer experts depend on, but for the source's files."""
     return {
         "method": "experts",
         "data": None if run is None else {"sha256": digest(run.every)},
         "held_out": None if run is None else run.counts[1],
-        "plan": None if planned is None else profile_values(planned),
+        "plan": planned,
         "remove": asked.experts,
         "rank": asked.rank_experts,
         "unreached_first": asked.unreached_first,
@@ -402,88 +405,64 @@ def _said_of(asked: Request, run: _Run | None, planned: Profile | None, *, repai
 
 
 @contextlib.contextmanager
-def _begun(out: Path, said: Mapping[str, Any], checkpoint: Checkpoint) -> Iterator[Unfinished]:
-    """The unfinished directory beside ``out``, which the first process makes."""
-    rank, _ = rank_and_world()
-    if rank:
-        barrier()
-    with unfinished(out, said, checkpoint, first=not rank, room=0) as begun:
-        if not rank:
-            barrier()
-        yield begun
-
-
-@contextlib.contextmanager
-def _leaving_nothing(begun: Unfinished) -> Iterator[None]:
+def _leaving_nothing(run: Run) -> Iterator[None]:
     """Removes the unfinished directory when a request is refused, since it is no run to continue."""
     try:
         yield
     except CheckpointError:
         raise  # of the journal itself, say
     except ValueError:
-        if not rank_and_world()[0]:
-            begun.remove()
+        if run.writes:
+            run.remove()
         raise
 
 
-def _learned(begun: Unfinished, mixtures: Mixtures, known: Callable[[], Profile | None]) -> Profile | None:
+def _learned(run: Run, calibration: _Calibration, source: Mapping[str, str]) -> Profile:
     """The statistics of the experts on a text: from an earlier run's journal, or measured now."""
-    facts = begun.found().inner("facts")
-    facts.only("profile", "files", "sha256", "writing")
-    if "profile" in facts.values:
-        found = profile_in(facts.inner("profile"))
-        if {name: len(each.tokens) for name, each in found.routed.items()} != mixtures.sizes:
-            raise facts.wrong("profile", "is of other mixtures than the directory has")
-        return found
-    learned = known()
-    if learned is not None and not rank_and_world()[0]:
-        begun.fill()
-        begun.learn(profile=profile_values(learned))
-    return learned
+
+    def misfit(found: Profile) -> str | None:
+        sizes = {name: len(each.tokens) for name, each in found.routed.items()}
+        return found.wrong() if sizes == calibration.mixtures.sizes else "is of other mixtures than the directory has"
+
+    return run.stage("profile", Profile, lambda: _profiled(calibration, source), misfit)
 
 
 def _write(
-    begun: Unfinished, mixtures: Mixtures, done: ShrunkExperts, choice: Choice, written: Mapping[str, Origin]
+    run: Run, mixtures: Mixtures, done: ShrunkExperts, choice: Choice, written: Mapping[str, Origin]
 ) -> dict[str, str]:
     """The smaller directory, but for the records: file after file, those that an earlier run wrote are there. The
-    SHA-256 of the bytes of each tensor, as far as this process wrote."""
-    if rank_and_world()[0]:
-        barrier()
-        return {}
+    SHA-256 of the bytes of each tensor."""
     checkpoint = mixtures.checkpoint
-    facts = begun.found().inner("facts")
-    there = facts.each("files", str) if "files" in facts.values else []
-    digests = facts.each_named("sha256", str) if there else {}
-    begun.check_room(0 if there else done.nbytes[1])
-    if not there:
-        begun.empty()
-    copy_others(checkpoint, begun.folder, done.left_out)  # those of an earlier run, too, are whole then
-    (begun.folder / "config.json").write_text(config_text(checkpoint, mixtures.configured, choice.fields), "utf-8")
-    places: dict[str, str] = {}
-    for file, names in track(files_of(checkpoint, written), "slicing"):
-        place = file.as_posix()
-        places.update(dict.fromkeys(names, place))
-        if place in there:
-            continue
-        digests |= write_file(checkpoint, begun.folder, file, names, written)
-        begun.fill()
-        there = [*there, place]
-        begun.learn(files=there, sha256=digests)
-    write_index(checkpoint, begun.folder, places, nbytes=done.nbytes[1], parameters=done.parameters[1])
-    barrier()
+
+    def write_others() -> None:
+        run.check_room(0 if run.written else done.nbytes[1])
+        copy_others(checkpoint, run.folder, done.left_out)  # those of an earlier run, too, are whole then
+        (run.folder / "config.json").write_text(config_text(checkpoint, mixtures.configured, choice.fields), "utf-8")
+        write_index(checkpoint, run.folder, written, nbytes=done.nbytes[1], parameters=done.parameters[1])
+
+    on_rank_zero(write_others)
+    digests: dict[str, str] = {}
+
+    def write(file: Path, names: Sequence[str]) -> dict[str, str]:
+        found = write_file(checkpoint, run.folder, file, names, written)
+        run.written.update(found)
+        return found
+
+    for file, names in files_of(checkpoint, written):
+        one = functools.partial(on_rank_zero, functools.partial(write, file, names))
+        digests |= run.stage(f"sha256 of {file.as_posix()}", dict[str, str], one)
     return digests
 
 
 def _add_records(
-    target: Path,
+    run: Run,
     mixtures: Mixtures,
     done: ShrunkExperts,
     written: Mapping[str, Origin],
     digests: Mapping[str, str],
     previous: Mapping[str, Any] | None,
 ) -> None:
-    (target / EXPERTS).write_text(origins_text(mixtures.checkpoint, written, FORMAT), "utf-8")
-    small = open_checkpoint(target)
+    (run.folder / EXPERTS).write_text(origins_text(mixtures.checkpoint, written, FORMAT), "utf-8")
     found = {
         "experts": {name: {"from": size, "to": left} for name, (size, left) in done.counts.items()},
         "kept": {name: list(each) for name, each in done.kept.items()},
@@ -494,55 +473,72 @@ def _add_records(
         "config": {name: {"from": before, "to": after} for name, (before, after) in done.fields.items()},
         "parameters": {"from": done.parameters[0], "to": done.parameters[1]},
         "proof": done.proof,
-        "sha256": {**digests, **{name: sha256_of(small, name) for name in done.repaired}},
+        "sha256": {**digests, **{name: run.written[name] for name in done.repaired}},
     }
-    (target / RECORD).write_text(record_text("experts", found, previous=previous), "utf-8")
+    (run.folder / RECORD).write_text(record_text("experts", found, previous=previous), "utf-8")
 
 
 # ---- what stays is changed -------------------------------------------------------------------------------------------
 
 
-def _repaired(begun: Unfinished, run: _Run, written: Mapping[str, Origin], done: ShrunkExperts) -> ShrunkExperts:
+@dataclass(frozen=True)
+class _Block:
+    """What a run's journal says of a block whose mixtures changed: the SHA-256 of each tensor that did, too."""
+
+    name: str
+    shares: Mapping[str, float]
+    whole: Mapping[str, str]
+    tensors: Mapping[str, str]
+
+
+def _repaired(
+    run: Run, calibration: _Calibration, written: Mapping[str, Origin], digests: Mapping[str, str], done: ShrunkExperts
+) -> ShrunkExperts:
     """The smaller directory runs beside the dense one, and its mixtures are solved, block after block."""
-    groups = [group for group in run.mixtures.groups if group.name in done.counts]
+    groups = [group for group in calibration.mixtures.groups if group.name in done.counts]
     walk = DirectoryWalk(
-        open_checkpoint(begun.folder),
-        begun.folder,
-        run.held,
-        forward=run.walk.forward,
-        activations=run.activations,
-        device=run.walk.device,
+        open_checkpoint(run.folder),
+        run.folder,
+        calibration.held,
+        forward=calibration.walk.forward,
+        activations=calibration.activations,
+        device=calibration.walk.device,
     )
+    walk.files.written = run.written
+    blocks = run.done(_Block, walk.blocks)
+    on_rank_zero(lambda: _slice_again(run, calibration.mixtures.checkpoint, walk.source, written, blocks))
+    already = [block.name for block in blocks]
     mended = MendedMixtures()
-    already, tensors = _gone_on_with(begun, walk, mended)
-    _write_again(begun, run.mixtures.checkpoint, walk, written, already)
-    rank, _ = rank_and_world()
-    run.walk.batches = run.held
-    with of_directory(run.walk, run.held) as dense, of_directory(walk, run.held) as small:
-        beside = PairedBlocks(dense, small, groups, run.activations)
+    for block in blocks:
+        mended.found.update({name: Mended(share) for name, share in block.shares.items()})
+        mended.found.update({name: Mended(None, why) for name, why in block.whole.items()})
+    calibration.walk.batches = calibration.held
+    with of_directory(calibration.walk, calibration.held) as dense, of_directory(walk, calibration.held) as small:
+        beside = PairedBlocks(dense, small, groups, calibration.activations)
         leave_whole(beside.outside, OUTSIDE, mended)
 
         def change(name: str, its: Sequence[Group]) -> None:
-            names: list[str] = []
+            tensors: dict[str, str] = {}
             for group in its:
-                names += write(name, mend(beside, small, name, [group], mended, folder=run.activations))
-            if not rank:
-                begun.note(_noted(name, its, mended, names))
-                tensors.update(names)
+                tensors |= write(name, mend(beside, small, name, [group], mended, folder=calibration.activations))
+            names = {group.name for group in its}
+            shares = {each: share for each, share in mended.shares.items() if each in names}
+            whole = {each: why for each, why in mended.whole.items() if each in names}
+            blocks.append(_Block(name, shares, whole, tensors))
+            run.note(blocks[-1])
 
-        def write(name: str, changed: Sequence[str]) -> list[str]:
+        def write(name: str, changed: Sequence[str]) -> dict[str, str]:
             """What changed in a block, while its weights are not in memory: they are put together once more."""
             if not changed:
-                return []
+                return {}
             values = new_values(walk.model, name, sorted({*changed}))
             small.weights.unload(name)
-            if not rank:
-                begun.learn(writing=name)
-            found = {} if rank else walk.files.write(name, values)
-            barrier()
+            found = on_rank_zero(functools.partial(walk.files.write, name, values))
             del values
             small.weights.load(name, finished=False)
-            return [each for each, what in found.items() if not what.kept_as_they_were]
+            return (
+                {each: run.written[each] for each in found if run.written[each] != digests[each]} if run.writes else {}
+            )
 
         for _ in beside.run(change, already):
             pass
@@ -550,57 +546,24 @@ def _repaired(begun: Unfinished, run: _Run, written: Mapping[str, Origin], done:
         done,
         mended=mended.shares,
         unmended=mended.whole,
-        repaired=tuple(on_rank_zero(lambda: sorted(tensors))),
+        repaired=tuple(on_rank_zero(lambda: sorted({name for block in blocks for name in block.tensors}))),
     )
 
 
-def _noted(block: str, groups: Sequence[Group], mended: MendedMixtures, tensors: Sequence[str]) -> dict[str, Any]:
-    """What the journal says of a block whose mixtures changed."""
-    names = {group.name for group in groups}
-    return {
-        "name": block,
-        "made_up_for": {name: each for name, each in mended.shares.items() if name in names},
-        "not_repaired": {name: each for name, each in mended.whole.items() if name in names},
-        "tensors": list(tensors),
-    }
-
-
-def _gone_on_with(begun: Unfinished, walk: DirectoryWalk, mended: MendedMixtures) -> tuple[list[str], set[str]]:
-    """The blocks that an earlier run changed, and which tensors; what it said of them is said again."""
-    already: list[str] = []
-    tensors: set[str] = set()
-    for block in begun.found().inners("blocks"):
-        block.only("name", "made_up_for", "not_repaired", "tensors")
-        name = block.take("name", str)
-        if name not in walk.blocks or name in already:
-            raise block.wrong("name", f"is {name}, which is no block of the model, or is there twice")
-        already.append(name)
-        mended.found.update({each: Mended(share) for each, share in block.each_named("made_up_for", float).items()})
-        mended.found.update({each: Mended(None, why) for each, why in block.each_named("not_repaired", str).items()})
-        tensors.update(block.each("tensors", str))
-    return already, tensors
-
-
-def _write_again(
-    begun: Unfinished,
+def _slice_again(
+    run: Run,
     source: Checkpoint,
-    walk: DirectoryWalk,
+    copy: Checkpoint,
     written: Mapping[str, Origin],
-    already: Sequence[str],
+    blocks: Sequence[_Block],
 ) -> None:
-    """The block that a killed run was writing is what it was before: a tensor may be half of the one and half of the
-    other."""
-    facts = begun.found().inner("facts")
-    if not rank_and_world()[0] and "writing" in facts.values:
-        block = facts.take("writing", str)
-        if block not in walk.blocks:
-            raise facts.wrong("writing", f"is {block}, which is no block of the model")
-        groups = [group for name, group in walk.files.group_of.items() if name.startswith(f"{block}.")]
-        for name in {name for group in groups for name in group.sources} if block not in already else ():
-            old, cuts = written[name]
-            entry = walk.source.entries[name]
-            with open(entry.path, "r+b", buffering=0) as opened:
-                opened.seek(entry.start)
-                write_cut(opened, source, source.entries[old], cuts, [])
-                os.fsync(opened.fileno())
-    barrier()
+    """What a killed run was writing is what it was before: a tensor may be half of the one and half of the other."""
+    finished = {name for block in blocks for name in block.tensors}
+    for name in run.damaged():
+        if name in finished:
+            raise run.changed(name)
+        old, cuts = written[name]
+        with open(copy.entries[name].path, "r+b", buffering=0) as opened:
+            opened.seek(copy.entries[name].start)
+            write_cut(opened, source, source.entries[old], cuts)
+            os.fsync(opened.fileno())

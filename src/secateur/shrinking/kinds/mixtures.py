@@ -8,20 +8,19 @@ import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from secateur.checkpoints import Checkpoint, CheckpointError, meta_model_of
+from secateur.checkpoints import Checkpoint, CheckpointError, Origin, meta_model_of
 from secateur.coupling import Coupling, Group, Scope, find_coupling
 from secateur.models import (
     DirectoryWalk,
     Replay,
     RunAlong,
     Tokens,
-    all_gather,
     divergence,
     prepared,
     run_through,
@@ -30,13 +29,24 @@ from secateur.models import (
 from secateur.report import Reported, Sheet
 from secateur.shrinking.apply import carry_out
 from secateur.shrinking.configuration import Configured, has_configuration
-from secateur.shrinking.directory import PROVED, Origin
+from secateur.shrinking.directory import PROVED
 from secateur.shrinking.kinds.experts import choose_experts, tied_mixtures
-from secateur.shrinking.kinds.routing import RANKS, Routed, Watching, check_seen, mixture_of
+from secateur.shrinking.kinds.routing import MOST, RANKS, Routed, Watching, check_seen, mixture_of
 from secateur.shrinking.plan import Plan, plan_of
 from secateur.shrinking.request import PruningTarget, Request, example_for, pruning_target
 from secateur.shrinking.select import groups_in_scope, rows_at_once
-from secateur.support import Fields, LazyTensors, Part, Undo, printable, private, write_whole
+from secateur.support import (
+    Between,
+    Fields,
+    LazyTensors,
+    Part,
+    Undo,
+    all_gather,
+    plain,
+    printable,
+    private,
+    write_whole,
+)
 
 # A directory of a mixture-of-experts model: which tensors hold which experts, and the experts' statistics on data.
 #
@@ -51,8 +61,8 @@ class Beyond:
     """What the model loses when a share of the experts leaves all mixtures: how far its outputs are from the dense
     ones, as `secateur.models.divergence` has it, over so many tokens."""
 
-    lost: float = 0.0
-    tokens: int = 0
+    lost: Annotated[float, Between(0, MOST)] = 0.0
+    tokens: Annotated[int, Between(0)] = 0
 
     def everywhere(self) -> Beyond:
         """The sums of all processes."""
@@ -329,7 +339,6 @@ class _Weights(LazyTensors):
 # Law: a file that says something else is refused, with its name and the field.
 
 _FORMAT = "secateur experts profile"
-_MOST = 1e300
 
 
 @dataclass(frozen=True)
@@ -338,8 +347,8 @@ class Text:
 
     data: str
     sha256: str
-    tokens: int
-    held_out: int
+    tokens: Annotated[int, Between(0)]
+    held_out: Annotated[int, Between(0)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -358,7 +367,7 @@ class Profile(Reported):
     text: Text
     rank: str
     routed: Mapping[str, Routed]
-    beyond: Mapping[float, Beyond] = field(default_factory=dict)
+    beyond: Mapping[Annotated[float, Between(0, 1)], Beyond] = field(default_factory=dict)
     source: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def _parts(self) -> Iterator[Part]:
@@ -371,6 +380,15 @@ class Profile(Reported):
 
         return profile_sheets(self, {})
 
+    def wrong(self) -> str | None:
+        """Why no run has measured it."""
+        if self.rank not in RANKS:
+            return f"has a rank that is none of {', '.join(RANKS)}"
+        for name, each in self.routed.items():
+            if len(each.tokens) != len(each.weighted) or not len(each.tokens):
+                return f"has not of as many experts of {name} how many tokens as how much weight"
+        return None
+
     def check_source(self, there: Mapping[str, str], path: Path) -> None:
         """Raises CheckpointError if what was run is not the directory with these files."""
         if other := sorted(name for name in {*self.source, *there} if self.source.get(name) != there.get(name)):
@@ -382,22 +400,8 @@ class Profile(Reported):
 
 def write_profile(profile: Profile, path: Path) -> None:
     """As JSON, complete or not at all."""
-    write_whole(path, json.dumps(profile_values(profile), indent=1, allow_nan=False) + "\n")
-
-
-def profile_values(profile: Profile) -> dict[str, Any]:
-    """As JSON."""
-    return {
-        "format": _FORMAT,
-        "version": 1,
-        "source": dict(profile.source),
-        "rank": profile.rank,
-        "text": vars(profile.text),
-        "outputs": [{"share": share, **vars(each)} for share, each in profile.beyond.items()],
-        "mixtures": {
-            name: {key: each.tolist() for key, each in vars(routed).items()} for name, routed in profile.routed.items()
-        },
-    }
+    said = {"format": _FORMAT, "version": 2, "profile": plain(profile)}
+    write_whole(path, json.dumps(said, indent=1, allow_nan=False) + "\n")
 
 
 def read_profile(path: Path) -> Profile:
@@ -410,33 +414,9 @@ def read_profile(path: Path) -> Profile:
         read = Fields.read(path, error=CheckpointError, hint=" secateur experts --profile writes one.")
     except FileNotFoundError:
         raise CheckpointError(f"{path}: no such file; secateur experts --profile writes one.") from None
-    return profile_in(read)
-
-
-def profile_in(read: Fields) -> Profile:
-    """What `profile_values` said; an error of the fields' kind where it is something else."""
-    if read.take("format", str) != _FORMAT or read.take("version", int) != 1:
-        raise read.wrong("format", f"is not {_FORMAT!r}, version 1")
-    its = read.inner("text")
-    text = Text(
-        its.take("data", str),
-        its.take("sha256", str),
-        its.take("tokens", int, least=0),
-        its.take("held_out", int, least=0),
-    )
-    routed = {}
-    for name, its in read.inners_named("mixtures"):
-        sums = [its.each(key, float, least=0, most=_MOST) for key in ("tokens", "weighted")]
-        if len({len(each) for each in sums}) != 1 or not sums[0]:
-            raise its.wrong("tokens", "is not of as many experts as weighted")
-        routed[name] = Routed(*(np.array(each, dtype=float) for each in sums))
-    rank = read.take("rank", str)
-    if rank not in RANKS:
-        raise read.wrong("rank", f"is none of {', '.join(RANKS)}")
-    beyond = dict(map(_beyond_in, read.inners("outputs"))) if "outputs" in read.values else {}
-    return Profile(text, rank, routed, beyond, read.each_named("source", str))
-
-
-def _beyond_in(read: Fields) -> tuple[float, Beyond]:
-    lost, tokens = read.take("lost", float, least=0, most=_MOST), read.take("tokens", int, least=0)
-    return read.take("share", float, least=0, most=1), Beyond(lost, tokens)
+    if read.take("format", str) != _FORMAT or read.take("version", int) != 2:
+        raise read.wrong("format", f"is not {_FORMAT!r}, version 2")
+    profile: Profile = read.value("profile", Profile)
+    if (why := profile.wrong()) is not None:
+        raise read.wrong("profile", why)
+    return profile

@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,14 +28,25 @@ from secateur.models import (
     Tokens,
     Weights,
     WeightView,
-    all_gather,
     calls_of,
     parts_of,
     prepared,
     run_through,
 )
 from secateur.shrinking.measure import check_finite
-from secateur.support import Forward, device_of, mapped, moved, run_batch, tensors_in, track, unchanged, unwrapped
+from secateur.support import (
+    Between,
+    Forward,
+    all_gather,
+    device_of,
+    mapped,
+    moved,
+    run_batch,
+    tensors_in,
+    track,
+    unchanged,
+    unwrapped,
+)
 
 # ---- Statistics of experts on data: how many tokens each receives, and how large its outputs are.
 #
@@ -48,6 +59,7 @@ from secateur.support import Forward, device_of, mapped, moved, run_batch, tenso
 # weight. So it is the same for experts that run in turn or all at once, with the weight on their outputs or inputs.
 
 RANKS = ("reap", "frequency", "criterion")
+MOST = 1e300  # of a sum
 
 Array = npt.NDArray[np.float64]
 
@@ -56,8 +68,8 @@ Array = npt.NDArray[np.float64]
 class Routed:
     """Sums over the tokens that were sent to each unit: how many, and of the weight times the norm of the outputs."""
 
-    tokens: Array
-    weighted: Array
+    tokens: Annotated[Array, Between(0, MOST)]
+    weighted: Annotated[Array, Between(0, MOST)]
 
     @classmethod
     def zeros(cls, units: int) -> Routed:
