@@ -10,9 +10,10 @@ from torch import distributed, nn
 from secateur.checkpoints import open_checkpoint, verify_checkpoint
 from secateur.criteria import wanda
 from secateur.models import oneshot
-from secateur.models.jobs import barrier, broadcast, rank_and_world, reduced
+from secateur.models.jobs import reduced
 from secateur.models.products import Products, Tokens
 from secateur.solvers import from_criterion, sparsegpt
+from secateur.support import barrier, broadcast, rank_and_world
 from support.families import make
 from support.forks import leave_group, on_ranks
 
