@@ -371,7 +371,7 @@ def test_what_cannot_be_is_refused_before_anything_is_written(llama, tmp_path, m
 
 
 def test_a_full_disk_keeps_the_finished_blocks(llama, tmp_path, monkeypatch):
-    def full(*_):
+    def full(*_, **__):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(slicing, "write_index", full)
