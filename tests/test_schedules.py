@@ -15,12 +15,8 @@ MAKERS = [schedules.linear, schedules.cubic, schedules.cosine, schedules.exponen
 
 
 @given(
-    st.sampled_from(MAKERS),
-    st.integers(1, 500),
-    st.floats(0, 1),
-    st.floats(0, 1),
-    st.floats(0, 0.99),
-)
+    st.sampled_from(MAKERS), st.integers(1, 500), st.floats(0, 1), st.floats(0, 1), st.floats(0, 0.99),
+)  # fmt: skip
 def test_a_fraction_of_any_run_reaches_the_target(make, total, begin, end, final):
     begin, end = sorted([begin, end])
     schedule = resolve(make(final, begin=begin, end=end), total_steps=total)
@@ -32,17 +28,10 @@ def test_a_fraction_of_any_run_reaches_the_target(make, total, begin, end, final
 @pytest.mark.parametrize(
     ("moment", "step"),
     [
-        (7, 7),
-        (np.int64(7), 7),
-        ("7st", 7),
-        ("2ep", 100),
-        ("0.5ep", 25),
-        (0.25, 250),
-        (1.0, 1000),
-        (0.0, 0),
+        (7, 7), (np.int64(7), 7), ("7st", 7), ("2ep", 100), ("0.5ep", 25), (0.25, 250), (1.0, 1000), (0.0, 0),
         ("0ep", 0),
     ],
-)
+)  # fmt: skip
 def test_moments(moment, step):
     assert step_of(moment, 1000, 50) == step
 

@@ -383,15 +383,8 @@ records = st.fixed_dictionaries(
             st.sampled_from(
                 [
                     *(
-                        "rows",
-                        "2:4",
-                        "1:1",
-                        "0:1000000007",
-                        "4x4",
-                        "999999999x999999999",
-                        "channels:1",
-                        "channels:-9",
-                        "",
+                        "rows", "2:4", "1:1", "0:1000000007", "4x4", "999999999x999999999", "channels:1",
+                        "channels:-9", "",
                     ),
                     *("NM(n=2, m=4, axis=0)", "NM(n=1, m=2, axis=-1)", "NM(n=2, m=4, axis=7)", "NM(n=x)", "NM(1, 2)"),
                     *(
@@ -408,7 +401,7 @@ records = st.fixed_dictionaries(
         "left_alone": st.dictionaries(st.text(max_size=3), st.lists(names)),
         "sparsity": st.dictionaries(st.sampled_from(["targets", "model", "x"]), st.one_of(st.none(), shares)),
     },
-)
+)  # fmt: skip
 
 
 @given(records)

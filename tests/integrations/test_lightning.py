@@ -140,11 +140,8 @@ def test_lightning_learns_from_a_teacher_and_keeps_zeros(tmp_path, share):
     before = distance()
     data = torch.utils.data.TensorDataset(inputs, inputs[:, :4] * inputs[:, 4:])
     quiet = {
-        "logger": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "enable_checkpointing": False,
-    }
+        "logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False,
+    }  # fmt: skip
     callback = Distillation(teacher, "net", "mse", share=share)
     trainer = pl.Trainer(max_epochs=8, accelerator="cpu", default_root_dir=tmp_path, callbacks=[callback], **quiet)
     with warnings.catch_warnings():
@@ -165,11 +162,8 @@ def test_a_run_that_fails_lets_go_of_the_module_and_can_begin_again(tmp_path):
     module, data = Regression(), torch.utils.data.TensorDataset(torch.randn(8, 8), torch.randn(8, 4))
     callback, fails = Distillation(nn.Linear(8, 4), "net", "mse", share=0.5), [True, False]
     quiet = {
-        "logger": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "enable_checkpointing": False,
-    }
+        "logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False,
+    }  # fmt: skip
 
     class Failing(pl.Callback):
         def on_train_batch_end(self, *_):

@@ -174,11 +174,8 @@ def test_pytorch_s_own_encoder_layers():
 
         done = oneshot(model, data, 0.5, solver=look)
         assert [layer.name.removeprefix("encoder.layers.0.") for layer in done.layers[:4]] == [
-            "self_attn.in_proj_weight",
-            "self_attn.out_proj.weight",
-            "linear1.weight",
-            "linear2.weight",
-        ]
+            "self_attn.in_proj_weight", "self_attn.out_proj.weight", "linear1.weight", "linear2.weight",
+        ]  # fmt: skip
         assert {layer.tokens for layer in done.layers} == {10}
         grams.append(seen)
     for one, other in zip(*grams, strict=True):

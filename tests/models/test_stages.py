@@ -74,11 +74,8 @@ def test_stages_of_pytorchs_own_layers():
     stages = stages_in(Encoder().eval(), [torch.randint(64, (2, 7))])
     for found in stages.values():
         assert [sorted(stage) for stage in found] == [
-            ["self_attn.in_proj_weight"],
-            ["self_attn.out_proj.weight"],
-            ["linear1.weight"],
-            ["linear2.weight"],
-        ]
+            ["self_attn.in_proj_weight"], ["self_attn.out_proj.weight"], ["linear1.weight"], ["linear2.weight"],
+        ]  # fmt: skip
 
 
 @pytest.mark.parametrize("solver", [sparsegpt, WANDA], ids=["sparsegpt", "wanda"])

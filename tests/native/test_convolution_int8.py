@@ -91,14 +91,10 @@ def test_it_is_the_convolution_of_rounded_weight_and_rounded_inputs(data, thread
 @pytest.mark.parametrize(
     ("channels", "height", "width", "kernel", "stride"),
     [
-        (3, 1, 900, [1, 9], 1),
-        (3, 900, 1, [9, 1], 1),
-        (2, 9, 400, [5, 3], 1),
-        (70, 28, 28, [3, 3], 1),
-        (6, 57, 60, [3, 3], 2),
-        (600, 16, 16, [1, 1], 1),
+        (3, 1, 900, [1, 9], 1), (3, 900, 1, [9, 1], 1), (2, 9, 400, [5, 3], 1), (70, 28, 28, [3, 3], 1),
+        (6, 57, 60, [3, 3], 2), (600, 16, 16, [1, 1], 1),
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("shift", [0, 100])
 def test_sums_are_exact(channels, height, width, kernel, stride, shift):
     """Inputs that are whole numbers times their scale are rounded to themselves; so are the sums, of large tiles, of

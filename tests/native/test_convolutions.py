@@ -78,15 +78,10 @@ def test_it_is_the_convolution_at_every_level(data, threads, own, form):
 @pytest.mark.parametrize(
     ("channels", "height", "width", "kernel"),
     [
-        (3, 1, 3000, [1, 9]),
-        (3, 3000, 1, [9, 1]),
-        (2, 9, 700, [5, 3]),
-        (70, 28, 28, [3, 3]),
-        (40, 16, 16, [1, 1]),
-        (9, 14, 14, [1, 1]),
-        (9, 8, 13, [1, 1]),
+        (3, 1, 3000, [1, 9]), (3, 3000, 1, [9, 1]), (2, 9, 700, [5, 3]), (70, 28, 28, [3, 3]), (40, 16, 16, [1, 1]),
+        (9, 14, 14, [1, 1]), (9, 8, 13, [1, 1]),
     ],
-)
+)  # fmt: skip
 def test_long_wide_and_deep_images(library, channels, height, width, kernel):
     """Tiles that are a small part of a row, and blocks whose sums are put away."""
     weight = torch.randn(8, channels, *kernel) * (torch.rand(8, channels, *kernel) < 0.3)

@@ -497,14 +497,11 @@ def one_call(rng: random.Random, prune: Any, seed: int) -> Any:
     n = rng.choice((1, 2, 3, 0.5))
     make = rng.choice(
         (
-            lambda: prune.Identity(),
-            lambda: prune.L1Unstructured(how),
-            lambda: prune.RandomUnstructured(how),
-            lambda: prune.RandomStructured(how, dim),
-            lambda: prune.LnStructured(how, n, dim),
+            lambda: prune.Identity(), lambda: prune.L1Unstructured(how), lambda: prune.RandomUnstructured(how),
+            lambda: prune.RandomStructured(how, dim), lambda: prune.LnStructured(how, n, dim),
             lambda: prune.CustomFromMask(default.bool()),
         )
-    )
+    )  # fmt: skip
     kind = rng.choice(("mask", "container", "prune", "helper"))
     torch.manual_seed(seed)
     if kind == "mask":

@@ -247,11 +247,8 @@ def test_both_ways_agree_on_anything(data):
 def test_an_object_of_before_there_were_any_is_left_alone(monkeypatch):
     monkeypatch.setattr(encodings, "library", lambda: object())
     assert spread(BITMASK, {"bitmask": np.array([9], np.uint8)}, np.array([7, 5], np.uint8), 4, 2).tolist() == [
-        7,
-        0,
-        0,
-        5,
-    ]
+        7, 0, 0, 5,
+    ]  # fmt: skip
 
 
 # ---- what no mask encodes to -------------------------------------------------------------------------------------

@@ -76,15 +76,11 @@ FAMILIES = {
         "MambaForCausalLM",
         "MambaConfig",
         {
-            "vocab_size": 64,
-            "hidden_size": 16,
-            "num_hidden_layers": 2,
-            "state_size": 4,
-            "pad_token_id": 0,
+            "vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 2, "state_size": 4, "pad_token_id": 0,
             "eos_token_id": 2,
         },
     ),
-}
+}  # fmt: skip
 ENCODER_DECODERS = {"t5", "bart"}
 # between them they have every kind of block; `make examples` has all
 FIRST = ("llama", "gemma3", "phi3", "gpt2", "bloom", "bert", "t5", "mixtral", "mamba")

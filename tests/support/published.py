@@ -84,12 +84,7 @@ PUBLISHED: dict[str, Published] = {
     "GPT-2": _decoder("GPT2LMHeadModel", "GPT2Config", n_layer=LAYERS),
     "OPT 125M": _decoder("OPTForCausalLM", "OPTConfig", **_FEW, ffn_dim=3072),
     "Pythia 160M": _decoder(
-        "GPTNeoXForCausalLM",
-        "GPTNeoXConfig",
-        **_FEW,
-        hidden_size=768,
-        intermediate_size=3072,
-        num_attention_heads=12,
+        "GPTNeoXForCausalLM", "GPTNeoXConfig", **_FEW, hidden_size=768, intermediate_size=3072, num_attention_heads=12,
         vocab_size=50304,
     ),
     "BERT base": _words("BertForMaskedLM", "BertConfig", **_FEW),
@@ -102,4 +97,4 @@ PUBLISHED: dict[str, Published] = {
     "ConvNeXt-T": _image("ConvNextForImageClassification", "ConvNextConfig", side=64, num_labels=1000),
     "Whisper tiny": _whisper(384, 6),
     "Whisper base": _whisper(512, 8),
-}
+}  # fmt: skip

@@ -15,9 +15,6 @@ def write_tokenizer(folder):
     tokenizer = Tokenizer(models.WordLevel(numbers, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        bos_token="<s>",
-        eos_token="</s>",
-        unk_token="<unk>",
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>",
         clean_up_tokenization_spaces=False,
-    ).save_pretrained(folder)
+    ).save_pretrained(folder)  # fmt: skip

@@ -79,14 +79,10 @@ def test_milestones_are_met_whatever_the_interval():
 @pytest.mark.parametrize(
     ("until", "total_steps", "interval", "every"),
     [
-        (0, None, None, 1),
-        (0, 1000, None, 10),
-        (0, 50, None, 1),
-        (5000, None, None, 50),
-        (50_000, None, None, 100),
+        (0, None, None, 1), (0, 1000, None, 10), (0, 50, None, 1), (5000, None, None, 50), (50_000, None, None, 100),
         (9, 9, 7, 7),
     ],
-)
+)  # fmt: skip
 def test_a_function_of_ones_own_is_asked_about_a_hundred_times(until, total_steps, interval, every):
     assert Timetable(lambda step: 0.5, until, total_steps, interval).every == every
 

@@ -35,11 +35,8 @@ class IndexedChannels(nn.Module):
     def __init__(self):
         super().__init__()
         self.fc1, self.fc2, self.fc3, self.fc4 = (
-            nn.Linear(12, 20),
-            nn.Linear(20, 18),
-            nn.Linear(8, 26),
-            nn.Linear(26, 3),
-        )
+            nn.Linear(12, 20), nn.Linear(20, 18), nn.Linear(8, 26), nn.Linear(26, 3),
+        )  # fmt: skip
         self.register_buffer("order", torch.randperm(20))
 
     def forward(self, x):
@@ -64,11 +61,8 @@ class AcrossChannels(nn.Module):
     def __init__(self, operation):
         super().__init__()
         self.fc1, self.fc2, self.fc3, self.fc4 = (
-            nn.Linear(14, 22),
-            nn.Linear(22, 18),
-            nn.Linear(18, 26),
-            nn.Linear(26, 3),
-        )
+            nn.Linear(14, 22), nn.Linear(22, 18), nn.Linear(18, 26), nn.Linear(26, 3),
+        )  # fmt: skip
         self.operation = operation
 
     def forward(self, x):

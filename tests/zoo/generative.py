@@ -146,14 +146,11 @@ class GlowCoupling(nn.Module):
         super().__init__()
         self.nets = nn.ModuleList(
             nn.Sequential(
-                nn.Conv2d(3, 18, 3, padding=1),
-                nn.ReLU(),
-                nn.Conv2d(18, 14, 1),
-                nn.ReLU(),
+                nn.Conv2d(3, 18, 3, padding=1), nn.ReLU(), nn.Conv2d(18, 14, 1), nn.ReLU(),
                 nn.Conv2d(14, 6, 3, padding=1),
             )
             for _ in range(2)
-        )
+        )  # fmt: skip
         self.actnorm = nn.Parameter(torch.rand(1, 6, 1, 1) + 0.5)
         self.register_buffer("order", torch.tensor([3, 5, 0, 2, 4, 1]))
 

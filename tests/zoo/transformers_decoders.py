@@ -10,14 +10,9 @@ from zoo.registry import ids, transformer
 SPECIAL = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 DECODER = {"vocab_size": 53, "max_position_embeddings": 32, "use_cache": False, **SPECIAL}
 LLAMA = {
-    **DECODER,
-    "hidden_size": 36,
-    "intermediate_size": 52,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-}
+    **DECODER, "hidden_size": 36, "intermediate_size": 52, "num_hidden_layers": 2, "num_attention_heads": 6,
+    "num_key_value_heads": 2, "head_dim": 8,
+}  # fmt: skip
 ODD = {**LLAMA, "hidden_size": 48}  # for those that compute the width of a head from the width of the model
 del ODD["head_dim"]
 EAGER = {"attn_implementation": "eager"}

@@ -128,12 +128,9 @@ mixture(
     "glm4v",
     "Glm4vMoeTextModel",
     rope_parameters={
-        "rope_type": "default",
-        "rope_theta": 1e4,
-        "mrope_section": [1, 1, 2],
-        "partial_rotary_factor": 1.0,
+        "rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2], "partial_rotary_factor": 1.0,
     },
-)
+)  # fmt: skip
 mixture("glm_dsa", "GlmMoeDsaForCausalLM", **LATENT)
 mixture("gpt_oss", "GptOssForCausalLM")
 mixture("granite", "GraniteMoeForCausalLM")

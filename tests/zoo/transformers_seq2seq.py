@@ -8,34 +8,15 @@ from zoo.registry import ids, tokens, transformer
 from zoo.transformers_decoders import EAGER, SDPA, SPECIAL
 
 SEQ2SEQ = {
-    "vocab_size": 53,
-    "max_position_embeddings": 32,
-    "d_model": 36,
-    "encoder_layers": 1,
-    "decoder_layers": 2,
-    "encoder_attention_heads": 3,
-    "decoder_attention_heads": 3,
-    "encoder_ffn_dim": 52,
-    "decoder_ffn_dim": 44,
-    "use_cache": False,
-    "decoder_start_token_id": 2,
-    "forced_eos_token_id": None,
-    **SPECIAL,
-}
+    "vocab_size": 53, "max_position_embeddings": 32, "d_model": 36, "encoder_layers": 1, "decoder_layers": 2,
+    "encoder_attention_heads": 3, "decoder_attention_heads": 3, "encoder_ffn_dim": 52, "decoder_ffn_dim": 44,
+    "use_cache": False, "decoder_start_token_id": 2, "forced_eos_token_id": None, **SPECIAL,
+}  # fmt: skip
 BOTH = ids(decoder_input_ids=tokens(53, 5))
 T5 = {
-    "vocab_size": 53,
-    "d_model": 36,
-    "d_kv": 8,
-    "d_ff": 52,
-    "num_layers": 1,
-    "num_decoder_layers": 2,
-    "num_heads": 3,
-    "use_cache": False,
-    "relative_attention_num_buckets": 8,
-    "decoder_start_token_id": 0,
-    **SPECIAL,
-}
+    "vocab_size": 53, "d_model": 36, "d_kv": 8, "d_ff": 52, "num_layers": 1, "num_decoder_layers": 2, "num_heads": 3,
+    "use_cache": False, "relative_attention_num_buckets": 8, "decoder_start_token_id": 0, **SPECIAL,
+}  # fmt: skip
 transformer("t5", "T5ForConditionalGeneration", BOTH, **T5)
 transformer(
     "t5_gated", "T5ForConditionalGeneration", BOTH, **T5, feed_forward_proj="gated-gelu", tie_word_embeddings=False
