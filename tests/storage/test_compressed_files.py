@@ -87,13 +87,6 @@ def test_a_group_that_lacks_some_is_filled_up(tmp_path):
     assert same(load_compressed(tmp_path / "file")["weight"], weight)
 
 
-def test_one_value_is_stored_once(tmp_path):
-    mask = torch.rand(100, 100) < 0.5
-    done = save_compressed({"bool": mask, "ones": torch.ones(100, 100)}, tmp_path / "file")
-    assert [tensor.stored for tensor in done.tensors] == [1250 + 4, 1250 + 1]  # the widest first
-    assert same(load_compressed(tmp_path / "file")["bool"], mask)
-
-
 def test_negative_zeros_cost_a_bit(tmp_path):
     weight = torch.randn(100, 100)
     pruned = weight * make_masks({"weight": weight}, 0.9)["weight"]  # as torch's own pruning leaves them

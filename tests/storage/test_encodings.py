@@ -1,6 +1,5 @@
 """Places of kept entries as bytes: inverse to the last bit, by hand on small masks, and refused when they are none."""
 
-import math
 from pathlib import Path
 
 import numpy as np
@@ -20,14 +19,12 @@ from secateur.storage.encodings import (
     EncodingError,
     Entries,
     Grouped,
-    fullest_group,
     pack_bits,
     parse_encoding,
     pieces,
     plane,
     put_plane,
     select,
-    spread_signs,
     unpack_bits,
 )
 
@@ -134,50 +131,6 @@ def test_by_hand():
         "counts": [1, 2, 1],
         "columns": [2, 1, 2, 599 - 512],
     }
-
-
-def test_ranks_by_hand():
-    # the six groups of 2:4 as 4-bit numbers, ascending: 0011 0101 0110 1001 1010 1100, three bits each
-    groups = [[1, 1, 0, 0], [1, 0, 1, 0], [0, 1, 1, 0], [1, 0, 0, 1], [0, 1, 0, 1], [0, 0, 1, 1]]
-    packed = Grouped(2, 4).encode(np.array(groups, dtype=bool).reshape(-1))["ranks"]
-    assert int.from_bytes(packed.tobytes(), "little") == sum(rank << (3 * rank) for rank in range(6))
-
-
-@pytest.mark.parametrize("encoding", PATTERNS, ids=lambda encoding: encoding.name)
-def test_a_rank_has_as_few_bits_as_it_needs(encoding):
-    assert 2 ** (encoding.bits - 1) < math.comb(encoding.m, encoding.n) <= 2**encoding.bits
-
-
-@given(st.lists(st.booleans(), min_size=16, max_size=160), st.sampled_from(PATTERNS))
-def test_padding_keeps_what_is_kept_and_fills_the_groups(drawn, pattern):
-    mask = np.array(drawn[: len(drawn) // 16 * 16], dtype=bool)
-    few = mask & (np.cumsum(mask.reshape(-1, pattern.m), axis=1).reshape(-1) <= pattern.n)
-    padded = pattern.pad(few)
-    assert bool((padded | ~few).all())
-    assert bool((padded.reshape(-1, pattern.m).sum(1) == pattern.n).all())
-
-
-@given(st.lists(st.booleans(), max_size=200), st.sampled_from([2, 4, 8, 16]))
-def test_the_fullest_group(drawn, m):
-    mask = np.array(drawn[: len(drawn) // m * m], dtype=bool)
-    assert fullest_group(mask, m) == mask.reshape(-1, m).sum(1).max(initial=0)
-
-
-@given(st.lists(st.sampled_from([0.0, -0.0, 1.5]), max_size=100))
-def test_signs_come_back(compiled, numbers):
-    values = np.array(numbers, dtype=np.float32)
-    mask = values != 0
-    bits = np.where(mask, values, np.float32(0)).view(np.uint32)
-    spread_signs(bits, mask, pack_bits(np.signbit(values)[~mask]))
-    assert np.array_equal(bits, values.view(np.uint32))
-
-
-@pytest.mark.usefixtures("compiled")
-def test_one_value_stands_for_all():
-    mask = drawn(1000, 0.3, 0)
-    for encoding in ENCODINGS:
-        bits = spread(encoding, encoding.encode(mask), np.array([7], np.uint16), 1000, int(mask.sum()))
-        assert np.array_equal(bits, mask * np.uint16(7))
 
 
 @pytest.mark.parametrize("name", ["bitmask", "csr8", "csr16", "2:4", "1:2", "15:16"])
