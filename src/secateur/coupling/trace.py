@@ -16,8 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from secateur.coupling.axes import Axis, Expression, cut, freeze, leaves, look, multiplied, size_of, tie, unify
-from secateur.coupling.numbered import Along, Numbered
-from secateur.coupling.numbers import Equation, Known, Log, formula_of
+from secateur.coupling.numbers import Along, Equation, Known, Log, Numbered, formula_of
 from secateur.coupling.operations import (
     Origin,
     Rows,

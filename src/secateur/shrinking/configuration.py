@@ -30,6 +30,7 @@ from secateur.shrinking.apply import (
     unset_fields,
     with_fields,
 )
+from secateur.shrinking.costs import by_tie
 from secateur.shrinking.oracle import lending_of
 from secateur.shrinking.plan import plan_of
 from secateur.shrinking.proof import difference, outputs, probe_of
@@ -221,11 +222,8 @@ class Configured(Described):
         Raises:
             ValueError: no group would be left.
         """
-        by_tie: dict[int, list[Group]] = {}
-        for group in groups:
-            if not kept[group.name].all():
-                by_tie.setdefault(group.tied, []).append(group)
-        chosen = [group for each in by_tie.values() for group in each]
+        sets = by_tie(group for group in groups if not kept[group.name].all())
+        chosen = [group for each in sets for group in each]
         if model is not None and chosen and self._is_said_in_parts(model, coupling, chosen, kept, inputs):
             return []
         probe = None if model is None else probe_of(model)
@@ -234,8 +232,8 @@ class Configured(Described):
             return []
         wrong = [
             group
-            for each in by_tie.values()
-            if len(by_tie) > 1 and self._difference(probe, coupling, each, kept, inputs) is not None
+            for each in sets
+            if len(sets) > 1 and self._difference(probe, coupling, each, kept, inputs) is not None
             for group in each
         ]
         wrong = wrong or chosen

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from secateur.coupling import Coupling, Kept, Spot, cycle_choices, leaves, tensors_of_tree
+from secateur.coupling import Coupling, Group, Kept, Spot, cycle_choices, leaves, tensors_of_tree
 from secateur.models import RunAgain, find_blocks
 from secateur.shrinking.apply import carry_out, sliced, zero
 from secateur.shrinking.plan import Factors, Plan, factors_of, multiplied
@@ -137,10 +137,7 @@ def kept_by(coupling: Coupling, plan: Plan) -> dict[str, npt.NDArray[np.bool_]]:
             continue
         for name, at in group.members:
             if at in plan.tensors.get(name, ((), {}))[1]:
-                stays = coupling.indices(group, name, at)[plan.tensors[name][1][at]]
-                mask = np.zeros(group.size, dtype=bool)
-                mask[stays[stays >= 0]] = True
-                found[group.name] = mask
+                found[group.name] = _stays(coupling, group, name, at, plan.tensors[name][1][at])
                 break
     return found
 
@@ -163,14 +160,19 @@ def _without(
 ) -> npt.NDArray[np.int64]:
     """The positions that stay of a dimension if all units stay that are chosen between."""
     dim = coupling.dims(name)[at]
-    others = {}
-    for group in coupling.groups:
-        if group.axis not in axes and group.axis in leaves(dim):
-            stays = coupling.indices(group, name, at)[indices]
-            mask = np.zeros(group.size, dtype=bool)
-            mask[stays[stays >= 0]] = True
-            others[group.name] = mask
+    others = {
+        group.name: _stays(coupling, group, name, at, indices)
+        for group in coupling.groups
+        if group.axis not in axes and group.axis in leaves(dim)
+    }
     return np.flatnonzero(coupling.positions(dim, others))
+
+
+def _stays(
+    coupling: Coupling, group: Group, name: str, at: int, indices: npt.NDArray[np.int64]
+) -> npt.NDArray[np.bool_]:
+    """Which units of a group have a position among these of a dimension."""
+    return np.isin(np.arange(group.size), coupling.indices(group, name, at)[indices])
 
 
 # ---- An offloaded probe of a large model: its blocks have their weights only while they run.

@@ -32,6 +32,7 @@ from secateur.coupling import (
     written_in_others,
 )
 from secateur.shrinking.apply import carry_out
+from secateur.shrinking.costs import by_tie
 from secateur.shrinking.oracle import RouterMask, kept_by, lending_of, oracles, without_chosen, zero_all, zeroed_of
 from secateur.shrinking.plan import Plan, plan_of, plan_without, plans_of
 from secateur.support import in_dtype, in_mode, private, restored, run_example, seeded, tensors_in, tensors_of, track
@@ -363,11 +364,7 @@ def wrong_groups(
     Raises:
         IncomparableError: rounding alone makes the model compute something else, on all weights that were tried.
     """
-    by_tie: dict[int, list[Group]] = {}
-    for group in groups:
-        if not kept[group.name].all():
-            by_tie.setdefault(group.tied, []).append(group)
-    sets = list(by_tie.values())
+    sets = by_tie(group for group in groups if not kept[group.name].all())
     if _are_right_in_parts(model, coupling, [group for each in sets for group in each], kept, inputs):
         return []
 

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from secateur.coupling.axes import Axis, Expression, concatenated, cut, factored, freeze, leaves, size_of, unify
-from secateur.coupling.numbered import Along
-from secateur.coupling.numbers import Known
+from secateur.coupling.numbers import Along, Known
 from secateur.coupling.operations import declare, rule
 from secateur.coupling.rules.pointwise import broadcast, plain
 from secateur.coupling.rules.shapes import sized

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from secateur.coupling.axes import Axis, Expression, factored, freeze, leaves, multiplied, size_of
-from secateur.coupling.numbered import Along
-from secateur.coupling.numbers import Known, Outcome
+from secateur.coupling.numbers import Along, Known, Outcome
 from secateur.coupling.operations import declare, rule
 from secateur.coupling.rules.pointwise import places
 from secateur.coupling.trace import Call, Dims, tensors_of_tree, without_rule
