@@ -420,41 +420,6 @@ def test_influence_by_hand():
         assert found == pytest.approx(2)
 
 
-def test_influence_of_parallel_branches_is_of_the_whole_sum():
-    class Parallel(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.f, self.g = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
-
-        def forward(self, x):
-            return self.f(x) + self.g(x) + x
-
-    model, x = Parallel(), torch.randn(7, 2)
-    coupling = find_coupling(model, x)
-    f, g = model.f(x), model.g(x)
-    expected = [1 - F.cosine_similarity(x + other, x + f + g, dim=1).mean().item() for other in (g, f)]
-    found = {branch.name: value for branch, value in influences(model, coupling, [x]).items()}
-    assert [found["f"], found["g"]] == pytest.approx(expected, rel=1e-4)
-
-
-def test_channels_make_up_the_rest():
-    model, x = Stack(*["x + f(x)"] * 8, width=16), torch.randn(5, 4)
-    before = sum(parameter.numel() for parameter in model.parameters())
-    for sparsity in (0.5, 0.1, None):
-        smaller = copy.deepcopy(model)
-        told = []
-        shrink(smaller, x, sparsity, branches=0.25, report=told.append)
-        left = sum(parameter.numel() for parameter in smaller.parameters()) / before
-        assert sum(told[0].plans[0].takes(branch) for branch in told[0].branches) == 2
-        if sparsity == 0.5:
-            assert left == pytest.approx(0.5, abs=0.005)
-            assert len(plans_of(smaller)) == len(told[0].plans) == 2
-            assert told[0].multiply_adds[1] < 0.6 * told[0].multiply_adds[0]
-        else:  # the branches are more than was asked for
-            assert 0.75 < left < 0.9
-            assert told[0].kept == {}
-
-
 @pytest.mark.parametrize("target", ["macs", "units", "latency"])
 def test_the_rest_of_any_target(target, monkeypatch):
     def ratio(smaller, dense, _):  # of sizes: a test measures no time

@@ -125,20 +125,6 @@ def test_nothing_to_prune_leaves_every_bit():
         assert torch.equal(value, before[name]), name
 
 
-def test_with_nothing_pruned_nothing_is_lacking():
-    model, before = stack(), stack().state_dict()
-    residuals = []
-
-    def keep(weight, sparsity, pattern, *, gram):
-        residuals.append(weight.clone())
-        return weight.clone(), torch.ones_like(weight, dtype=torch.bool)
-
-    oneshot(model, data(), 0.5, solver=keep, aim=1.0)
-    assert len(residuals) == 6
-    for name, value in model.state_dict().items():
-        assert torch.equal(value, before[name]), name
-
-
 def test_aiming_brings_the_outputs_nearer_to_the_dense_models():
     generator = torch.Generator().manual_seed(1)
     mixing = torch.randn(3, 5, generator=generator)  # inputs of few directions, so that there is something to make up

@@ -97,21 +97,6 @@ def test_torch_can_prune_and_remove_what_we_pruned():
         assert type(layer) is nn.Linear
 
 
-def test_lightnings_way_to_make_pruning_permanent():
-    net = nn.Sequential(linear(), nn.ReLU(), linear(3, 4))
-    for layer in (net[0], net[2]):
-        prune.l1_unstructured(layer, "weight", 0.5)
-    prune.global_unstructured([(net[0], "weight"), (net[2], "weight")], prune.L1Unstructured, amount=4)
-    for module in net.modules():
-        for key in list(module._forward_pre_hooks):
-            hook = module._forward_pre_hooks[key]
-            if isinstance(hook, torch_prune.BasePruningMethod):
-                hook.remove(module)
-                del module._forward_pre_hooks[key]
-    assert list(net.state_dict()) == ["0.bias", "0.weight", "2.bias", "2.weight"]
-    assert not prune.is_pruned(net)
-
-
 def test_the_code_in_the_document_runs():
     document = (pathlib.Path(__file__).parents[2] / "docs" / "guides" / "drop-in.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```", document, re.MULTILINE | re.DOTALL)

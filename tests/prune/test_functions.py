@@ -67,21 +67,6 @@ def test_row_12_any_iterable_of_pairs():
         prune.global_unstructured([], prune.L1Unstructured, amount=1)
 
 
-def test_masks_of_several_tensors_are_those_of_each():
-    together, alone = (nn.Sequential(linear(), nn.ReLU(), linear(6, 4)) for _ in range(2))
-    alone.load_state_dict(together.state_dict())
-    masks = {index: torch.rand(together[index].weight.shape) > 0.5 for index in (0, 2)}
-    prune.custom_from_masks({(together[index], "weight"): mask for index, mask in masks.items()})
-    for index, mask in masks.items():
-        prune.custom_from_mask(alone[index], "weight", mask)
-    left, right = together.state_dict(), alone.state_dict()
-    assert list(left) == list(right)
-    assert all(torch.equal(tensor, right[name]) for name, tensor in left.items())
-    for index in masks:
-        (hook,), (other,) = (model[index]._forward_pre_hooks.values() for model in (together, alone))
-        assert type(hook) is type(other) is prune.CustomFromMask
-
-
 def test_a_tensor_under_two_names_keeps_what_both_masks_keep():
     first, second = tied()
     masks = [torch.rand(first.weight.shape) > 0.5 for _ in range(2)]

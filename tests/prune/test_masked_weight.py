@@ -50,29 +50,6 @@ def test_what_is_assigned_to_a_pruned_weight_is_not_kept():
         layer.weight = nn.Parameter(torch.zeros(4, 6))
 
 
-def test_row_03_attention_trains_and_uses_what_was_loaded():
-    torch.manual_seed(0)
-    attention = nn.MultiheadAttention(4, 2)
-    prune.l1_unstructured(attention.out_proj, "weight", 0.5)
-    prune.l1_unstructured(attention, "in_proj_weight", 0.5)
-    optimizer = torch.optim.SGD(attention.parameters(), lr=0.1)
-    q = torch.randn(3, 1, 4)
-    outputs = []
-    for _ in range(3):
-        out = attention(q, q, q)[0]
-        outputs.append(out.detach())
-        out.square().sum().backward()
-        optimizer.step()
-    assert not torch.equal(outputs[0], outputs[1])
-    assert attention.out_proj.weight_orig.grad is not None
-    state = {key: value.clone() for key, value in attention.state_dict().items()}
-    other = nn.MultiheadAttention(4, 2)
-    prune.identity(other.out_proj, "weight")
-    prune.identity(other, "in_proj_weight")
-    other.load_state_dict(state)
-    assert torch.equal(other(q, q, q)[0], attention(q, q, q)[0])
-
-
 def test_row_03_fused_encoder_layer_and_direct_forward():
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
@@ -434,22 +411,6 @@ def test_no_write_leaves_a_product_of_before(make, write):
     for result in results[:2]:
         pair = [r[0] if isinstance(r, tuple) else r for r in (result, results[2])]
         assert torch.allclose(*pair, atol=1e-6)
-
-
-def test_functional_calls_and_vmap_see_what_they_are_given():
-    torch.manual_seed(0)
-    module, inputs, (name, _) = attention()
-    prune.l1_unstructured(module, name, amount=0.5)
-    state = {key: value.detach() for key, value in (*module.named_parameters(), *module.named_buffers())}
-    with torch.no_grad():
-        own = torch.func.functional_call(module, state, inputs)[0]
-        doubled = {**state, name + "_orig": 2 * state[name + "_orig"]}
-        both = {key: torch.stack([state[key], doubled[key]]) for key in state}
-        other = torch.func.functional_call(module, doubled, inputs)[0]
-        batched = torch.func.vmap(lambda each: torch.func.functional_call(module, each, inputs)[0])(both)
-    assert torch.allclose(own, module(*inputs)[0], atol=1e-6)
-    assert not torch.allclose(own, other, atol=1e-3)
-    assert torch.allclose(batched, torch.stack([own, other]), atol=1e-6)
 
 
 def test_a_parametrized_original_is_read_through_its_parametrization():
