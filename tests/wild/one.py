@@ -110,12 +110,9 @@ def _shrunk(model: nn.Module, example: Any, share: float = SHARE) -> tuple[dict[
     verdict = judge(model, done, example)
     lost = sum(1 for mask in done.kept.values() if not mask.all())
     judged = {
-        "status": verdict.status,
-        "message": verdict.words,
-        "gap": verdict.gap,
-        "groups": [lost, len(done.scope.groups)],
-        "whole": _whole(model, done),
-    }
+        "status": verdict.status, "message": verdict.words, "gap": verdict.gap,
+        "groups": [lost, len(done.scope.groups)], "whole": _whole(model, done),
+    }  # fmt: skip
     return row | judged, done
 
 

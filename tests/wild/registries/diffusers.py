@@ -52,13 +52,9 @@ def _encoded(channels: int = 3, size: int = 32) -> Callable[[], Any]:
 
 
 _UNET = {
-    "sample_size": 16,
-    "in_channels": 4,
-    "out_channels": 4,
-    "block_out_channels": (32, 64),
-    "layers_per_block": 1,
+    "sample_size": 16, "in_channels": 4, "out_channels": 4, "block_out_channels": (32, 64), "layers_per_block": 1,
     "norm_num_groups": 8,
-}
+}  # fmt: skip
 _CONDITIONED = {
     **_UNET,
     "down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"),
@@ -102,11 +98,8 @@ _LIST: list[tuple[str, str, dict[str, Any], Callable[[], Any]]] = [
         "UNet2DConditionModel-xl",
         "UNet2DConditionModel",
         {
-            **_CONDITIONED,
-            "use_linear_projection": True,
-            "addition_embed_type": "text_time",
-            "addition_time_embed_dim": 8,
-            "projection_class_embeddings_input_dim": 64,
+            **_CONDITIONED, "use_linear_projection": True, "addition_embed_type": "text_time",
+            "addition_time_embed_dim": 8, "projection_class_embeddings_input_dim": 64,
             "transformer_layers_per_block": (1, 2),
         },
         _picture(
@@ -161,10 +154,7 @@ _LIST: list[tuple[str, str, dict[str, Any], Callable[[], Any]]] = [
         },
     ),
     (
-        "AutoencoderKL",
-        "AutoencoderKL",
-        {**_VAE, "sample_size": 32},
-        _encoded(),
+        "AutoencoderKL", "AutoencoderKL", {**_VAE, "sample_size": 32}, _encoded(),
     ),
     (
         "AsymmetricAutoencoderKL",
@@ -215,12 +205,8 @@ _LIST: list[tuple[str, str, dict[str, Any], Callable[[], Any]]] = [
         "AutoencoderOobleck",
         "AutoencoderOobleck",
         {
-            "encoder_hidden_size": 12,
-            "decoder_channels": 12,
-            "decoder_input_channels": 6,
-            "downsampling_ratios": [2, 4],
-            "channel_multiples": [1, 2],
-            "audio_channels": 2,
+            "encoder_hidden_size": 12, "decoder_channels": 12, "decoder_input_channels": 6,
+            "downsampling_ratios": [2, 4], "channel_multiples": [1, 2], "audio_channels": 2,
         },
         lambda: {"sample": torch.randn(2, 2, 64)},
     ),
@@ -228,13 +214,8 @@ _LIST: list[tuple[str, str, dict[str, Any], Callable[[], Any]]] = [
         "DiTTransformer2DModel",
         "DiTTransformer2DModel",
         {
-            "num_attention_heads": 3,
-            "attention_head_dim": 8,
-            "in_channels": 4,
-            "num_layers": 2,
-            "sample_size": 16,
-            "patch_size": 2,
-            "num_embeds_ada_norm": 1000,
+            "num_attention_heads": 3, "attention_head_dim": 8, "in_channels": 4, "num_layers": 2, "sample_size": 16,
+            "patch_size": 2, "num_embeds_ada_norm": 1000,
         },
         lambda: {
             "hidden_states": torch.randn(2, 4, 16, 16),
@@ -246,14 +227,8 @@ _LIST: list[tuple[str, str, dict[str, Any], Callable[[], Any]]] = [
         "PixArtTransformer2DModel",
         "PixArtTransformer2DModel",
         {
-            "num_attention_heads": 3,
-            "attention_head_dim": 8,
-            "in_channels": 4,
-            "out_channels": 8,
-            "num_layers": 2,
-            "sample_size": 16,
-            "cross_attention_dim": 24,
-            "caption_channels": 16,
+            "num_attention_heads": 3, "attention_head_dim": 8, "in_channels": 4, "out_channels": 8, "num_layers": 2,
+            "sample_size": 16, "cross_attention_dim": 24, "caption_channels": 16,
         },
         lambda: {
             "hidden_states": torch.randn(2, 4, 16, 16),
@@ -266,18 +241,9 @@ _LIST: list[tuple[str, str, dict[str, Any], Callable[[], Any]]] = [
         "SD3Transformer2DModel",
         "SD3Transformer2DModel",
         {
-            "sample_size": 16,
-            "patch_size": 2,
-            "in_channels": 4,
-            "out_channels": 4,
-            "num_layers": 2,
-            "attention_head_dim": 8,
-            "num_attention_heads": 3,
-            "caption_projection_dim": 24,
-            "joint_attention_dim": 20,
-            "pooled_projection_dim": 28,
-            "pos_embed_max_size": 16,
-            "dual_attention_layers": (0,),
+            "sample_size": 16, "patch_size": 2, "in_channels": 4, "out_channels": 4, "num_layers": 2,
+            "attention_head_dim": 8, "num_attention_heads": 3, "caption_projection_dim": 24, "joint_attention_dim": 20,
+            "pooled_projection_dim": 28, "pos_embed_max_size": 16, "dual_attention_layers": (0,),
             "qk_norm": "rms_norm",
         },
         lambda: {
@@ -291,14 +257,8 @@ _LIST: list[tuple[str, str, dict[str, Any], Callable[[], Any]]] = [
         "FluxTransformer2DModel",
         "FluxTransformer2DModel",
         {
-            "patch_size": 1,
-            "in_channels": 4,
-            "num_layers": 1,
-            "num_single_layers": 2,
-            "attention_head_dim": 16,
-            "num_attention_heads": 3,
-            "joint_attention_dim": 20,
-            "pooled_projection_dim": 28,
+            "patch_size": 1, "in_channels": 4, "num_layers": 1, "num_single_layers": 2, "attention_head_dim": 16,
+            "num_attention_heads": 3, "joint_attention_dim": 20, "pooled_projection_dim": 28,
             "axes_dims_rope": (4, 4, 8),
         },
         lambda: {
@@ -314,16 +274,9 @@ _LIST: list[tuple[str, str, dict[str, Any], Callable[[], Any]]] = [
         "SanaTransformer2DModel",
         "SanaTransformer2DModel",
         {
-            "in_channels": 4,
-            "out_channels": 4,
-            "num_layers": 2,
-            "num_attention_heads": 3,
-            "attention_head_dim": 8,
-            "num_cross_attention_heads": 3,
-            "cross_attention_head_dim": 8,
-            "cross_attention_dim": 24,
-            "caption_channels": 16,
-            "sample_size": 16,
+            "in_channels": 4, "out_channels": 4, "num_layers": 2, "num_attention_heads": 3, "attention_head_dim": 8,
+            "num_cross_attention_heads": 3, "cross_attention_head_dim": 8, "cross_attention_dim": 24,
+            "caption_channels": 16, "sample_size": 16,
         },
         lambda: {
             "hidden_states": torch.randn(2, 4, 16, 16),
@@ -335,15 +288,8 @@ _LIST: list[tuple[str, str, dict[str, Any], Callable[[], Any]]] = [
         "AuraFlowTransformer2DModel",
         "AuraFlowTransformer2DModel",
         {
-            "sample_size": 16,
-            "patch_size": 2,
-            "in_channels": 4,
-            "num_mmdit_layers": 1,
-            "num_single_dit_layers": 1,
-            "attention_head_dim": 8,
-            "num_attention_heads": 3,
-            "joint_attention_dim": 20,
-            "caption_projection_dim": 24,
+            "sample_size": 16, "patch_size": 2, "in_channels": 4, "num_mmdit_layers": 1, "num_single_dit_layers": 1,
+            "attention_head_dim": 8, "num_attention_heads": 3, "joint_attention_dim": 20, "caption_projection_dim": 24,
             "pos_embed_max_size": 64,
         },
         lambda: {
@@ -356,17 +302,9 @@ _LIST: list[tuple[str, str, dict[str, Any], Callable[[], Any]]] = [
         "CogVideoXTransformer3DModel",
         "CogVideoXTransformer3DModel",
         {
-            "num_attention_heads": 3,
-            "attention_head_dim": 16,
-            "in_channels": 4,
-            "out_channels": 4,
-            "time_embed_dim": 12,
-            "text_embed_dim": 20,
-            "num_layers": 2,
-            "sample_width": 8,
-            "sample_height": 8,
-            "sample_frames": 5,
-            "max_text_seq_length": 7,
+            "num_attention_heads": 3, "attention_head_dim": 16, "in_channels": 4, "out_channels": 4,
+            "time_embed_dim": 12, "text_embed_dim": 20, "num_layers": 2, "sample_width": 8, "sample_height": 8,
+            "sample_frames": 5, "max_text_seq_length": 7,
         },
         lambda: {
             "hidden_states": torch.randn(2, 2, 4, 8, 8),
@@ -378,15 +316,8 @@ _LIST: list[tuple[str, str, dict[str, Any], Callable[[], Any]]] = [
         "WanTransformer3DModel",
         "WanTransformer3DModel",
         {
-            "patch_size": (1, 2, 2),
-            "num_attention_heads": 3,
-            "attention_head_dim": 12,
-            "in_channels": 4,
-            "out_channels": 4,
-            "text_dim": 20,
-            "freq_dim": 16,
-            "ffn_dim": 52,
-            "num_layers": 2,
+            "patch_size": (1, 2, 2), "num_attention_heads": 3, "attention_head_dim": 12, "in_channels": 4,
+            "out_channels": 4, "text_dim": 20, "freq_dim": 16, "ffn_dim": 52, "num_layers": 2,
         },
         lambda: {
             "hidden_states": torch.randn(2, 4, 2, 8, 8),
@@ -398,12 +329,8 @@ _LIST: list[tuple[str, str, dict[str, Any], Callable[[], Any]]] = [
         "PriorTransformer",
         "PriorTransformer",
         {
-            "num_attention_heads": 3,
-            "attention_head_dim": 8,
-            "num_layers": 2,
-            "embedding_dim": 20,
-            "num_embeddings": 7,
-            "additional_embeddings": 4,
+            "num_attention_heads": 3, "attention_head_dim": 8, "num_layers": 2, "embedding_dim": 20,
+            "num_embeddings": 7, "additional_embeddings": 4,
         },
         lambda: {
             "hidden_states": torch.randn(2, 20),
@@ -412,4 +339,4 @@ _LIST: list[tuple[str, str, dict[str, Any], Callable[[], Any]]] = [
             "encoder_hidden_states": torch.randn(2, 7, 20),
         },
     ),
-]
+]  # fmt: skip

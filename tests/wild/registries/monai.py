@@ -42,10 +42,7 @@ MODELS: list[tuple[str, str, dict[str, Any], tuple[int, ...]]] = [
         "DynUNet",
         "DynUNet",
         {
-            **_VOLUME,
-            "kernel_size": (3, 3, 3),
-            "strides": (1, 2, 2),
-            "upsample_kernel_size": (2, 2),
+            **_VOLUME, "kernel_size": (3, 3, 3), "strides": (1, 2, 2), "upsample_kernel_size": (2, 2),
             "filters": (8, 16, 24),
         },
         (2, 1, 16, 16, 16),
@@ -68,14 +65,8 @@ MODELS: list[tuple[str, str, dict[str, Any], tuple[int, ...]]] = [
         "MedNeXt",
         "MedNeXt",
         {
-            **_VOLUME,
-            "init_filters": 8,
-            "encoder_expansion_ratio": (2, 2),
-            "decoder_expansion_ratio": (2, 2),
-            "bottleneck_expansion_ratio": 2,
-            "blocks_down": (1, 1),
-            "blocks_up": (1, 1),
-            "blocks_bottleneck": 1,
+            **_VOLUME, "init_filters": 8, "encoder_expansion_ratio": (2, 2), "decoder_expansion_ratio": (2, 2),
+            "bottleneck_expansion_ratio": 2, "blocks_down": (1, 1), "blocks_up": (1, 1), "blocks_bottleneck": 1,
             "kernel_size": 3,
         },
         (2, 1, 16, 16, 16),
@@ -85,15 +76,8 @@ MODELS: list[tuple[str, str, dict[str, Any], tuple[int, ...]]] = [
         "ViT",
         "ViT",
         {
-            "in_channels": 1,
-            "img_size": (32, 32),
-            "patch_size": (8, 8),
-            "hidden_size": 48,
-            "mlp_dim": 64,
-            "num_layers": 2,
-            "num_heads": 4,
-            "classification": True,
-            "spatial_dims": 2,
+            "in_channels": 1, "img_size": (32, 32), "patch_size": (8, 8), "hidden_size": 48, "mlp_dim": 64,
+            "num_layers": 2, "num_heads": 4, "classification": True, "spatial_dims": 2,
         },
         (2, 1, 32, 32),
     ),
@@ -101,14 +85,8 @@ MODELS: list[tuple[str, str, dict[str, Any], tuple[int, ...]]] = [
         "ViTAutoEnc",
         "ViTAutoEnc",
         {
-            "in_channels": 1,
-            "img_size": (32, 32),
-            "patch_size": (4, 4),
-            "hidden_size": 48,
-            "mlp_dim": 64,
-            "num_layers": 2,
-            "num_heads": 4,
-            "spatial_dims": 2,
+            "in_channels": 1, "img_size": (32, 32), "patch_size": (4, 4), "hidden_size": 48, "mlp_dim": 64,
+            "num_layers": 2, "num_heads": 4, "spatial_dims": 2,
         },
         (2, 1, 32, 32),
     ),
@@ -116,11 +94,7 @@ MODELS: list[tuple[str, str, dict[str, Any], tuple[int, ...]]] = [
         "DenseNet",
         "DenseNet",
         {
-            "spatial_dims": 3,
-            "in_channels": 1,
-            "out_channels": 3,
-            "init_features": 16,
-            "growth_rate": 8,
+            "spatial_dims": 3, "in_channels": 1, "out_channels": 3, "init_features": 16, "growth_rate": 8,
             "block_config": (2, 2),
         },
         (2, 1, 16, 16, 16),
@@ -135,12 +109,8 @@ MODELS: list[tuple[str, str, dict[str, Any], tuple[int, ...]]] = [
         "ResNet",
         "ResNet",
         {
-            "block": "basic",
-            "layers": (1, 1, 1, 1),
-            "block_inplanes": (8, 16, 24, 32),
-            "spatial_dims": 3,
-            "n_input_channels": 1,
-            "num_classes": 5,
+            "block": "basic", "layers": (1, 1, 1, 1), "block_inplanes": (8, 16, 24, 32), "spatial_dims": 3,
+            "n_input_channels": 1, "num_classes": 5,
         },
         (2, 1, 16, 16, 16),
     ),
@@ -160,11 +130,7 @@ MODELS: list[tuple[str, str, dict[str, Any], tuple[int, ...]]] = [
         "VarAutoEncoder",
         "VarAutoEncoder",
         {
-            "spatial_dims": 2,
-            "in_shape": (1, 16, 16),
-            "out_channels": 1,
-            "latent_size": 6,
-            "channels": (8, 16),
+            "spatial_dims": 2, "in_shape": (1, 16, 16), "out_channels": 1, "latent_size": 6, "channels": (8, 16),
             "strides": (2, 2),
         },
         (2, 1, 16, 16),
@@ -173,31 +139,22 @@ MODELS: list[tuple[str, str, dict[str, Any], tuple[int, ...]]] = [
         "AutoencoderKL",
         "AutoencoderKL",
         {
-            "spatial_dims": 2,
-            "in_channels": 1,
-            "out_channels": 1,
-            "channels": (8, 16),
-            "latent_channels": 4,
-            "num_res_blocks": 1,
-            "norm_num_groups": 4,
-            "attention_levels": (False, True),
+            "spatial_dims": 2, "in_channels": 1, "out_channels": 1, "channels": (8, 16), "latent_channels": 4,
+            "num_res_blocks": 1, "norm_num_groups": 4, "attention_levels": (False, True),
         },
         (2, 1, 16, 16),
     ),
-]
+]  # fmt: skip
 
 
 def models() -> list[Wild]:
     return [
         Wild(
-            "monai",
-            name,
-            functools.partial(_built, kind, config),
-            functools.partial(torch.randn, shape),
+            "monai", name, functools.partial(_built, kind, config), functools.partial(torch.randn, shape),
             images=len(shape) == 4,
         )
         for name, kind, config, shape in MODELS
-    ]
+    ]  # fmt: skip
 
 
 def _built(kind: str, config: dict[str, Any]) -> nn.Module:

@@ -49,14 +49,8 @@ def _tcn_gated() -> nn.Module:
 
 def _sizes() -> dict[str, object]:
     return {
-        "num_variates": 6,
-        "lookback_len": 20,
-        "dim": 32,
-        "depth": 2,
-        "heads": 4,
-        "dim_head": 8,
-        "pred_length": (5, 8),
-    }
+        "num_variates": 6, "lookback_len": 20, "dim": 32, "depth": 2, "heads": 4, "dim_head": 8, "pred_length": (5, 8),
+    }  # fmt: skip
 
 
 def _itransformer() -> nn.Module:

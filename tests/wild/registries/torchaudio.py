@@ -32,19 +32,10 @@ _WAVE = {
     "aux_num_out": 9,
 }
 _TACOTRON = {
-    "n_mels": 10,
-    "n_symbol": 20,
-    "symbol_embedding_dim": 24,
-    "encoder_embedding_dim": 24,
-    "encoder_n_convolution": 2,
-    "decoder_rnn_dim": 32,
-    "prenet_dim": 16,
-    "attention_rnn_dim": 32,
-    "attention_hidden_dim": 16,
-    "attention_location_n_filter": 8,
-    "postnet_n_convolution": 3,
-    "postnet_embedding_dim": 20,
-}
+    "n_mels": 10, "n_symbol": 20, "symbol_embedding_dim": 24, "encoder_embedding_dim": 24, "encoder_n_convolution": 2,
+    "decoder_rnn_dim": 32, "prenet_dim": 16, "attention_rnn_dim": 32, "attention_hidden_dim": 16,
+    "attention_location_n_filter": 8, "postnet_n_convolution": 3, "postnet_embedding_dim": 20,
+}  # fmt: skip
 _WAVELM = {key: value for key, value in _WAVE.items() if key != "encoder_pos_conv_kernel"}
 _LENGTHS = torch.tensor([12, 9])
 
@@ -71,23 +62,15 @@ _LIST: list[tuple[str, dict[str, Any], Callable[[], Any]]] = [
     (
         "Conformer-convolution_first",
         {
-            "input_dim": 24,
-            "num_heads": 3,
-            "ffn_dim": 40,
-            "num_layers": 2,
-            "depthwise_conv_kernel_size": 5,
-            "use_group_norm": True,
-            "convolution_first": True,
+            "input_dim": 24, "num_heads": 3, "ffn_dim": 40, "num_layers": 2, "depthwise_conv_kernel_size": 5,
+            "use_group_norm": True, "convolution_first": True,
         },
         lambda: (_features(24), _LENGTHS),
     ),
     (
         "ConvTasNet",
         {
-            "enc_num_feats": 24,
-            "msk_num_feats": 20,
-            "msk_num_hidden_feats": 28,
-            "msk_num_layers": 2,
+            "enc_num_feats": 24, "msk_num_feats": 20, "msk_num_hidden_feats": 28, "msk_num_layers": 2,
             "msk_num_stacks": 2,
         },
         lambda: torch.randn(2, 1, 160),
@@ -96,13 +79,8 @@ _LIST: list[tuple[str, dict[str, Any], Callable[[], Any]]] = [
     (
         "Emformer",
         {
-            "input_dim": 24,
-            "num_heads": 3,
-            "ffn_dim": 40,
-            "num_layers": 2,
-            "segment_length": 4,
-            "left_context_length": 4,
-            "right_context_length": 1,
+            "input_dim": 24, "num_heads": 3, "ffn_dim": 40, "num_layers": 2, "segment_length": 4,
+            "left_context_length": 4, "right_context_length": 1,
         },
         lambda: (_features(24, 13), torch.tensor([13, 9])),
     ),
@@ -115,10 +93,7 @@ _LIST: list[tuple[str, dict[str, Any], Callable[[], Any]]] = [
         "RNNT",
         {},
         lambda: (
-            torch.randn(2, 16, 10),
-            torch.tensor([16, 12]),
-            torch.randint(0, 8, (2, 5)),
-            torch.tensor([5, 4]),
+            torch.randn(2, 16, 10), torch.tensor([16, 12]), torch.randint(0, 8, (2, 5)), torch.tensor([5, 4]),
         ),
     ),
     ("SquimObjective", {}, lambda: torch.randn(2, 1600)),
@@ -126,10 +101,7 @@ _LIST: list[tuple[str, dict[str, Any], Callable[[], Any]]] = [
         "Tacotron2",
         _TACOTRON,
         lambda: (
-            torch.randint(0, 20, (2, 7)),
-            torch.tensor([7, 5]),
-            torch.randn(2, 10, 6),
-            torch.tensor([6, 4]),
+            torch.randint(0, 20, (2, 7)), torch.tensor([7, 5]), torch.randn(2, 10, 6), torch.tensor([6, 4]),
         ),
     ),
     ("Wav2Letter", {"num_classes": 9, "input_type": "mfcc", "num_features": 13}, lambda: torch.randn(2, 13, 80)),
@@ -137,10 +109,7 @@ _LIST: list[tuple[str, dict[str, Any], Callable[[], Any]]] = [
     (
         "Wav2Vec2Model-layer_norm",
         {
-            **_WAVE,
-            "extractor_mode": "layer_norm",
-            "extractor_conv_bias": True,
-            "encoder_layer_norm_first": True,
+            **_WAVE, "extractor_mode": "layer_norm", "extractor_conv_bias": True, "encoder_layer_norm_first": True,
             "aux_num_out": None,
         },
         lambda: torch.randn(2, 400),
@@ -153,20 +122,12 @@ _LIST: list[tuple[str, dict[str, Any], Callable[[], Any]]] = [
     (
         "WaveRNN",
         {
-            "upsample_scales": [2, 2, 3],
-            "n_classes": 16,
-            "hop_length": 12,
-            "n_res_block": 2,
-            "n_rnn": 32,
-            "n_fc": 32,
-            "kernel_size": 5,
-            "n_freq": 10,
-            "n_hidden": 16,
-            "n_output": 16,
+            "upsample_scales": [2, 2, 3], "n_classes": 16, "hop_length": 12, "n_res_block": 2, "n_rnn": 32, "n_fc": 32,
+            "kernel_size": 5, "n_freq": 10, "n_hidden": 16, "n_output": 16,
         },
         lambda: (torch.randn(2, 1, 24), torch.randn(2, 1, 10, 6)),
     ),
-]
+]  # fmt: skip
 
 
 def models() -> list[Wild]:
@@ -186,28 +147,13 @@ def _built(name: str, config: dict[str, Any]) -> nn.Module:
         model = torchaudio.models.wavlm_model(encoder_pos_conv_kernel=6, **config)
     elif name == "RNNT":
         model = torchaudio.models.emformer_rnnt_model(
-            input_dim=10,
-            encoding_dim=24,
-            num_symbols=9,
-            segment_length=4,
-            right_context_length=0,
-            time_reduction_input_dim=12,
-            time_reduction_stride=2,
-            transformer_num_heads=3,
-            transformer_ffn_dim=40,
-            transformer_num_layers=1,
-            transformer_dropout=0.1,
-            transformer_activation="gelu",
-            transformer_left_context_length=4,
-            transformer_max_memory_size=0,
-            transformer_weight_init_scale_strategy="depthwise",
-            transformer_tanh_on_mem=True,
-            symbol_embedding_dim=16,
-            num_lstm_layers=1,
-            lstm_layer_norm=True,
-            lstm_layer_norm_epsilon=1e-3,
-            lstm_dropout=0.1,
-        )
+            input_dim=10, encoding_dim=24, num_symbols=9, segment_length=4, right_context_length=0,
+            time_reduction_input_dim=12, time_reduction_stride=2, transformer_num_heads=3, transformer_ffn_dim=40,
+            transformer_num_layers=1, transformer_dropout=0.1, transformer_activation="gelu",
+            transformer_left_context_length=4, transformer_max_memory_size=0,
+            transformer_weight_init_scale_strategy="depthwise", transformer_tanh_on_mem=True, symbol_embedding_dim=16,
+            num_lstm_layers=1, lstm_layer_norm=True, lstm_layer_norm_epsilon=1e-3, lstm_dropout=0.1,
+        )  # fmt: skip
     elif name == "SquimObjective":
         model = torchaudio.models.squim_objective_model(
             feat_dim=24, win_len=16, d_model=24, nhead=3, hidden_dim=16, num_blocks=1, rnn_type="LSTM", chunk_size=8

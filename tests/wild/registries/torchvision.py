@@ -13,40 +13,18 @@ from ..models import Wild, pictures
 from ..operators import provide
 
 _CLASSIFICATION = {
-    "alexnet": 224,
-    "convnext_tiny": 96,
-    "densenet121": 96,
-    "efficientnet_b0": 96,
-    "efficientnet_v2_s": 96,
-    "googlenet": 96,
-    "inception_v3": 128,
-    "maxvit_t": 224,
-    "mnasnet0_5": 96,
-    "mobilenet_v2": 96,
-    "mobilenet_v3_small": 96,
-    "regnet_x_400mf": 96,
-    "regnet_y_400mf": 96,
-    "resnet18": 96,
-    "resnext50_32x4d": 96,
-    "shufflenet_v2_x0_5": 96,
-    "squeezenet1_0": 96,
-    "squeezenet1_1": 96,
-    "swin_t": 96,
-    "swin_v2_t": 96,
-    "vgg11": 96,
-    "vgg11_bn": 96,
-    "vit_b_32": 224,
-    "wide_resnet50_2": 96,
-}
+    "alexnet": 224, "convnext_tiny": 96, "densenet121": 96, "efficientnet_b0": 96, "efficientnet_v2_s": 96,
+    "googlenet": 96, "inception_v3": 128, "maxvit_t": 224, "mnasnet0_5": 96, "mobilenet_v2": 96,
+    "mobilenet_v3_small": 96, "regnet_x_400mf": 96, "regnet_y_400mf": 96, "resnet18": 96, "resnext50_32x4d": 96,
+    "shufflenet_v2_x0_5": 96, "squeezenet1_0": 96, "squeezenet1_1": 96, "swin_t": 96, "swin_v2_t": 96, "vgg11": 96,
+    "vgg11_bn": 96, "vit_b_32": 224, "wide_resnet50_2": 96,
+}  # fmt: skip
 _SEGMENTATION = ("deeplabv3_mobilenet_v3_large", "deeplabv3_resnet50", "fcn_resnet50", "lraspp_mobilenet_v3_large")
 # random weights are sure of nothing: what they find counts, too, but not much of it is looked at
 _FEW = {"score_thresh": -1.0, "detections_per_img": 5, "topk_candidates": 50}
 _PROPOSED = {
-    "box_score_thresh": -1.0,
-    "box_detections_per_img": 5,
-    "rpn_pre_nms_top_n_test": 50,
-    "rpn_post_nms_top_n_test": 20,
-}
+    "box_score_thresh": -1.0, "box_detections_per_img": 5, "rpn_pre_nms_top_n_test": 50, "rpn_post_nms_top_n_test": 20,
+}  # fmt: skip
 _DETECTION: dict[str, dict[str, Any]] = {
     "fasterrcnn_mobilenet_v3_large_320_fpn": _PROPOSED,
     "fasterrcnn_resnet50_fpn": _PROPOSED,

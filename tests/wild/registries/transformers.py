@@ -19,106 +19,39 @@ from ..operators import provide
 from .torchaudio import without_extension
 
 FROM_ZOO = [
-    "vit",
-    "deit",
-    "beit",
-    "dinov2",
-    "swin",
-    "swinv2",
-    "convnext",
-    "convnextv2",
-    "segformer",
-    "regnet",
-    "mobilevit",
-    "poolformer",
-    "cvt",
-    "pvt_v2",
-    "yolos",
-    "bit",
-    "wav2vec2",
-    "hubert",
-    "wavlm",
-    "sew",
-    "wav2vec2_conformer",
-    "audio_spectrogram_transformer",
-    "whisper",
-    "speech_to_text",
-    "clip",
-    "siglip",
-    "blip",
-    "llava",
-    "bert",
-    "deberta_v2",
-    "t5",
-    "bart",
-]
+    "vit", "deit", "beit", "dinov2", "swin", "swinv2", "convnext", "convnextv2", "segformer", "regnet", "mobilevit",
+    "poolformer", "cvt", "pvt_v2", "yolos", "bit", "wav2vec2", "hubert", "wavlm", "sew", "wav2vec2_conformer",
+    "audio_spectrogram_transformer", "whisper", "speech_to_text", "clip", "siglip", "blip", "llava", "bert",
+    "deberta_v2", "t5", "bart",
+]  # fmt: skip
 
 _TEXT = {
-    "vocab_size": 53,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
+    "vocab_size": 53, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
     "max_position_embeddings": 32,
-}
+}  # fmt: skip
 _DETR = {
-    "d_model": 32,
-    "encoder_layers": 1,
-    "decoder_layers": 2,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 48,
-    "decoder_ffn_dim": 48,
-    "num_queries": 6,
-    "num_labels": 5,
-}
+    "d_model": 32, "encoder_layers": 1, "decoder_layers": 2, "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "num_queries": 6, "num_labels": 5,
+}  # fmt: skip
 _RESNET = {
-    "model_type": "resnet",
-    "embedding_size": 16,
-    "hidden_sizes": [16, 24, 32, 40],
-    "depths": [1, 1, 1, 1],
-    "layer_type": "basic",
-    "out_features": ["stage4"],
-}
+    "model_type": "resnet", "embedding_size": 16, "hidden_sizes": [16, 24, 32, 40], "depths": [1, 1, 1, 1],
+    "layer_type": "basic", "out_features": ["stage4"],
+}  # fmt: skip
 _BACKBONE = {"use_timm_backbone": False, "use_pretrained_backbone": False, "backbone": None}
 _SPEECH = {
-    "vocab_size": 30,
-    "hidden_size": 32,
-    "encoder_layers": 2,
-    "encoder_attention_heads": 4,
-    "encoder_ffn_dim": 48,
-    "decoder_layers": 2,
-    "decoder_attention_heads": 4,
-    "decoder_ffn_dim": 48,
-    "num_mel_bins": 10,
-    "reduction_factor": 2,
-    "speech_decoder_prenet_units": 24,
-    "speech_decoder_postnet_units": 20,
-    "speech_decoder_postnet_layers": 2,
-    "speaker_embedding_dim": 12,
-    "use_cache": False,
-}
+    "vocab_size": 30, "hidden_size": 32, "encoder_layers": 2, "encoder_attention_heads": 4, "encoder_ffn_dim": 48,
+    "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 48, "num_mel_bins": 10,
+    "reduction_factor": 2, "speech_decoder_prenet_units": 24, "speech_decoder_postnet_units": 20,
+    "speech_decoder_postnet_layers": 2, "speaker_embedding_dim": 12, "use_cache": False,
+}  # fmt: skip
 _VITS = {
-    "vocab_size": 20,
-    "hidden_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "ffn_dim": 40,
-    "flow_size": 16,
-    "spectrogram_bins": 9,
-    "prior_encoder_num_flows": 2,
-    "prior_encoder_num_wavenet_layers": 2,
-    "posterior_encoder_num_wavenet_layers": 2,
-    "upsample_initial_channel": 32,
-    "upsample_rates": [4, 4],
-    "upsample_kernel_sizes": [8, 8],
-    "resblock_kernel_sizes": [3],
-    "resblock_dilation_sizes": [[1, 3]],
-    "duration_predictor_num_flows": 2,
-    "duration_predictor_filter_channels": 24,
-    "depth_separable_num_layers": 2,
+    "vocab_size": 20, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "ffn_dim": 40,
+    "flow_size": 16, "spectrogram_bins": 9, "prior_encoder_num_flows": 2, "prior_encoder_num_wavenet_layers": 2,
+    "posterior_encoder_num_wavenet_layers": 2, "upsample_initial_channel": 32, "upsample_rates": [4, 4],
+    "upsample_kernel_sizes": [8, 8], "resblock_kernel_sizes": [3], "resblock_dilation_sizes": [[1, 3]],
+    "duration_predictor_num_flows": 2, "duration_predictor_filter_channels": 24, "depth_separable_num_layers": 2,
     "use_stochastic_duration_prediction": False,
-}
+}  # fmt: skip
 
 
 def _pictures(size: int = 32) -> Callable[[], Any]:
@@ -194,14 +127,8 @@ OWN: list[tuple[str, dict[str, Any], Callable[[], Any]]] = [
     (
         "DPTForSemanticSegmentation",
         {
-            **_TEXT,
-            "image_size": 32,
-            "patch_size": 8,
-            "num_hidden_layers": 4,
-            "backbone_out_indices": [0, 1, 2, 3],
-            "neck_hidden_sizes": [8, 12, 16, 20],
-            "fusion_hidden_size": 16,
-            "use_auxiliary_head": False,
+            **_TEXT, "image_size": 32, "patch_size": 8, "num_hidden_layers": 4, "backbone_out_indices": [0, 1, 2, 3],
+            "neck_hidden_sizes": [8, 12, 16, 20], "fusion_hidden_size": 16, "use_auxiliary_head": False,
             "num_labels": 5,
         },
         _pictures(32),
@@ -209,12 +136,8 @@ OWN: list[tuple[str, dict[str, Any], Callable[[], Any]]] = [
     (
         "GLPNForDepthEstimation",
         {
-            "num_encoder_blocks": 4,
-            "depths": [1, 1, 1, 1],
-            "hidden_sizes": [8, 12, 16, 20],
-            "num_attention_heads": [1, 2, 2, 4],
-            "mlp_ratios": [2, 2, 2, 2],
-            "decoder_hidden_size": 16,
+            "num_encoder_blocks": 4, "depths": [1, 1, 1, 1], "hidden_sizes": [8, 12, 16, 20],
+            "num_attention_heads": [1, 2, 2, 4], "mlp_ratios": [2, 2, 2, 2], "decoder_hidden_size": 16,
         },
         _pictures(64),
     ),
@@ -230,11 +153,8 @@ OWN: list[tuple[str, dict[str, Any], Callable[[], Any]]] = [
     (
         "SpeechT5HifiGan",
         {
-            "model_in_dim": 10,
-            "upsample_initial_channel": 32,
-            "upsample_rates": [4, 4],
-            "upsample_kernel_sizes": [8, 8],
-            "resblock_kernel_sizes": [3, 5],
+            "model_in_dim": 10, "upsample_initial_channel": 32, "upsample_rates": [4, 4],
+            "upsample_kernel_sizes": [8, 8], "resblock_kernel_sizes": [3, 5],
             "resblock_dilation_sizes": [[1, 3], [1, 3]],
         },
         lambda: {"spectrogram": torch.randn(2, 12, 10)},
@@ -243,14 +163,8 @@ OWN: list[tuple[str, dict[str, Any], Callable[[], Any]]] = [
     (
         "EncodecModel",
         {
-            "num_filters": 8,
-            "upsampling_ratios": [4, 2],
-            "hidden_size": 16,
-            "codebook_size": 16,
-            "codebook_dim": 16,
-            "num_lstm_layers": 1,
-            "target_bandwidths": [24.0],
-            "sampling_rate": 16000,
+            "num_filters": 8, "upsampling_ratios": [4, 2], "hidden_size": 16, "codebook_size": 16, "codebook_dim": 16,
+            "num_lstm_layers": 1, "target_bandwidths": [24.0], "sampling_rate": 16000,
         },
         lambda: {"input_values": torch.randn(2, 1, 64)},
     ),
@@ -278,14 +192,8 @@ OWN: list[tuple[str, dict[str, Any], Callable[[], Any]]] = [
             "vision_config": {**_TEXT, "image_size": 32, "patch_size": 8},
             "qformer_config": {**_TEXT, "encoder_hidden_size": 32, "use_cache": False},
             "text_config": {
-                "model_type": "opt",
-                "vocab_size": 53,
-                "hidden_size": 32,
-                "word_embed_proj_dim": 32,
-                "num_hidden_layers": 2,
-                "num_attention_heads": 4,
-                "ffn_dim": 48,
-                "max_position_embeddings": 32,
+                "model_type": "opt", "vocab_size": 53, "hidden_size": 32, "word_embed_proj_dim": 32,
+                "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 48, "max_position_embeddings": 32,
                 "use_cache": False,
             },
             "num_query_tokens": 4,
@@ -298,23 +206,13 @@ OWN: list[tuple[str, dict[str, Any], Callable[[], Any]]] = [
         "SamModel",
         {
             "vision_config": {
-                "hidden_size": 32,
-                "num_hidden_layers": 2,
-                "num_attention_heads": 4,
-                "mlp_dim": 48,
-                "output_channels": 16,
-                "num_pos_feats": 8,
-                "image_size": 64,
-                "patch_size": 16,
-                "window_size": 2,
+                "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "mlp_dim": 48,
+                "output_channels": 16, "num_pos_feats": 8, "image_size": 64, "patch_size": 16, "window_size": 2,
                 "global_attn_indexes": [1],
             },
             "prompt_encoder_config": {"hidden_size": 16, "image_size": 64, "patch_size": 16, "mask_input_channels": 4},
             "mask_decoder_config": {
-                "hidden_size": 16,
-                "mlp_dim": 24,
-                "num_hidden_layers": 2,
-                "num_attention_heads": 2,
+                "hidden_size": 16, "mlp_dim": 24, "num_hidden_layers": 2, "num_attention_heads": 2,
                 "iou_head_hidden_dim": 16,
             },
         },
@@ -328,29 +226,20 @@ OWN: list[tuple[str, dict[str, Any], Callable[[], Any]]] = [
     (
         "LevitForImageClassification",
         {
-            "image_size": 64,
-            "hidden_sizes": [16, 24, 32],
-            "num_attention_heads": [2, 3, 4],
-            "depths": [1, 1, 1],
-            "key_dim": [4, 4, 4],
-            "num_labels": 5,
+            "image_size": 64, "hidden_sizes": [16, 24, 32], "num_attention_heads": [2, 3, 4], "depths": [1, 1, 1],
+            "key_dim": [4, 4, 4], "num_labels": 5,
         },
         _pictures(64),
     ),
     (
         "LayoutLMv3ForTokenClassification",
         {
-            **_TEXT,
-            "input_size": 32,
-            "patch_size": 8,
-            "coordinate_size": 5,
-            "shape_size": 6,
-            "num_labels": 5,
+            **_TEXT, "input_size": 32, "patch_size": 8, "coordinate_size": 5, "shape_size": 6, "num_labels": 5,
             "max_2d_position_embeddings": 64,
         },
         lambda: {"input_ids": _ids(), "bbox": torch.randint(0, 20, (2, 7, 4)).sort().values, **_pictures()()},
     ),
-]
+]  # fmt: skip
 
 
 def models() -> list[Wild]:

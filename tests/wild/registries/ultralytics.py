@@ -15,18 +15,9 @@ from ..models import Wild
 from ..operators import provide
 
 DETECTION = [
-    "yolov3-tiny",
-    "yolov5n",
-    "yolov6n",
-    "yolov8n",
-    "yolov8n-ghost",
-    "yolov8n-p2",
-    "yolov9t",
-    "yolov10n",
-    "yolo11n",
-    "yolo12n",
-    "yolo26n",
-]
+    "yolov3-tiny", "yolov5n", "yolov6n", "yolov8n", "yolov8n-ghost", "yolov8n-p2", "yolov9t", "yolov10n", "yolo11n",
+    "yolo12n", "yolo26n",
+]  # fmt: skip
 TASKS = [
     f"{name}-{task}" for name in ("yolov8n", "yolo11n", "yolo12n", "yolo26n") for task in ("seg", "pose", "obb", "cls")
 ]
