@@ -39,7 +39,11 @@ _OFFSET_MODELS = ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "long
 
 
 class NamedTexts(list[Batch]):
-    """Calibration batches of texts that have names; ``names`` says of each batch whose it is."""
+    """Calibration batches of texts that have names; ``names`` says of each batch whose it is.
+
+    >>> NamedTexts([torch.ones(1), torch.zeros(1)], ["code", "maths"]).by_name()
+    {'code': [tensor([1.])], 'maths': [tensor([0.])]}
+    """
 
     def __init__(self, batches: Iterable[Batch], names: Iterable[str]) -> None:
         super().__init__(batches)

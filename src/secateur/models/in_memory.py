@@ -271,7 +271,12 @@ def parts_once(model: nn.Module, batch: Any, forward: Forward | None) -> dict[st
 
 
 def calls_of(model: nn.Module, batch: Any, forward: Forward | None) -> Counter[nn.Module]:
-    """How often each module is called in a forward pass of the batch."""
+    """How often each module is called in a forward pass of the batch.
+
+    >>> twice = nn.Linear(2, 2)
+    >>> calls_of(nn.Sequential(twice, nn.ReLU(), twice), torch.ones(1, 2), None)[twice]
+    2
+    """
     calls: Counter[nn.Module] = Counter()
     with contextlib.ExitStack() as stack:
         for module in model.modules():
