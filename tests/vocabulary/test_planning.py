@@ -1,6 +1,7 @@
 """A plan is proved before anything changes, and says of unseen text what the same choice does to it."""
 
 import json
+import math
 
 import pytest
 
@@ -97,6 +98,20 @@ def test_a_sample_keeps_what_unseen_text_needs():
     assert set(tokens.ranked()[: sample.first]) <= set(found.order)
     once = found.counted.counts == 1
     assert sample.once[0] == once.sum() / found.counted.tokens >= sample.once[1]
+
+
+def test_of_a_short_text_those_that_it_has_once_say_what_is_missing():
+    """The last tenth has no new token, and many of the others were met once: so more are to come."""
+    tokens = MADE["byte level"]
+    order = tokens.ranked()
+    texts = [tokens.backend.decode(order[len(order) // 2 : len(order) * 4 // 5]) + "\n", "Pruned hedges.\n" * 2000]
+    counted = planning.count(tokens.backend, texts, tokens.size)
+    sample = planning._sample(tokens, counted, asked(with_text=True), set(), tokens.size)
+    rare = [at for at, number in enumerate(order) if counted.counts[number] == 1]
+    assert sample.share == 1
+    assert sample.once[0] > 0.0015
+    assert sample.once[1] <= 0.0015 or sample.first == math.ceil(0.9 * len(order))
+    assert rare[0] < sample.first < len(order)
 
 
 @pytest.mark.parametrize("kind", KINDS)

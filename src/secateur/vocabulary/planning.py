@@ -245,6 +245,7 @@ def encoding(backend: Any, *, special: bool = True) -> Encode:
 _TENTH = 10
 _FEW = 20  # passages of which no tenth is left out
 _SHARE = 0.995  # of unseen tokens that shall stay
+_MISSING = 0.0015  # of other text, as Good and Turing estimate it; of two texts two and four times as much was
 _TOO_FEW = 600  # unseen tokens: were one of 200 missing, fewer than these could by chance have none (1 of 20 times)
 _SAFE = 0.9  # of the tokenizer's own order, where the text is too short to say
 _PAIRS = 100  # of random texts
@@ -374,13 +375,15 @@ def _check_pairs(tokens: Tokens, smaller: Tokens, random: list[str], new: Ids, w
 
 
 def _sample(tokens: Tokens, counted: Counted, asked: Asked, needed: Collection[int], rows: int) -> Sample:
-    """How many of the tokenizer's own order stay: the fewest with which nearly all tokens of the last tenth do."""
+    """How many of the tokenizer's own order stay: the fewest with which nearly all tokens of the last tenth do, and
+    with which Good and Turing's estimate says so of other text. Of 50 kB a tenth alone says too little."""
     ranked = tokens.ranked()
     rank = np.full(len(counted.counts), -1)
     rank[ranked] = np.arange(len(ranked))
     many = len(counted.ids) // _TENTH
     last = together(counted.ids[len(counted.ids) - many :]).numbers
     enough = len(counted.ids) >= _FEW and len(last) >= _TOO_FEW
+    once = counted.counts == 1
     share = None
     first = math.ceil(_SAFE * len(ranked))
     if enough:
@@ -391,8 +394,11 @@ def _sample(tokens: Tokens, counted: Counted, asked: Asked, needed: Collection[i
         missing = np.sort(rank[may[~np.isin(may, kept)]])
         spare = int((1 - _SHARE) * len(may) + 1e-9)
         first = 0 if len(missing) <= spare else int(missing[len(missing) - 1 - spare]) + 1
+        rare = np.sort(rank[np.isin(np.arange(len(rank)), whole) & once])
+        spare = int(_MISSING * counted.tokens)
+        if len(rare) > spare:
+            first = max(first, min(int(rare[len(rare) - 1 - spare]) + 1, math.ceil(_SAFE * len(ranked))))
         share = 1 - int((missing >= first).sum()) / max(1, len(may))
-    once = counted.counts == 1
     return Sample(
         first,
         len(ranked),
