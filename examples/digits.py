@@ -14,7 +14,7 @@ from torch import nn
 from secateur import apply_, sparsify, sparsity_of
 from secateur.allocation import erk
 from secateur.criteria import lamp, random
-from secateur.report import Results, Run, describe, print_summary, write_report
+from secateur.report import Results, Run
 
 images, labels = load_digits(return_X_y=True)
 split = train_test_split(images / 16, labels, test_size=0.4, stratify=labels, random_state=0)
@@ -44,10 +44,8 @@ dense = nn.Sequential(
     nn.Conv2d(32, 32, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(32 * 16, 10),
 )  # fmt: skip
 train(dense, epochs=12)
-weights = {name: weight.detach().clone() for name, weight in dense.named_parameters()}
 
 runs = [Run("dense", 0.0, accuracy(dense))]
-networks = []
 methods = {"magnitude": {}, "ERK": {"allocate": erk}, "LAMP": {"criterion": lamp}, "random": {"criterion": random}}
 for name, choices in methods.items():
     model = copy.deepcopy(dense)
@@ -55,9 +53,8 @@ for name, choices in methods.items():
     before = accuracy(model)
     train(model, epochs=4, masks=masks)
     runs.append(Run(name, sparsity_of(model), before, accuracy(model)))
-    networks.append(describe(f"{name}, 90 % removed", weights, masks))
 
-results = Results("Digits, pruned", runs, networks, command="python examples/digits.py")
-print_summary(results)
+results = Results("Digits, pruned", runs, command="python examples/digits.py")
+print(results)
 if len(sys.argv) > 1:
-    print("The report is in", write_report(results, sys.argv[1]))
+    print("The report is in", results.report(sys.argv[1]))

@@ -26,9 +26,6 @@ WITHOUT = {  # {reason: names that the reference has, and no example}
     "needs a training, which docs/guides/training.md runs": """
         integrations.transformers.PruningCallback integrations.transformers.DistillationCallback
         integrations.lightning.Pruning integrations.lightning.Distillation""",
-    "prints what docs/guides/report.md prints": "report.print_summary",
-    "a sheet of a page, which the tests of pages run": """
-        models.pruned_blocks_sheets inference.layers_sheet storage.compressed_sheets storage.encoding_rows""",
     "needs several processes, or their files": """
         evidence.sum_over_ranks""",
     "needs a directory of transformers, which docs/guides/command.md makes": """

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from secateur.report import account as timed
+from secateur.report import measured as timed
 from support.shrunk import ZOO
 
 

@@ -6,13 +6,9 @@ import textwrap
 
 import pytest
 import torch
-import typer
 from typer.testing import CliRunner
 
-from secateur.cli.bench import bench
-
-app = typer.Typer()
-app.command()(bench)
+from secateur.cli.commands import app
 
 
 @pytest.fixture
@@ -37,7 +33,7 @@ def here(tmp_path, monkeypatch):
 
 
 def run(*arguments):
-    return CliRunner().invoke(app, ["my_bench_model:build", "--example", "my_bench_model:inputs", *arguments])
+    return CliRunner().invoke(app, ["bench", "my_bench_model:build", "--example", "my_bench_model:inputs", *arguments])
 
 
 def test_a_row_for_each(here):
@@ -66,7 +62,7 @@ def test_a_model_with_zeros_has_a_row_as_it_is(here):
         f"{text}\nwhole = build()\ndef build():\n    whole[0].weight.data[:, ::2] = 0\n    return whole\n"
     )
     result = CliRunner().invoke(
-        app, ["my_sparse_model:build", "--example", "my_sparse_model:inputs", "-s", "0.5", "-p", "rows"]
+        app, ["bench", "my_sparse_model:build", "--example", "my_sparse_model:inputs", "-s", "0.5", "-p", "rows"]
     )
     assert result.exit_code == 0, result.output
     assert [line.split()[0] for line in result.stdout.splitlines()[1:4]] == ["dense", "as", "rows"]
@@ -78,13 +74,13 @@ def test_a_directory_needs_no_example(here):
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
     BertModel(BertConfig(**sizes, vocab_size=50, max_position_embeddings=16)).save_pretrained(here / "bert")
     arguments = ["bert", "-s", "0.9", "-p", "columns:16", "--threads", "1"]
-    result = CliRunner().invoke(app, [*arguments, "--batch", "3", "--tokens", "8"])
+    result = CliRunner().invoke(app, ["bench", *arguments, "--batch", "3", "--tokens", "8"])
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
     names = ["dense", "columns:16", "shrink, half the work", "int8", "shrink, half the work, int8"]
     assert [re.split(" {2,}", line)[0] for line in lines[1:6]] == names
     assert "3 × 8 tokens; 1 thread; " in result.stdout
-    result = CliRunner().invoke(app, [*arguments, "--tokens", "64"])
+    result = CliRunner().invoke(app, ["bench", *arguments, "--tokens", "64"])
     assert result.exit_code == 2
     assert "--tokens 64 is more than the 16 positions of bert" in result.stderr
 
@@ -95,7 +91,7 @@ def test_what_cannot_be_made_is_said(here):
         "def build():\n    return nn.Sequential(nn.Conv1d(4, 4, 1))\n"
     )
     result = CliRunner().invoke(
-        app, ["my_odd_model:build", "--example", "my_odd_model:inputs", "-s", "0.5", "-p", "rows"]
+        app, ["bench", "my_odd_model:build", "--example", "my_odd_model:inputs", "-s", "0.5", "-p", "rows"]
     )
     assert result.exit_code == 0, result.output
     assert "No int8: torch has it for linear layers, and there is none." in result.stdout
@@ -112,13 +108,13 @@ def test_a_tuple_is_what_the_model_is_called_with(here):
         "inputs = torch.ones(4, 64), torch.tensor(2.0)\n"
     )
     given = ["my_pair_model:Pair", "--example", "my_pair_model:inputs", "-s", "0.5", "-p", "rows"]
-    result = CliRunner().invoke(app, given)
+    result = CliRunner().invoke(app, ["bench", *given])
     assert result.exit_code == 0, result.output
     assert [line.split()[0] for line in result.stdout.splitlines()[1:3]] == ["dense", "rows"]
 
 
 def test_a_factory_needs_an_example(here):
-    result = CliRunner().invoke(app, ["my_bench_model:build"])
+    result = CliRunner().invoke(app, ["bench", "my_bench_model:build"])
     assert result.exit_code == 2
     assert "my_bench_model:build is no directory, so --example has to say" in " ".join(result.stderr.split())
 

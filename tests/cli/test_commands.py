@@ -1,14 +1,16 @@
 """The command as a whole: help, version, and the documentation of every option."""
 
+import inspect
 import pathlib
 import re
 import subprocess
 import sys
-import typing
 
 import pytest
+import typer
 
 from secateur.cli import commands as cli
+from secateur.cli.options import ARGUMENTS, OPTIONS
 from secateur.native import describe
 from secateur.version import __version__
 from support.commands import run
@@ -43,62 +45,27 @@ def test_every_option_is_documented():
             assert option in text or option == "--help", option
 
 
-# Of these, commands mean different things by one name.
-OWN = {
-    "sparsity": {"bench", "shrink"},  # several; the fraction of a target
-    "pattern": {"bench"},  # several
-    "allocate": {"shrink"},  # among groups
-    "criterion": {"prune", "shrink"},  # of weights, of units
-    "target": {"fit"},  # what a budget counts, not what a share is of
-    "keep": {"vocabulary"},  # how many tokens, not how much of a score
-    "share": {"recover"},  # of a loss, not of what leaves
-    "values": {"pack"},  # of its kernels, not of what a solver leaves
-    "rank": {"vocabulary"},  # of tokens, not of experts
-    "include": {
-        "shrink",
-        "pack",
-        "experts",
-        "recover",
-        "sensitivity",
-        "fit",
-    },  # groups, layers, mixtures; what is trained
-    "exclude": {"shrink", "pack", "experts", "sensitivity", "fit"},
-    "out": {
-        "shrink",
-        "pack",
-        "demo",
-        "compress",
-        "expand",
-        "vocabulary",
-        "experts",
-    },  # may be left out; a directory or a file
-    "no_verify": {"experts"},  # on a small model of the class
-    "seed": {"prune"},  # of the criterion, not of the text
-    # nothing without; several, all of which are counted; or a plan; it is trained on
-    "data": {"oneshot", "vocabulary", "experts", "recover", "sensitivity", "fit"},
-}
+def test_every_option_is_declared_once_and_there_are_not_many():
+    made = typer.main.get_command(cli.app).commands
+    shown = {name: each for name, each in made.items() if not each.hidden}  # trim is another name of one
+    count = 0
+    for name, each in shown.items():
+        options = {option.name: option for option in each.params if option.param_type_name == "option"}
+        assert ({"as_json"} if name == "demo" else {"as_json", "report"}) <= {*options}, name
+        for key, option in options.items():
+            assert option.help == OPTIONS[key].help, (name, key)
+        count += len(options)
+    assert count <= 172
+    assert {*OPTIONS} == {option.name for each in shown.values() for option in each.params} - {*ARGUMENTS}
 
 
-def test_an_option_of_one_name_is_declared_once():
-    declared = {}
-    for command in (each for each in cli.app.registered_commands if not each.hidden):  # another name of one
-        name = command.name or command.callback.__name__
-        for word, hint in typing.get_type_hints(command.callback, include_extras=True).items():
-            if word != "return" and name not in OWN.get(word, ()):
-                declared.setdefault(word, {})[name] = hint.__metadata__[0]
-    for word, each in declared.items():
-        if word in ("directory", "path"):  # what a command is about: arguments of its own
-            continue
-        assert len({id(option) for option in each.values()}) == 1, (word, [*each])
-    shared = {word for word, each in declared.items() if len(each) > 1}
-    assert shared >= {
-        "report",
-        "sparsity",
-        "pattern",
-        "allocate",
-        "include",
-        "exclude",
-        "example",
-        "threads",
-        "as_json",
-    }
+def test_an_option_is_by_default_what_the_verb_says():
+    from secateur import shrink
+    from secateur.checkpoints import sparsify
+
+    made = typer.main.get_command(cli.app).commands
+    for verb, command in ((shrink, "shrink"), (sparsify, "prune")):
+        said = {option.name: option.default for option in made[command].params}
+        for name, parameter in inspect.signature(verb).parameters.items():
+            if name in said and parameter.default not in (None, inspect.Parameter.empty):
+                assert said[name] == getattr(parameter.default, "__name__", parameter.default), (command, name)

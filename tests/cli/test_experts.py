@@ -39,7 +39,7 @@ def test_a_profile_says_what_it_would_cost_and_a_plan_does_it(dense, tmp_path):
     ended = run("experts", dense, "--data", text, "--profile", profile, *FEW)
     assert (ended.exit_code, ended.stderr) == (0, ""), ended.output
     assert "the model's outputs lose when all mixtures lose a share" in ended.stdout
-    assert "No model was written" in ended.stdout
+    assert "Nothing was written" in ended.stdout
     more = ["--remove", "0.34", "--out", tmp_path / "small", "--no-verify", "--report", tmp_path / "page.html"]
     ended = run("experts", dense, "--plan", profile, *more)
     assert ended.exit_code == 0, ended.output

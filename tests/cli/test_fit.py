@@ -33,7 +33,7 @@ def folder(made, tmp_path):
 def call(folder, *words, out="out", data="text.txt"):
     return run(
         "fit", folder / "dense", "--data", folder / data, "--out", folder / out, "--samples", 4,
-        "--sequence-length", 16, "--evaluations", 6, "--finals", 2, *words,
+        "--sequence-length", 16, "--finals", 2, *words,
     )  # fmt: skip
 
 
@@ -129,7 +129,6 @@ def test_torchrun_is_refused(folder, monkeypatch):
         (("--budget", "params=0.5", "--over", "both"), "over says which kinds of levels"),
         (("--budget", "params=0.5", "--share", "2"), "shares must be fractions"),
         (("--budget", "params=0.5", "--score", "f1"), "score must be one of 'kl', 'cosine', 'change'"),
-        (("--budget", "params=0.5", "--held-back", "4"), "held_back is how many of the 4 batches"),
         (("--budget", "params=0.5", "--include", "nothing*"), "no tensor or group matches"),
         (("--budget", "params=0.5", "--solver", "nothing"), "nothing"),
     ],

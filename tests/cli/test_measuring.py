@@ -8,7 +8,9 @@ from torch import nn
 
 from secateur.checkpoints import CheckpointError
 from secateur.cli import measuring
-from secateur.cli.measuring import inputs_for
+from secateur.cli.measuring import Bench, Form, inputs_for
+from secateur.inference import PackedLayer, Packing
+from secateur.native import describe
 from secateur.patterns import Rows
 
 
@@ -90,3 +92,37 @@ def test_a_pickle_beside_the_weights_is_never_read(two, tmp_path):
     (tmp_path / "odd" / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'exit 1'\ntR.")
     with pytest.raises(CheckpointError, match="its model cannot be loaded"):
         measuring.model_in(tmp_path / "odd")
+
+
+PACKING = Packing(
+    (
+        PackedLayer("a.[bold]\x1b[2J", "SparseLinear", (8, 4), 0.9, "", 4.0, 3.0, 1.5, 1000, 250),
+        PackedLayer("b", "dense", (8, 8), 0.0, "no zeros", dense_bytes=2000, bytes=2000),
+    )
+)
+
+
+def test_bench_has_a_row_a_form_beside_the_dense_one_and_on_a_page_one_a_layer():
+    forms = [
+        Form("dense", None, nn.Linear(10, 100, bias=False)),
+        Form("rows", 0.5, nn.Linear(10, 50, bias=False), PACKING),
+        Form("int8", None, nn.Linear(10, 25, bias=False)),
+    ]
+    times = [[0.004, 0.008, 0.002], [0.002, 0.004, 0.002], [0.008, 0.008, 0.004]]
+    found = Bench(forms, times, {}, 1, "1 × 64 tokens; ")
+    table, blank, *lines = found.summary()
+    # medians in milliseconds; medians of the rounds' ratios, not of medians
+    assert [row[:3] + row[5:] for row in table.texts()] == [
+        ["dense", "", "4", "1.00", "4 kB", ""],
+        ["rows", "50%", "2", "2.00", "2 kB", "1 of 2 layers"],
+        ["int8", "", "8", "0.50", "1 kB", ""],
+    ]
+    assert [row["ms_fastest_round"] for row in table.json()] == [2.0, 2.0, 4.0]
+    assert "fastest" not in str(table)
+    assert (blank, lines[0]) == ("", f"1 × 64 tokens; 1 thread; {describe()}.")
+    assert lines[-1].startswith("Zeros alone do nothing")
+    *_, layers = found.content()
+    assert layers.title == "The layers of rows 50%"
+    assert [row[0] for row in layers.texts()] == [r"a.[bold]\x1b[2J", "b"]
+    assert [row["times_faster"] for row in layers.json()] == [2.0, None]
+    assert layers.texts()[1][-1] == "dense, no zeros"

@@ -8,19 +8,15 @@ import signal
 
 import pytest
 import torch
-import typer
 from transformers import LlamaForCausalLM
 from typer.testing import CliRunner
 
 from secateur.checkpoints import verify_checkpoint
-from secateur.cli.oneshot import oneshot
+from secateur.cli.commands import app
 from secateur.models import files as block_files
 from support.families import make
 from support.forks import forked
 from support.tokenizers_of_words import VOCABULARY, WORDS, write_tokenizer
-
-app = typer.Typer(pretty_exceptions_enable=False)
-app.command()(oneshot)
 
 
 @pytest.fixture
@@ -34,6 +30,7 @@ def folder(tmp_path):
 
 def call(folder, *words, data="text.txt", out="sparse"):
     arguments = [
+        "oneshot",
         str(folder / "dense"),
         "--data",
         data if "=" in data else str(folder / data),
@@ -51,7 +48,6 @@ def call(folder, *words, data="text.txt", out="sparse"):
         ("-s", "0.5", "--solver", "sparsegpt", "--values", "int8"),
         ("-s", "0.5", "--solver", "sparsegpt", "--pattern", "rows", "--values", "int8"),
         ("-s", "0.5", "--solver", "magnitude", "--pattern", "2x1", "--values", "int8"),
-        ("-s", "0.5", "--no-stages", "--aim", "0.25"),
         ("-s", "0.6", "--pattern", "rows", "--solver", "wanda", "--allocate", "owl"),
         ("-s", "0.5", "--solver", "magnitude", "--exclude", "*q_proj*", "--allocate", "progression"),
     ],
@@ -66,11 +62,9 @@ def test_a_pruned_directory_loads_and_verifies(folder, words):
     record = json.loads((folder / "sparse/secateur.json").read_text())
     assert record["arguments"]["command"].startswith("secateur oneshot ")
     assert record["arguments"]["samples"] == 8
-    if "--aim" in words:
-        assert "--no-stages --aim 0.25" in record["arguments"]["command"]
     masks_only = "--values" not in words and ("wanda" in words or "magnitude" in words)
     assert record["kept_weights"] == ("unchanged" if masks_only else "updated")
-    aim = 0.25 if "--aim" in words else 0.0 if masks_only else 0.5
+    aim = 0.0 if masks_only else 0.5
     assert (record["stages"], record["aim"]) == (aim == 0.5, aim)
     verification = verify_checkpoint(folder / "sparse", folder / "dense")
     assert not verification.problems
@@ -199,7 +193,7 @@ def test_what_is_wrong_is_one_line(folder):
 
 
 def test_an_interrupted_run_goes_on(folder, monkeypatch):
-    from secateur.cli import oneshot as oneshot_command
+    from secateur.cli import calibrated as oneshot_command
 
     def interrupt(layer, started):
         if layer.block.endswith("1"):

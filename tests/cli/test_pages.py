@@ -29,11 +29,11 @@ PAGES = [page for page in PAGES if page.parent.name != "zh-TW"]  # its code is t
 SHORT = {
     "bench": ["--sparsity", "0.8", "--pattern", "columns:64"],
     "experts": ["--no-verify"],
-    "fit": ["--evaluations", "1", "--finals", "1", "--share", "0.6"],
+    "fit": ["--finals", "1", "--share", "0.6"],
     "oneshot": ["--samples", "8"],
     "pack": ["--at-least", "0.01"],
     "recover": ["--local", "1", "--steps", "2", "--samples", "8"],
-    "sensitivity": ["--rows", "64", "--samples", "8"],
+    "sensitivity": ["--samples", "8"],
     "trim": ["--exact"],  # of a stand-in's short text the sample's rule keeps all tokens
 }
 ELSEWHERE = {

@@ -50,9 +50,8 @@ def test_layers_as_json(folder):
     said = json.loads(ended.stdout)
     assert said["score"] == "change"
     assert {each["kind"] for each in said["groups"]} == {"layer", "heads", "width"}
-    for each in said["groups"]:
-        assert [level["share"] for level in each["levels"]] == [0.0, 0.5]
-        assert each["levels"][1]["score"] > 0
+    assert [each["share"] for each in said["levels"]] == [0.0, 0.5] * len(said["groups"])
+    assert all(each["score"] > 0 and each["params"] > 0 for each in said["levels"][1::2])
 
 
 @pytest.mark.parametrize(
@@ -84,7 +83,7 @@ def test_an_interrupted_run_goes_on_where_there_is_a_store(folder, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sys.modules["secateur.cli.sensitivity"], "read_text", interrupted)
+    monkeypatch.setattr(sys.modules["secateur.cli.calibrated"], "read_text", interrupted)
     for words, message in [((), "nothing was written"), (("--store", folder / "levels"), "run the same command again")]:
         ended = call(folder, *words)
         assert ended.exit_code == 130

@@ -2,7 +2,7 @@
 
 from safetensors.torch import load_file, save_file
 
-from support.commands import fails, run
+from support.commands import run
 
 
 def test_there_and_back(model, tmp_path):
@@ -19,10 +19,3 @@ def test_there_and_back(model, tmp_path):
     assert lines[-1].startswith(f"Wrote {tmp_path / 'small'}: ")
     assert run("expand", tmp_path / "small", "--out", tmp_path / "back").exit_code == 0
     assert (tmp_path / "back" / "model.safetensors").read_bytes() == before
-
-
-def test_masks_of_other_tensors_are_one_line(model, tmp_path):
-    masks = tmp_path / "masks.safetensors"
-    save_file({"nothing": load_file(model / "model.safetensors")["model.norm.weight"] > 0}, masks)
-    fails(run("compress", model, "--out", tmp_path / "small", "--masks", masks), "nothing")
-    assert not (tmp_path / "small").exists()

@@ -45,8 +45,8 @@ def test_trim_is_another_name(dense, text):
 
 
 def test_several_texts_and_all_options(dense, text, tmp_path):
-    (tmp_path / "more.jsonl").write_text(json.dumps({"words": "hedges"}) + "\n")
-    more = ["--keep", "330", "--multiple", "16", "--script", "latin", "--script", "Han", "--field", "words"]
+    (tmp_path / "more.jsonl").write_text(json.dumps({"text": "hedges"}) + "\n")
+    more = ["--keep", "330", "--script", "latin", "--script", "Han"]
     more += ["--rank", "distance"]
     ended = run("vocabulary", dense, "--data", tmp_path / "more.jsonl", "--data", text, *more, "--dry-run")
     assert ended.exit_code == 0, ended.output

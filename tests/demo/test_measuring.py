@@ -1,7 +1,6 @@
 """What is measured of a network: sizes, work, time, and which of its layers were packed."""
 
 from secateur.report import Results
-from support.demos import ONE_SHOT, WEIGHTS
 
 
 def test_multiply_adds_of_the_dense_network_by_hand(results: Results) -> None:
@@ -42,14 +41,3 @@ def test_packed_networks_are_the_masked_ones_in_other_layers(results: Results) -
         assert twin.compressed is not None
         assert twin.bytes is not None
         assert twin.compressed < 0.5 * twin.bytes
-
-
-def test_layers_and_histogram_are_those_of_the_masks(results: Results) -> None:
-    assert len(results.networks) == len(ONE_SHOT) + 2  # 2:4 and gradual
-    for network in results.networks:
-        assert len(network.layers) == 9
-        assert sum(layer.weights for layer in network.layers) == WEIGHTS
-        assert sum(network.kept) == sum(layer.kept for layer in network.layers)
-    two_of_four = results.networks[4]
-    assert two_of_four.layers[0].sparsity == 0  # the stem
-    assert all(layer.sparsity == 0.5 for layer in two_of_four.layers[1:])

@@ -4,13 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from secateur.report import write_report
 from support.reports import Page, make_results
 
 
 @pytest.fixture(scope="module")
 def page_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_report(make_results(), tmp_path_factory.mktemp("report") / "report.html")
+    return make_results().report(tmp_path_factory.mktemp("report") / "report.html")
 
 
 @pytest.fixture(scope="module")

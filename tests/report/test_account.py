@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from secateur.report import Account, Cells, Chart, Sheet, check_page, write_account
-from secateur.support import Rows
+from secateur.report import Account, check_page, write_account
+from secateur.support import Chart, Column, Table
 from support.chromium import chromium, column, framed, in_chromium
 from support.reports import HOSTILE, HOSTILE_TOO, Page
 
@@ -15,13 +15,20 @@ NAMES = ["layers.0.up.weight", "layers.1.up.weight", "layers.0.down.weight", HOS
 ZEROS = [0.5, 0.9, 0.25, None, 1.0]
 
 
+COLUMNS = (
+    Column.name("tensor"),
+    Column.portion("zeros", show="{:.0%}".format),
+    Column(HOSTILE_TOO, key="note"),
+)
+
+
+def table(names: list[str] = NAMES, title: str = "Tensor by tensor") -> Table:
+    rows = list(zip(names, ZEROS, [HOSTILE, "", "b", "a", "c"], strict=False))
+    return Table.of("tensors", rows, *COLUMNS, title=title).drawn("zeros", "Where the zeros are", HOSTILE_TOO)
+
+
 def made(**changes: object) -> Account:
-    cells = [
-        Cells("tensor", NAMES),
-        Cells("zeros", ZEROS, ["50%", "90%", "25%", "-", "100%"], ZEROS),
-        Cells(HOSTILE_TOO, [HOSTILE, "", "b", "a", "c"]),
-    ]
-    chart = Chart("Where the zeros are", HOSTILE_TOO, NAMES, ZEROS, "zeros", share=True)
+    sums = Table.of("sums", [("pruned", 5), (HOSTILE, None)], Column("", key="of"), Column.count("Tensors"))
     given: dict[str, object] = {
         "title": f"{HOSTILE}, pruned",
         "command": f"secateur prune {HOSTILE_TOO}",
@@ -33,8 +40,7 @@ def made(**changes: object) -> Account:
             "zstd": False,
             "dry-run": True,
         },
-        "got": [Rows(("", ">Tensors"), [("pruned", "5"), (HOSTILE, None)]), "", f"Wrote 0.5 MB to {HOSTILE_TOO}."],
-        "sheets": [Sheet("Tensor by tensor", cells, [chart])],
+        "got": [sums, "", f"Wrote 0.5 MB to {HOSTILE_TOO}.", table()],
         "seconds": 1.25,
         "versions": {"torch": "2", "processor": HOSTILE},
     }
@@ -55,7 +61,8 @@ def test_all_that_is_in_it_is_on_the_page(tmp_path: Path) -> None:
     for name in (*NAMES[:3], "layers.*.up.weight", "layers.*.down.weight", f"secateur prune {HOSTILE_TOO}"):
         assert name in text, name
     data = json.loads(page.scripts[0])
-    assert data["sheets"]["Tensor by tensor"]["zeros"] == ZEROS
+    assert [row["zeros"] for row in data["tensors"]] == ZEROS
+    assert data["said"] == [f"Wrote 0.5 MB to {HOSTILE_TOO}."]
     assert data["command"] == made().command
 
 
@@ -87,32 +94,13 @@ def test_cells_are_sorted_by_values_and_shown_as_texts(tmp_path: Path) -> None:
     assert zeros == ["0.5", "0.9", "0.25", "", "1.0"]
     widths = [a["style"] for tag, a in page.tags if tag == "i"]
     assert widths == ["width: 50.0%", "width: 90.0%", "width: 25.0%", "width: 100.0%"]  # none where there is no number
-    assert Cells("n", [1, 2.5, None]).column(0).texts == {0: "1", 1: "2.5", 2: ""}
-    assert not Cells("n", [1, "a"]).is_numeric
-
-
-def test_what_does_not_fit_together_is_refused() -> None:
-    with pytest.raises(ValueError, match="the column 'zeros' has 2 values, and 1 beside them"):
-        Cells("zeros", [1, 2], ["one"])
-    with pytest.raises(ValueError, match="the column 'zeros' has 2 values, and 3 beside them"):
-        Cells("zeros", [1, 2], bars=[0.1, 0.2, 0.3])
-    with pytest.raises(ValueError, match=r"the columns of 'All' have one length, not \[1, 2\]"):
-        Sheet("All", [Cells("a", [1, 2]), Cells("b", [1])])
-    with pytest.raises(ValueError, match="the chart 'c' has 1 names and 2 values"):
-        Chart("c", "", ["a"], [1, 2], "x")
-    with pytest.raises(ValueError, match="the chart 'c' has 2 values and 1 beside"):
-        Chart("c", "", ["a", "b"], [1, 2], "x", series=["one"])
-    with pytest.raises(ValueError, match="the chart 'c' has 2 values and 3 beside"):
-        Chart("c", "", ["a", "b"], [1, 2], "x", places=[1, 2, 3])
-    with pytest.raises(ValueError, match="the chart 'c' has 2 values and 1 beside"):
-        Chart("c", "", ["a", "b"], [1, 2], "x", grid=[("a", 0)])
 
 
 def test_a_map_shows_each_block_and_its_names_are_text(tmp_path: Path) -> None:
     names = [f"layers.{block}.{part}" for block in (0, 1, 2) for part in ("up", HOSTILE, HOSTILE_TOO)]
     values = [0.1 * at for at in range(len(names))]
-    sheet = Sheet("All", [Cells("name", names)], [Chart("Errors", "Lost; all.", names, values, "error")])
-    page = page_of(made(sheets=[sheet]), tmp_path)
+    chart = Chart("Errors", "Lost; all.", names, values, "error")
+    page = page_of(made(got=[Table("all", [Column("name")], [[name] for name in names], "All", [chart])]), tmp_path)
     fields = [attributes for tag, attributes in page.tags if tag == "b"]
     assert len(fields) == 9
     assert {attributes["title"] for attributes in fields} == {
@@ -131,12 +119,11 @@ def test_what_is_nought_was_asked_too_and_what_was_not_measured_is_not_said(tmp_
     assert "time" not in text
 
 
-@pytest.mark.parametrize(("rows", "folded"), [(12, 0), (13, 1)])
-def test_a_long_table_stands_once_in_the_open(rows: int, folded: int, tmp_path: Path) -> None:
-    printed = Rows(("Layer",), [(f"layer {row}",) for row in range(rows)])
-    page = page_of(made(got=[printed]), tmp_path)
-    assert sum(tag == "details" for tag, _ in page.tags) == folded
-    assert sum(tag == "details" for tag, _ in page_of(made(got=[printed], sheets=[]), tmp_path).tags) == 0
+def test_a_table_without_a_title_stands_among_the_lines(tmp_path: Path) -> None:
+    page = page_of(made(got=[table(title=""), "A line."]), tmp_path)
+    assert sum(attributes.get("class") == "wide narrow" for _, attributes in page.tags) == 1
+    assert "sortable" not in str(page.tags)
+    assert page.text.index("layers.1.up.weight") < page.text.index("A line.")
 
 
 def test_a_failure_leaves_the_old_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,15 +160,16 @@ def test_a_page_that_could_not_be_written_is_told_before(tmp_path: Path, monkeyp
 
 @in_chromium
 def test_its_tables_sort_and_it_is_no_wider_than_the_window(tmp_path: Path) -> None:
-    lost = Cells("lost", [0.5, 0.1], ["0.000412345", "0.1"], [0.5, 0.1])
-    sheets = [*made().sheets, Sheet("Lost", [Cells("group", ["encoder.layer.0.intermediate.dense", "b"]), lost])]
-    path = write_account(made(sheets=sheets), tmp_path / "page.html")
-    dom = chromium(tmp_path / "profile", f"{path.as_uri()}#sort=sheet-1:column-1:descending", "--dump-dom")
-    assert column(dom, "sheet-1", 1) == ["1.0", "0.9", "0.5", "0.25", ""]  # what was not measured comes last
+    lost = Column.portion("lost", show=lambda value: "0.000412345" if value == 0.5 else "0.1")
+    rows = [("encoder.layer.0.intermediate.dense", 0.5), ("b", 0.1)]
+    got = [*made().got, Table.of("lost", rows, Column.name("group"), lost, title="Lost")]
+    path = write_account(made(got=got), tmp_path / "page.html")
+    dom = chromium(tmp_path / "profile", f"{path.as_uri()}#sort=table-1:zeros:descending", "--dump-dom")
+    assert column(dom, "table-1", 1) == ["1.0", "0.9", "0.5", "0.25", ""]  # what was not measured comes last
     driver = """
         const named = document.querySelectorAll("tbody th, .keys li");
         const cut = Array.from(named, each => each.scrollWidth > each.clientWidth + 1);
-        const drawn = document.querySelectorAll("#sheet-2 .level");
+        const drawn = document.querySelectorAll("#table-2 .level");
         const bars = Array.from(drawn, each => each.getBoundingClientRect().left);
         const wider = document.documentElement.scrollWidth > innerWidth;
         document.title = [innerWidth, wider, cut.some(Boolean), Math.max(...bars) - Math.min(...bars) > 1];

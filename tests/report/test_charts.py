@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from secateur.report import plots as charts
-from secateur.report.account import Chart
-from secateur.report.plots import chart_of, map_of
+from secateur.report import charts
+from secateur.report.charts import chart_of, map_of
+from secateur.support import Chart
 
 
 def drawn(names, values, **form):

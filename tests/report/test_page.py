@@ -4,13 +4,12 @@ import base64
 import hashlib
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
-from secateur.report import Check, Results, Run, missing_baselines, summarize, write_report
-from secateur.report.results import environment, wilson
+from secateur.report import Check, Results, Run, environment, summarize
+from secateur.report.results import wilson
 from support.chromium import chromium, column, framed, in_chromium
 from support.reports import HOSTILE, HOSTILE_TOO, Page, make_results
 
@@ -40,10 +39,9 @@ def test_the_policy_forbids_every_load_and_allows_exactly_the_script(page: Page)
 
 def test_hostile_names_are_shown_and_not_run(page: Page) -> None:
     assert [tag for tag, _ in page.tags].count("script") == 2  # the data and the page's own
-    assert page.text.count(HOSTILE) >= 5  # title, note, method, network, layer
+    assert page.text.count(HOSTILE) >= 4  # title, note, method, check
     assert HOSTILE_TOO in page.text
-    [heading] = [number for number, (tag, _) in enumerate(page.tags) if tag == "h1"]
-    assert page.tags[heading + 1][0] == "div"
+    assert not any(tag == "img" or "onerror" in attributes for tag, attributes in page.tags)
 
 
 def test_ids_are_unique_and_every_reference_is_found(page_path: Path, page: Page) -> None:
@@ -54,7 +52,12 @@ def test_ids_are_unique_and_every_reference_is_found(page_path: Path, page: Page
 
 
 def test_the_page_holds_its_data(page: Page) -> None:
-    assert Results(**json.loads(page.scripts[0])) == make_results()
+    data = json.loads(page.scripts[0])
+    assert data["command"] == make_results().command
+    rows = summarize(make_results().runs)
+    assert [(row["method"], row["after"]) for row in data["runs"]] == [
+        (row.method, [row.after, row.after_sd]) for row in rows
+    ]
 
 
 def test_the_page_says_what_it_ran_on_but_not_where(page_path: Path, page: Page) -> None:
@@ -69,108 +72,78 @@ def test_the_page_says_what_it_ran_on_but_not_where(page_path: Path, page: Page)
 
 
 def test_the_same_results_give_the_same_bytes(page_path: Path, tmp_path: Path) -> None:
-    again = write_report(make_results(), tmp_path / "again.html")
+    again = make_results().report(tmp_path / "again.html")
     assert again.read_bytes() == page_path.read_bytes()
 
 
 def test_only_runs_are_needed(tmp_path: Path) -> None:
     """One seed, no fine-tuning, no sizes, no dense network, a metric that is no percentage."""
     runs = [Run("magnitude", sparsity, before=20 + 100 * sparsity) for sparsity in (0.3, 0.6)]
-    text = write_report(Results("Mine", runs, metric="perplexity", unit=""), tmp_path / "r.html").read_text("utf-8")
-    assert "One seed only" in text
-    assert "perplexity" in text
-    assert text.count("<svg") == 1
-    assert "fine-tuning" not in Page(text).text
-    for part in ("Layer by layer", "Sanity checks", "95 %", "while training", "multiply-adds", "of all parameters"):
+    results = Results("Mine", runs, metric="perplexity", unit="")
+    text = Page(results.report(tmp_path / "r.html").read_text("utf-8")).text
+    assert "Perplexity against sparsity" in text
+    for part in ("tuning", "Sanity checks", "95 %", "Multiply-adds", "Of all parameters", "Channels that left"):
         assert part not in text
-    assert "Channels that left" not in text
-    assert "No random baseline" in text
+        assert part not in str(results)
+    assert "No method is named random, a baseline" in text
 
 
-def test_a_page_after_training_alone(tmp_path: Path) -> None:
-    """Nothing was measured before fine-tuning: no plot and no column of it, and a check without fine-tuning."""
+def test_of_training_alone_there_is_no_column_before_it() -> None:
     runs = [Run("random", 0.5, None, 90.0), Run("magnitude", 0.9, None, 95.0)]
-    checks = [Check("none", "nothing", [Run("none", 0.9, 12.5)])]
-    text = write_report(Results("Mine", runs, checks=checks), tmp_path / "r.html").read_text("utf-8")
-    assert "before fine-tuning" not in text
-    assert text.count("<svg") == 1
-    assert "12.5" in text
-    assert "baseline" not in Page(text).text
+    results = Results("Mine", runs, checks=[Check("none", "nothing", [Run("none", 0.9, 12.5)])])
+    assert [row["after"] for row in results.json()["runs"]] == [[90.0, None], [95.0, None]]
+    assert "before" not in results.json()["runs"][0]
+    assert results.json()["checks"][0]["before"] == [12.5, None]
+    assert "baseline" not in str(results)
 
 
 @pytest.mark.parametrize(
     ("methods", "missing"),
     [
-        (["Random", "global magnitude"], []),
-        (["random (ERK)"], ["magnitude"]),
-        (["magnitude, 2:4"], ["random"]),
-        (["LAMP"], ["random", "magnitude"]),
+        (["Random", "global magnitude"], ""),
+        (["random (ERK)"], "No method is named magnitude, a baseline"),
+        (["magnitude, 2:4"], "No method is named random, a baseline"),
+        (["LAMP"], "No method is named random or magnitude, a baseline"),
     ],
 )
-def test_a_missing_baseline_is_said(methods: list[str], missing: list[str], tmp_path: Path) -> None:
+def test_a_missing_baseline_is_said(methods: list[str], missing: str) -> None:
     runs = [Run("random networks, dense", 0.0, 99.0), *(Run(method, 0.5, 90.0) for method in methods)]
-    assert missing_baselines(summarize(runs)) == missing
-    text = write_report(Results("Mine", runs), tmp_path / "r.html").read_text("utf-8")
-    assert ("baseline</strong>" in text) == bool(missing)
-    for baseline in missing:
-        assert f"o {baseline}" in text
+    said = str(Results("Mine", runs))
+    assert missing in said
+    assert ("baseline" in said) == bool(missing)
 
 
-def test_the_checks_and_the_interval_are_in_the_page(page: Page) -> None:
-    assert "what positions are worth" in page.text
-    assert "98.0 ± 0.0" in page.text
-    low, high = wilson(0.91, 719)
-    assert f"{100 * low:.1f} – {100 * high:.1f}" in page.text
-
-
-def test_channels_that_left_stand_beside_the_dense_network(page_path: Path, page: Page) -> None:
-    """How many times smaller and faster each is than the first; nothing is said of sizes that are all the same."""
-    assert "Channels that left" in page.text
-    [table] = re.findall(r'<table[^>]* id="shrunken">.*?</table>', page_path.read_text(encoding="utf-8"), re.DOTALL)
-    header, dense, _, channels, packed = re.findall("<tr>(.*?)</tr>", table, re.DOTALL)
-    assert "times smaller" in header
-    assert Page(dense).text.strip().startswith("dense")
-    assert re.findall(r">([0-9.]+)×<", channels) == ["2.0", "2.0", "1.1", "1.6"]
-    # the file, compressed, in memory, multiply-adds, one image, a batch
-    assert re.findall(r">([0-9.]+)×<", packed) == ["2.6", "5.0", "2.7", "2.0", "1.1", "1.3"]
-    assert "in memory" in header
-    assert "58.0" in packed
-    [table] = re.findall(r'<table[^>]* id="runs">.*?</table>', page_path.read_text(encoding="utf-8"), re.DOTALL)
-    assert table.count("times smaller") == 1  # of the zipped file
-    assert "batch" not in table
-
-
-def test_a_failure_leaves_the_old_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "report.html"
-    path.write_text("old")
-    monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
-    with pytest.raises(OSError, match="disk full"):
-        write_report(make_results(networks=()), path)
-    assert path.read_text() == "old"
-    assert [one.name for one in tmp_path.iterdir()] == ["report.html"]
-
-
-def test_a_missing_extra_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(sys.modules, "jinja2", None)
-    with pytest.raises(ImportError, match=r"pip install 'secateur\[report\]'"):
-        write_report(make_results(), tmp_path / "report.html")
-    assert not list(tmp_path.iterdir())
+def test_every_measured_column_is_shown_and_no_other() -> None:
+    results = make_results(notes=["It was measured here."])
+    for part in ("98.0 ± 0.0", "what positions are worth", "158 kB", "98.7", "Multiply-adds"):
+        assert part in str(results)
+    said = results.json()
+    for row in said["runs"]:
+        assert row["interval"] == pytest.approx([100 * bound for bound in wilson(row["after"][0] / 100, 719)])
+    assert said["checks"][1]["after"] == [91.0, None]
+    assert said["shrunken"][3]["compressed"] == 31_000
+    assert said["shrunken"][1]["memory"] is None
+    assert "memory" not in said["runs"][0]
+    assert "It was measured here." in said["said"]
+    assert "It was measured here." not in str(results)
 
 
 @in_chromium
 def test_the_address_sorts_a_table_under_the_policy(page_path: Path, tmp_path: Path) -> None:
-    dom = chromium(tmp_path, f"{page_path.as_uri()}#sort=layers-1:weights:descending", "--dump-dom")
-    assert column(dom, "layers-1", 2) == ["600", "77", "36"]
-    assert column(dom, "layers-2", 2) == ["36", "600", "77"]  # the other table keeps its order
+    dom = chromium(tmp_path, f"{page_path.as_uri()}#sort=table-2:bytes:descending", "--dump-dom")
+    assert column(dom, "table-2", 4)[:2] == ["158000", "158000"]
+    before = chromium(tmp_path, page_path.as_uri(), "--dump-dom")
+    assert column(dom, "table-1", 2) == column(before, "table-1", 2)  # the other table keeps its order
     assert len(re.findall("aria-sort", re.sub(r"<(style|script).*?</\1>", "", dom, flags=re.DOTALL))) == 1
-    assert re.search(r'data-key="weights"[^>]* aria-sort="descending"', dom)
+    assert re.search(r'data-key="bytes"[^>]* aria-sort="descending"', dom)
 
 
 DRIVER = """
 const found = {};
-const table = document.getElementById("runs");
+const table = document.getElementById("table-1");
 const button = table.querySelector('th[data-key="after"] button');
-const order = () => Array.from(table.tBodies[0].rows, row => Number(row.querySelector(".after").dataset.value));
+const at = button.closest("th").cellIndex;
+const order = () => Array.from(table.tBodies[0].rows, row => Number(row.cells[at].dataset.value));
 button.focus();
 found.focus = document.activeElement === button;
 button.click();
@@ -215,8 +188,12 @@ def test_clicks_sort_and_no_text_overlaps(page_path: Path, tmp_path: Path) -> No
     found = json.loads(html.unescape(re.findall("<title>(.*?)</title>", dom, re.DOTALL)[0]))
     afters = [row.after for row in summarize(make_results().runs)]
     assert found["focus"]
-    assert found["first"] == [pytest.approx(sorted(afters, reverse=True)), "descending", "#sort=runs:after:descending"]
-    assert found["second"] == [pytest.approx(sorted(afters)), "ascending", "#sort=runs:after:ascending"]
+    assert found["first"] == [pytest.approx(sorted(afters)), "ascending", "#sort=table-1:after:ascending"]
+    assert found["second"] == [
+        pytest.approx(sorted(afters, reverse=True)),
+        "descending",
+        "#sort=table-1:after:descending",
+    ]
     assert found["names"][0] != "dense"
     assert set(found["names"]) == {run.method for run in make_results().runs}
     assert found["sorted"] == 1

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from secateur.report import Check, History, Network, Results, Run, load_results, save_results
-from secateur.report.results import Layer
+from secateur.report import Check, Results, Run, load_results, save_results
 from support.reports import make_results
 
 
@@ -57,13 +56,5 @@ def test_impossible_results_are_refused() -> None:
         make_results(examples=0)
     with pytest.raises(ValueError, match="check 'x' holds no runs"):
         Check("x", "", ())
-    with pytest.raises(ValueError, match="history of 'x': 2 steps, 1 sparsities and 2 churns"):
-        History("x", (0, 1), (0.0,), (0.0, 0.0))
-    with pytest.raises(ValueError, match=r"history of 'x': churn is a fraction in \[0, 1\], not 50"):
-        History("x", (0,), (0.0,), (50,))
     with pytest.raises(TypeError, match="sequence of paragraphs"):
         make_results(text="one string")
-    with pytest.raises(ValueError, match=r"head has 6 weights of shape \(2, 3\); 7 cannot be kept"):
-        Layer("head", (2, 3), 7)
-    with pytest.raises(ValueError, match=r"n \+ 1 edges"):
-        Network("x", (), (0.0, 1.0), (1, 2), (3, 4))

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from secateur.report import Results, Run, summarize
-from secateur.report.results import interval_of, wilson
+from secateur.report.results import wilson
 
 
 def test_the_summary_by_hand() -> None:
@@ -47,13 +47,12 @@ def test_no_share_no_interval(share: float, examples: int) -> None:
         wilson(share, examples)
 
 
-def test_only_percentages_of_known_examples_have_intervals() -> None:
-    runs = [Run("a", 0.5, 50.0)]
-    assert interval_of(Results("x", runs), 50.0) is None
-    assert interval_of(Results("x", runs, unit="", examples=100), 50.0) is None
-    assert interval_of(Results("x", runs, examples=100), None) is None
-    assert interval_of(Results("x", runs, examples=100), 130.0) is None
-    assert interval_of(Results("x", runs, examples=10), 90.0) == tuple(100 * bound for bound in wilson(0.9, 10))
+@pytest.mark.parametrize("how", [{}, {"unit": "", "examples": 100}, {"before": 130.0, "examples": 100}])
+def test_only_percentages_of_known_examples_have_intervals(how: dict[str, object]) -> None:
+    runs = [Run("a", 0.5, how.pop("before", 90.0))]  # type: ignore[arg-type]
+    assert "interval" not in Results("x", runs, **how).json()["runs"][0]  # type: ignore[arg-type]
+    [row] = Results("x", [Run("a", 0.5, 90.0)], examples=10).json()["runs"]
+    assert row["interval"] == [100 * bound for bound in wilson(0.9, 10)]
 
 
 def test_a_mean_over_some_of_the_seeds_is_not_shown() -> None:

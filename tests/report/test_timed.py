@@ -37,19 +37,16 @@ def test_what_is_said_is_the_median_of_the_rounds():
         "Measured: 2 rows took 4 ms and takes 1 ms (medians of 3 rounds, in turns, 2 threads). It was faster in 3 of "
         "them: 2.00 times in the middle one, 2.00 to 4.00 in all."
     )
-    what, before, after, left = timed.sheet().cells
-    assert what.values == [
-        "bytes in memory",
-        *(f"2 rows: ms, {it}" for it in ("median", "fastest round", "slowest round")),
-    ]
-    assert before.texts == ["4 MB", "4", "2", "4"]
-    assert after.values == [1_000_000, 1.0, 1.0, 2.0]
-    assert left.values == [0.25, 0.25, 0.5, 0.5]
+    what, before, _, left = zip(*timed.table().texts(), strict=True)
+    assert what == ("bytes in memory", *(f"2 rows: ms, {it}" for it in ("median", "fastest round", "slowest round")))
+    assert before == ("4 MB", "4", "2", "4")
+    assert [row["after"] for row in timed.table().json()] == [1_000_000, 1.0, 1.0, 2.0]
+    assert left == ("25.0%", "25.0%", "50.0%", "50.0%")
 
 
 def test_a_model_without_tensors_has_nothing_left_of_them():
     timed = Timed("it", (0, 0), [1.0], [1.0], 1)
-    assert timed.sheet().cells[3].values[0] is None
+    assert timed.table().rows[0][3] is None
 
 
 def test_a_tensor_of_two_names_counts_once():

@@ -9,9 +9,8 @@ import torch
 from torch import nn
 
 from secateur import shrink
-from secateur.shrinking import shrunk_parts
-from secateur.shrinking.result import unreached_parts
-from secateur.support import Rows
+from secateur.shrinking.result import unreached_lines
+from secateur.support import Table
 from support.planned import X, made
 
 
@@ -61,12 +60,11 @@ def test_without_a_sparsity_it_says_what_was_zero():
 def test_layers_that_are_alike_share_a_row_unless_all_are_asked_for():
     done = shrink(stack(), torch.zeros(1, 4), 0.4, target="units")
     few, every = (
-        next(part for part in shrunk_parts(done, verbose=verbose) if isinstance(part, Rows))
-        for verbose in (False, True)
+        next(part for part in parts if isinstance(part, Table)).texts() for parts in (done.summary(), done.content())
     )
-    assert "blocks.*.0.weight (x3)" in [row[0] for row in few.rows]
-    assert len(every.rows) == len(done.scope.groups)
-    assert {row[0] for row in every.rows} == {group.name for group in done.scope.groups}
+    assert "blocks.*.0.weight (x3)" in [row[0] for row in few]
+    assert len(every) == len(done.scope.groups)
+    assert {row[0] for row in every} == {group.name for group in done.scope.groups}
 
 
 def test_a_name_that_holds_control_characters_is_fit_to_be_printed():
@@ -97,12 +95,12 @@ def test_a_directory_says_the_same(tmp_path: Path):
     assert re.search(r"^intermediate_size +48 +\d+$", text, re.MULTILINE)
     assert re.search(rf"^parameters +{done.parameters[0]:,} +{done.parameters[1]:,} ", text, re.MULTILINE)
     assert f"Asked: 40.0% of the params. Gone: {done.got:.1%}." in text
-    assert text.endswith("Proved on LlamaForCausalLM with random weights.")
+    assert "\nProved on LlamaForCausalLM with random weights.\nNothing was written (" in text
 
 
 def test_of_many_that_no_token_reached_the_first_are_named():
     unreached = {f"layers.{at}.router": tuple(range(9)) for at in range(8)}
-    (said, named) = unreached_parts(unreached, dict.fromkeys(unreached, (10, 5)), first=True)
+    (said, named) = unreached_lines(unreached, dict.fromkeys(unreached, (10, 5)), first=True)
     assert said == "No token of the batches reached 72 of the 80 experts; these leave first, as asked."
     assert named.startswith("They are: layers.0.router 0, 1, 2, 3, 4, 5 and 3 more; layers.1.router 0, ")
     assert named.endswith("layers.5.router 0, 1, 2, 3, 4, 5 and 3 more; and of 2 more mixtures.")

@@ -4,8 +4,10 @@ import dataclasses
 import importlib
 import inspect
 import io
+import json
 import pkgutil
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,25 +17,15 @@ from rich.console import Console
 
 import secateur
 from secateur.pipeline import Masks
-from secateur.support import (
-    Rows,
-    Shown,
-    bytes_text,
-    html_of_parts,
-    percent,
-    percents,
-    printable,
-    table,
-    table_of,
-    text_of_parts,
-)
+from secateur.support import Chart, Column, Shown, Table, bytes_text, html_of, percent, percents, printable, text_of
 from secateur.support.tables import folded
 
-PARTS = ("one", Rows(("~Name", ">Number"), [("a", 1), ("<b>", None)]), "", "x < y")
+NAMES = Table.of("names", [("a", 1), ("<b>", None)], Column.name("Name"), Column.count("Number"))
+PARTS = ("one", NAMES, "", "x < y")
 
 
 def test_in_a_notebook_they_are_tables_and_nothing_is_markup():
-    shown = html_of_parts([*PARTS, Rows((">n",), [["a\x1b[2Jb"]])])
+    shown = html_of([*PARTS, Table.of("n", [["a\x1b[2Jb"]], Column("n", side="right"))])
     assert shown.count("<table>") == 2
     assert shown.count("<div>") == 4
     assert "<b>" not in shown
@@ -47,8 +39,15 @@ def test_in_a_notebook_they_are_tables_and_nothing_is_markup():
 @dataclasses.dataclass(frozen=True)
 class Done(Shown):
     count: int = 3
+    where: Path = Path("here")
+    rates: tuple = (0.5, float("nan"))
+    model: object = dataclasses.field(default_factory=object)
 
-    def _parts(self):
+    @property
+    def twice(self):
+        return 2 * self.count
+
+    def content(self):
         return PARTS
 
 
@@ -76,8 +75,8 @@ def pretty(value):
 
 @pytest.mark.parametrize("value", [Done(), Masks(weight=torch.tensor([True, False]))], ids=["a dataclass", "a dict"])
 def test_at_a_prompt_it_is_what_print_shows(value):
-    assert pretty(value) == str(value) == text_of_parts(value._parts())
-    assert value._repr_html_() == html_of_parts(value._parts())
+    assert pretty(value) == str(value) == text_of(value.summary())
+    assert value._repr_html_() == html_of(value.summary())
     assert repr(value) != str(value)
 
 
@@ -98,9 +97,50 @@ def test_every_result_that_prints_as_a_table_is_one():
         assert not inspect.getsource(kind).count("def __str__"), "it says itself what it is in parts"
 
 
+def test_as_json_it_is_its_numbers_its_lines_and_its_tables():
+    assert Done().json() == {
+        "count": 3,
+        "where": "here",
+        "rates": [0.5, None],
+        "twice": 6,
+        "said": ["one", "x < y"],
+        "names": [{"name": "a", "number": 1}, {"name": "<b>", "number": None}],
+    }
+    assert json.loads(json.dumps(Done().json(), allow_nan=False)) == Done().json()
+
+
+def test_a_column_says_how_a_value_is_shown_sorted_and_drawn():
+    change, share = Column.change("Units"), Column.portion("Share", none="?")
+    assert [change.text(pair) for pair in ((8, 6), (8, 8), (1000, 1))] == ["8 -> 6", "8", "1,000 -> 1"]
+    assert (change.counts_as((8, 6)), change.share_of((8, 6)), change.counts_as((0, 0))) == (0.75, 0.75, None)
+    assert (share.text(None), share.text(0.5), share.share_of(None), share.share_of(1.5)) == ("?", "50.0%", None, 1.0)
+    assert Column("~ What, in words?").key == "what_in_words"
+    assert (Column("n").counts_as("x"), Column("n").share_of(0.5)) == ("x", None)
+
+
+def test_details_stand_in_json_and_columns_of_nothing_nowhere():
+    table = Table.of("t", [("a", 1, None)], Column("Name"), Column.count("Size", detail=True), Column("Why"))
+    assert str(table.filled()) == "Name\na"
+    assert "Size" not in table._repr_html_()
+    assert table.filled().json() == [{"name": "a", "size": 1}]
+
+
+def test_a_chart_is_of_a_column_and_fits_its_names():
+    drawn = NAMES.drawn("number", "Numbers", "Of each.", along="in order")
+    assert drawn.charts == [Chart("Numbers", "Of each.", ["a", "<b>"], [1, None], "number", along="in order")]
+    for more, message in (
+        ({"names": ["a"]}, "the chart 'c' has 1 names and 2 values"),
+        ({"series": ["one"]}, "the chart 'c' has 2 values and 1 beside"),
+        ({"places": [1, 2, 3]}, "the chart 'c' has 2 values and 3 beside"),
+        ({"grid": [("a", 0)]}, "the chart 'c' has 2 values and 1 beside"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Chart(**{"title": "c", "caption": "", "names": ["a", "b"], "values": [1, 2], "label": "x", **more})
+
+
 @given(st.lists(st.tuples(st.text(max_size=12), st.integers()), max_size=6))
 def test_a_line_is_a_row_and_numbers_end_flush_right(rows):
-    head, *lines = table(["name", ">count"], rows).splitlines()
+    head, *lines = str(Table.of("rows", rows, Column("name"), Column("count", side="right"))).splitlines()
     assert len(lines) == len(rows)
     assert all(line.isprintable() for line in lines)
     assert head.startswith("name ")
@@ -109,17 +149,18 @@ def test_a_line_is_a_row_and_numbers_end_flush_right(rows):
 
 
 def test_a_cell_is_no_markup_and_none_is_empty():
-    assert table(["a"], [["[bold]x[/bold]"], [None], ["a\x1b[2Jb"]]) == "a\n[bold]x[/bold]\n\na\\x1b[2Jb"
+    cells = [["[bold]x[/bold]"], [None], ["a\x1b[2Jb"]]
+    assert str(Table.of("a", cells, Column("a"))) == "a\n[bold]x[/bold]\n\na\\x1b[2Jb"
 
 
 def test_a_row_of_another_length_is_refused():
     with pytest.raises(ValueError, match="2 columns has a row of 1 cells"):
-        table(["a", "b"], [["x"]])
+        Table("a", [Column("a"), Column("b")], [["x"]])
 
 
 def test_on_a_narrow_terminal_only_columns_of_words_fold(capsys):
-    shown = table_of(["~words", ">n"], [["one two three", 123456]])
-    Console(width=16).print(shown)
+    shown = Table.of("t", [["one two three", 123456]], Column.name("words"), Column.figure("n", None, "d"))
+    Console(width=16).print(shown.rich())
     lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
     assert len(lines) == 3
     assert lines[1].endswith("123456")
@@ -140,7 +181,8 @@ def test_in_a_narrow_terminal_words_fold_and_numbers_do_not(width):
     name = "encoder.layer.0.attention.self.query.weight"
     rows = [(name, 1234567, "an output of the model"), ("b", 2, "cumsum")]
     text = io.StringIO()
-    Console(file=text, width=width).print(table_of(["~Name", ">Count", "~because"], rows))
+    columns = Column.name("Name"), Column.figure("Count", None, "d"), Column.name("because")
+    Console(file=text, width=width).print(Table.of("t", rows, *columns).rich())
     lines = text.getvalue().splitlines()
     assert max(map(len, lines)) <= width
     assert "1234567" in text.getvalue()
@@ -154,7 +196,7 @@ def test_in_a_narrow_terminal_words_fold_and_numbers_do_not(width):
 def test_in_a_notebook_a_table_is_text_too(monkeypatch):
     """rich shows below the cell what is printed to any file; found with a real kernel."""
     monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
-    assert table(["Name", ">Count"], [("a", 1)]).split() == ["Name", "Count", "a", "1"]
+    assert str(NAMES).split() == ["Name", "Number", "a", "1", "<b>"]
 
 
 @given(st.text(max_size=300), st.integers(10, 200))

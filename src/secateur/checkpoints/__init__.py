@@ -39,16 +39,6 @@ from secateur.checkpoints.record import (
     previous_record,
     record_text,
 )
-from secateur.checkpoints.results import (
-    inspected_parts,
-    inspected_sheets,
-    inspected_totals,
-    left_alone_rows,
-    pruned_rows,
-    pruned_sheets,
-    verified_parts,
-    verified_sheets,
-)
 from secateur.checkpoints.run import LOCK, Run, begun, locked, publish, unfinished_copy, unfinished_folder
 from secateur.checkpoints.slicing import (
     Compared,
@@ -123,10 +113,6 @@ __all__ = [
     "files_below",
     "files_of",
     "inspect_checkpoint",
-    "inspected_parts",
-    "inspected_sheets",
-    "inspected_totals",
-    "left_alone_rows",
     "library_versions",
     "locked",
     "meta_model_of",
@@ -141,8 +127,6 @@ __all__ = [
     "pieces_of_cut",
     "places",
     "previous_record",
-    "pruned_rows",
-    "pruned_sheets",
     "publish",
     "read_header",
     "read_json",
@@ -154,8 +138,6 @@ __all__ = [
     "sparsify",
     "unfinished_copy",
     "unfinished_folder",
-    "verified_parts",
-    "verified_sheets",
     "verify_checkpoint",
     "write_bytes",
     "write_cut",

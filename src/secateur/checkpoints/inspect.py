@@ -7,14 +7,14 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from secateur.checkpoints.reading import Checkpoint, TensorEntry, open_checkpoint
-from secateur.report import Reported, Sheet
+from secateur.checkpoints.results import inspected
+from secateur.report import Reported
 from secateur.support import Part, track
 from secateur.targets import is_expert
 
@@ -160,23 +160,6 @@ class TensorInspection:
             words.append("{}x{} blocks".format(*self.block))
         return ", ".join(words)
 
-    def as_json(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return {
-            "name": self.name,
-            "file": self.file,
-            "dtype": self.dtype,
-            "shape": list(self.shape),
-            "inputs_first": self.inputs_first,
-            "parameters": self.numel,
-            "bytes": self.nbytes,
-            "zeros": self.zeros,
-            "sparsity": self.sparsity,
-            "n_m": "{}:{}".format(*self.n_m) if self.n_m else None,
-            "block": "{}x{}".format(*self.block) if self.block else None,
-            "channels": dict(zip(("axis", "zero", "total"), self.channels, strict=True)) if self.channels else None,
-        }
-
 
 @dataclass(frozen=True)
 class Total:
@@ -192,16 +175,6 @@ class Total:
     def sparsity(self) -> float | None:
         return self.zeros / self.counted if self.counted else None
 
-    def as_json(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return {
-            "tensors": self.tensors,
-            "parameters": self.parameters,
-            "bytes": self.nbytes,
-            "zeros": self.zeros,
-            "sparsity": self.sparsity,
-        }
-
 
 @dataclass(frozen=True)
 class Inspection(Reported):
@@ -212,15 +185,9 @@ class Inspection(Reported):
     tensors: tuple[TensorInspection, ...]
     metadata: dict[str, dict[str, str]] = field(default_factory=dict)
 
-    def _parts(self) -> Iterator[Part]:
-        from secateur.checkpoints.results import inspected_parts
-
-        return inspected_parts(self)
-
-    def _sheets(self) -> list[Sheet]:
-        from secateur.checkpoints.results import inspected_sheets
-
-        return inspected_sheets(self)
+    def content(self, *, group: bool = False) -> Iterator[Part]:
+        """A row for each tensor, or with ``group`` for those that differ in numbers alone; and the totals."""
+        return inspected(self, group=group)
 
     def total(self, dtype: str | None = None) -> Total:
         """The sums over all tensors, or over those of one dtype."""
@@ -240,17 +207,6 @@ class Inspection(Reported):
         dtypes = {tensor.dtype for tensor in self.tensors}
         totals = ((dtype, self.total(dtype)) for dtype in sorted(dtypes))
         return dict(sorted(totals, key=lambda item: -item[1].nbytes))
-
-    def as_json(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return {
-            "path": str(self.path),
-            "files": list(self.files),
-            "metadata": self.metadata,
-            "total": self.total().as_json(),
-            "dtypes": {dtype: total.as_json() for dtype, total in self.by_dtype.items()},
-            "tensors": [tensor.as_json() for tensor in self.tensors],
-        }
 
 
 def inspect_checkpoint(path: Path | str) -> Inspection:

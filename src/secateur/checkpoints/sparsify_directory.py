@@ -20,11 +20,11 @@ from secateur.allocation import Allocation, check_sparsity
 from secateur.checkpoints.inspect import Inspection, Layout, TensorInspection, inspect_checkpoint, layout_of
 from secateur.checkpoints.reading import Checkpoint, TensorEntry, open_checkpoint
 from secateur.checkpoints.record import RECORD, check_places, previous_record, record_text
-from secateur.checkpoints.results import left_alone_rows, pruned_rows
+from secateur.checkpoints.results import pruned, tensor_table
 from secateur.checkpoints.writing import copy_tree, new_directory, other_weights, write_tensor
 from secateur.patterns import Pattern, word_of
 from secateur.pipeline import apply_, iterate_masks
-from secateur.report import Reported, Sheet
+from secateur.report import Reported
 from secateur.support import LazyTensors, Part, described, matched, matches, printable, track
 from secateur.targets import VECTORS, kinds_by_name
 
@@ -54,21 +54,15 @@ class CheckpointSparsification(Reported):
         chosen = set(self.targets)
         return [tensor for tensor in self.inspection.tensors if tensor.name in chosen]
 
-    def _sheets(self) -> list[Sheet]:
-        from secateur.checkpoints.results import pruned_sheets
+    def content(self) -> Iterator[Part]:
+        """What is printed, and a row for each tensor, with the reason where it was left alone."""
+        why = {name: reason for reason, names in self.left_alone.items() for name in names}
+        yield from self.summary()
+        yield tensor_table(self.inspection.tensors, why)
 
-        return pruned_sheets(self)
-
-    def _parts(self) -> Iterator[Part]:
+    def summary(self) -> Iterator[Part]:
         """How much was pruned, what was left alone and why, and where it is."""
-        yield pruned_rows(self)
-        yield ""
-        if self.left_alone:
-            yield left_alone_rows(self)
-            yield ""
-        for path in self.stale:
-            yield f"Copied as it was, with dense weights: {printable(str(path))}."
-        yield f"In {printable(str(self.out))}."
+        return pruned(self)
 
 
 def sparsify_directory(

@@ -30,11 +30,11 @@ from secateur.checkpoints.record import (
     claims_of,
     previous_record,
 )
-from secateur.checkpoints.results import verified_parts
+from secateur.checkpoints.results import verified, verified_tensors
 from secateur.checkpoints.slicing import Compared, pieces_of_cut, sha256_of, shape_of_cut
 from secateur.checkpoints.writing import files_below, other_weights
 from secateur.patterns import NM, Block, Channels, GroupedColumns, Pattern, Rows, Unstructured
-from secateur.report import Reported, Sheet
+from secateur.report import Reported
 from secateur.support import Fields, printable, track
 from secateur.support import Part as Shown
 
@@ -65,10 +65,6 @@ class VerifiedTensor:
     unchanged: bool | None = None
     alone: bool = False
 
-    def as_json(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return {**vars(self), "shape": list(self.shape)}
-
 
 @dataclass(frozen=True)
 class Verification(Reported):
@@ -98,27 +94,14 @@ class Verification(Reported):
         size = sum(math.prod(tensor.shape) for tensor in pruned)
         return sum(tensor.zeros or 0 for tensor in pruned) / size if size else None
 
-    def as_json(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return {
-            "path": str(self.path),
-            "source": None if self.source is None else str(self.source),
-            "ok": self.ok,
-            "pattern": self.pattern,
-            "sparsity": self.target_sparsity,
-            "problems": list(self.problems),
-            "unchecked": list(self.unchecked),
-            "files": self.files,
-            "tensors": [tensor.as_json() for tensor in self.tensors],
-        }
+    def content(self) -> Iterator[Shown]:
+        """What is printed, and a row for each tensor."""
+        yield from self.summary()
+        yield verified_tensors(self)
 
-    def _sheets(self) -> list[Sheet]:
-        from secateur.checkpoints.results import verified_sheets
-
-        return verified_sheets(self)
-
-    def _parts(self) -> Iterator[Shown]:
-        return verified_parts(self)
+    def summary(self) -> Iterator[Shown]:
+        """What is wrong, what could not be checked, and the verdict."""
+        return verified(self)
 
 
 def verify_checkpoint(directory: Path | str, source: Path | str | None = None) -> Verification:

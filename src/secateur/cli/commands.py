@@ -9,20 +9,8 @@ from typing import Annotated
 
 import typer
 
-from secateur.cli.bench import bench
-from secateur.cli.demo import demo
-from secateur.cli.experts import experts
-from secateur.cli.fit import fit
-from secateur.cli.inspect import inspect
-from secateur.cli.oneshot import oneshot
-from secateur.cli.pack import pack
-from secateur.cli.prune import prune
-from secateur.cli.recover import recover
-from secateur.cli.sensitivity import sensitivity
-from secateur.cli.shrink import shrink
-from secateur.cli.storage import compress, expand
-from secateur.cli.verify import verify
-from secateur.cli.vocabulary import vocabulary
+from secateur.cli import calibrated, checkpoints, shrink, timing
+from secateur.cli.options import COMMANDS
 from secateur.version import __version__
 
 app = typer.Typer(
@@ -58,22 +46,25 @@ def _secateur(
     del version
 
 
-for verb, line in (
-    (inspect, "Show the tensors of a checkpoint: sizes, zeros, patterns."),
-    (prune, "Write a pruned copy of a checkpoint directory."),
-    (verify, "Prove what a pruned directory claims of itself."),
-    (shrink, "Take channels and heads out of a model, which gets smaller."),
-    (experts, "Take experts out of a mixture, by what a text says of them."),
-    (vocabulary, "Take tokens out of a model and its tokenizer."),
-    (sensitivity, "Say what each part of a model would cost it, with a text."),
-    (oneshot, "Prune a transformer block by block, with calibration text."),
-    (recover, "Train what pruning left towards the model that it came from."),
-    (fit, "Spend no more than a budget, and lose as little as can be."),
-    (pack, "Put layers that skip zeros where they are faster, measured here."),
-    (compress, "Write a copy of a checkpoint in which zeros take little room."),
-    (expand, "Write the dense checkpoint that a compressed one was made of."),
-    (bench, "What zeros would be worth to your model, measured here."),
-    (demo, "Train a small network, prune it, report what that cost."),
-):
-    app.command(short_help=line)(verb)
-app.command("trim", hidden=True)(vocabulary)
+del calibrated, checkpoints, shrink, timing  # which made the commands
+_ORDER = [
+    "inspect",
+    "prune",
+    "verify",
+    "shrink",
+    "experts",
+    "vocabulary",
+    "sensitivity",
+    "oneshot",
+    "recover",
+    "fit",
+    "pack",
+    "compress",
+    "expand",
+    "bench",
+    "demo",
+]
+for name in _ORDER:
+    run, line = COMMANDS[name]
+    app.command(name, short_help=line)(run)
+app.command("trim", hidden=True)(COMMANDS["vocabulary"][0])

@@ -6,33 +6,32 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import functools
 import importlib
 import io
 import os
+import statistics
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from secateur import native
 from secateur.allocation import uniform
 from secateur.checkpoints import CheckpointError, open_checkpoint, sparsify
 from secateur.cli.terminal import waiting
 from secateur.inference import Packing, pack
 from secateur.models import loaded_model
 from secateur.patterns import Pattern
-from secateur.report import Timed, before_and_after
+from secateur.report import Reported, Timed, before_and_after
 from secateur.shrinking import WithoutDataWarning, shrink
-from secateur.support import alternating, bytes_text, printable, run_example, track
-
-if TYPE_CHECKING:
-    from secateur.report import Timed
-
+from secateur.support import Column, Part, Table, alternating, bytes_text, printable, ratio, run_example, track
 
 # ---- A model and its inputs, named on the command line as ``module.path:name``.
 #
@@ -140,15 +139,64 @@ class Form:
     model: nn.Module
     packing: Packing | None = None
 
+    @property
+    def title(self) -> str:
+        return self.name if self.sparsity is None else f"{self.name} {self.sparsity:.0%}"
+
 
 @dataclass(frozen=True)
-class Bench:
-    """What was measured: ``times`` are seconds of one call of each form in each round; ``missing`` says why."""
+class Bench(Reported):
+    """What was measured: ``times`` are seconds of one call of each form in each round; ``missing`` says why; ``what``
+    the inputs are."""
 
     forms: list[Form]
     times: list[list[float]]
     missing: dict[str, str]
     threads: int
+    what: str = ""
+
+    def content(self) -> Iterator[Part]:
+        """A row for each form, and one for each layer of every packed one."""
+        yield from self.summary()
+        for form in self.forms:
+            if form.packing is not None:
+                title = f"The layers of {form.title}"
+                yield ""
+                yield form.title
+                yield dataclasses.replace(form.packing.table(title), name=f"layers of {form.title}")
+
+    def summary(self) -> Iterator[Part]:
+        """A row for each form, compared with the dense one in medians over rounds."""
+
+        def layers(form: Form) -> str | None:
+            packing = form.packing
+            return None if packing is None else f"{len(packing.packed)} of {len(packing.layers)} layers"
+
+        def ms(which: Callable[[list[float]], float]) -> Callable[[tuple[Form, list[float]]], float]:
+            return lambda each: 1e3 * which(each[1])
+
+        yield Table.of(
+            "forms",
+            zip(self.forms, self.times, strict=True),
+            Column.name("pattern", lambda each: each[0].name),
+            Column("sparsity", lambda each: each[0].sparsity, "{:.0%}".format),
+            Column.figure("ms", ms(statistics.median)),
+            Column.figure("ms, fastest round", ms(min), detail=True),
+            Column.figure("ms, slowest round", ms(max), detail=True),
+            Column.figure("times faster", lambda each: ratio(each[1], self.times[0]), ".2f"),
+            Column.bytes("size", lambda each: bytes_of(each[0].model)),
+            Column("packed", lambda each: layers(each[0])),
+            title="Form by form",
+        )
+        yield ""
+        yield ran_on(self.what, self.threads)
+        yield from (f"No {name}: {why}" for name, why in self.missing.items())
+        yield "Zeros alone do nothing: a layer is packed where that was measured to be faster."
+
+
+def ran_on(what: str, threads: int) -> str:
+    """The inputs, the threads and the kernels, in a sentence."""
+    return f"{what}{threads} thread{'s' * (threads > 1)}; {native.describe()}."
 
 
 def model_and_inputs(where: str, example: str | None, batch: int, tokens: int) -> tuple[nn.Module, Any, str]:
@@ -223,25 +271,31 @@ def measured(
     chosen: Mapping[str, Pattern],
     sparsities: Sequence[float],
     threads: int | None = None,
+    *,
+    what: str = "",
 ) -> Bench:
     """Every form of the model, timed in turns with as many threads; torch's own setting is put back."""
     with _threads(threads):
         forms, missing = _forms(model, inputs, chosen, sparsities)
-        return Bench(forms, _timed(forms, inputs), missing, torch.get_num_threads())
+        return Bench(forms, _timed(forms, inputs), missing, torch.get_num_threads(), what)
 
 
 def packed(
-    model: nn.Module, example_inputs: Any, threads: int | None = None, /, **options: Any
-) -> tuple[Packing, Bench]:
-    """The model packed in place, with the options of `secateur.pack`, and the time of it beside that of a copy of what
-    it was; no time where nothing was packed."""
+    model: nn.Module, example_inputs: Any, threads: int | None = None, /, *, what: str = "", **options: Any
+) -> tuple[Packing, list[str]]:
+    """The model packed in place, with the options of `secateur.pack`, and what the whole of it took and takes, in
+    words, where anything was packed."""
     model.eval().requires_grad_(False)
     with _threads(threads):
         dense = copy.deepcopy(model)
         packing = pack(model, example_inputs, **options)
-        forms = [Form("dense", None, dense), Form("packed", None, model, packing)]
-        times = _timed(forms, example_inputs) if packing.packed else []
-        return packing, Bench(forms, times, {}, torch.get_num_threads())
+        said = []
+        if packing.packed:
+            before, after = _timed([Form("dense", None, dense), Form("packed", None, model, packing)], example_inputs)
+            was, now = (1e3 * statistics.median(own) for own in (before, after))
+            faster = ratio(after, before)
+            said = [f"The model takes {now:.3g} ms, and took {was:.3g}; round by round {faster:.2f} times as fast."]
+        return packing, [*said, ran_on(what, torch.get_num_threads())]
 
 
 def _timed(forms: Sequence[Form], inputs: Any) -> list[list[float]]:

@@ -1,182 +1,299 @@
-"""Options that more than one command has: declared once, so that they mean the same and say the same.
+"""The options of all commands, each declared once; and how a command is made of a verb and of those that it takes.
 
-Law: an option of one name has one declaration, unless it means another thing in another command. Which options a
-command takes stands in its signature, since typer reads it there: commands that take the same spell the same.
+Law: an option of one name means the same in every command and says the same. What it is if left out is what the verb's
+own signature says, which is read without importing the verb: help needs no torch.
 """
 
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-# ---- what is read and written ----
+from secateur.cli.terminal import Asked, answering
 
-Directory = Annotated[
-    Path,
-    typer.Argument(metavar="DIR", help="A Hugging Face directory with .safetensors files; none of its code is run."),
-]
-Model = Annotated[
-    str,
-    typer.Argument(
-        metavar="DIR_OR_FACTORY",
-        help="A Hugging Face directory, of which no code is run; or module:factory, what makes the model, called "
-        "without arguments: the module is imported, and its code is run.",
+
+@dataclass(frozen=True)
+class Option:
+    """What an option is: its help, the placeholder of its value, the type of that; nothing of a flag.
+
+    ``names`` are others than its own; ``default`` is that of what no verb has, such as how a text is read.
+    """
+
+    help: str
+    metavar: str = ""
+    type: type = str
+    names: tuple[str, ...] = ()
+    default: Any = None
+    many: bool = False
+    least: int | None = None
+
+    def parameter(self, name: str, default: Any, *, required: bool) -> inspect.Parameter:
+        """As typer reads it in a signature."""
+        kind: Any = bool
+        if self.metavar:
+            kind, default = (list[self.type], None) if self.many else (self.type, default)  # type: ignore[name-defined]
+            kind = kind if required or default is not None else kind | None
+        else:
+            default = bool(default)
+        declared = typer.Option(
+            *(self.names or (f"--{name.replace('_', '-')}",)),
+            metavar=self.metavar or None,
+            help=self.help,
+            min=self.least,
+            show_default=bool(self.metavar) and default is not None,
+        )
+        given = inspect.Parameter.empty if required else default
+        how = inspect.Parameter.KEYWORD_ONLY
+        return inspect.Parameter(name, how, default=given, annotation=Annotated[kind, declared])
+
+
+ARGUMENTS = {
+    "directory": (Path, "DIR", "A directory with .safetensors files, such as Hugging Face's; none of its code is run."),
+    "path": (Path, "PATH", "A .safetensors file, a .safetensors.index.json, or a directory with one."),
+    "model": (
+        str,
+        "DIR_OR_FACTORY",
+        "A Hugging Face directory, of which no code is run; or module:factory, what makes the model, called without "
+        "arguments: the module is imported, and its code is run.",
     ),
-]
-Example = Annotated[
-    str | None,
-    typer.Option(
-        metavar="MODULE:INPUTS",
-        help="What the model is called with: a tensor, a tuple of arguments or a dict of keyword arguments, or a "
-        "function that makes one. Its module is imported and run, too. A directory needs none.",
-        show_default=False,
+}
+
+OPTIONS = {
+    # ---- what is read and written
+    "out": Option("What to write; must not exist.", "OUT", Path),
+    "example": Option(
+        "What the model is called with: a tensor, a tuple of arguments or a dict of keyword arguments, or a function "
+        "that makes one. Its module is imported and run, too. A directory needs none.",
+        "MODULE:INPUTS",
     ),
-]
-Weights = Annotated[
-    Path | None,
-    typer.Option(metavar="PATH", help="Load these first: a safetensors file, an index, or a directory with one."),
-]
-NewDirectory = Annotated[Path, typer.Option(metavar="OUT", help="The directory to write. Must not exist.")]
-NewCopy = Annotated[
-    Path, typer.Option(metavar="OUT", help="What to write: a directory for a directory, which must not exist.")
-]
-Report = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="PAGE.html", help="Write what was asked and what came of it to one HTML page, too, with plots."
+    "weights": Option("Load these first: a safetensors file, an index, or a directory with one.", "PATH", Path),
+    "source": Option("What it was pruned from: then all else has to be unchanged.", "DIR", Path),
+    "dry_run": Option("Say what would leave, and write nothing."),
+    "as_json": Option("Print JSON instead of lines and tables.", names=("--json",)),
+    "report": Option("Write what was asked and what came of it to one HTML page, too, with plots.", "PAGE.html", Path),
+    "verbose": Option("Every group with all its members, every dimension that stays.", names=("--verbose", "-v")),
+    "group": Option("One line for tensors that differ only in numbers: layers.*.fc.weight.", names=("--group", "-g")),
+    "layers": Option("Show each layer of each form."),
+    "zstd": Option("Smaller, and slower to load. Needs zstandard."),
+    "method": Option("Prune by this method; repeatable, or several with commas. list shows all.", "NAME", many=True),
+    # ---- what is removed
+    "sparsity": Option(
+        "Fraction that is removed, in [0, 1); an n:m pattern has its own.", "FRACTION", float, ("--sparsity", "-s")
     ),
-]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would leave, and write nothing.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
-
-# ---- what is removed ----
-
-Sparsity = Annotated[
-    float | None,
-    typer.Option(
-        "--sparsity",
-        "-s",
-        metavar="FRACTION",
-        help="Fraction of the weights to remove, in [0, 1); an n:m pattern has its own.",
+    "sparsities": Option(
+        "Fraction removed, in [0, 1). Repeatable; 0.5, 0.8 and 0.9 if left out.",
+        "FRACTION",
+        float,
+        ("--sparsity", "-s"),
+        many=True,
     ),
-]
-Pattern = Annotated[
-    str | None,
-    typer.Option(
-        "--pattern",
-        "-p",
-        metavar="PATTERN",
-        help="unstructured, rows, 2:4 or any n:m, 16x1 or any block, columns:64, channels. If left out, unstructured; "
-        "rows for what compares within a row, as wanda and dsnot do.",
+    "pattern": Option(
+        "unstructured, rows, 2:4 or any n:m, 16x1 or any block, columns:64, channels. If left out, unstructured; rows "
+        "for what compares within a row, as wanda and dsnot do.",
+        "PATTERN",
+        names=("--pattern", "-p"),
     ),
-]
-ALLOCATE: Any = typer.Option(
-    metavar="NAME",
-    help="How the sparsity is shared out: everywhere, by one threshold; uniform, the same share of each weight; "
-    "erk, by shape; owl, by outliers; or progression, more with depth.",
-)  # one verb has a default, another none
-Allocate = Annotated[str | None, ALLOCATE]
-Include = Annotated[
-    list[str] | None,
-    typer.Option(metavar="GLOB", help="Prune the weights of these names, and no others. Repeatable."),
-]
-Exclude = Annotated[
-    list[str] | None, typer.Option(metavar="GLOB", help="Leave these alone, whatever else is said. Repeatable.")
-]
-
-RoundTo = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        metavar="N",
-        help="Keep multiples of this many units; 16 of 64 or more if left out, or fewer where that is coarse.",
+    "patterns": Option(
+        "Repeatable; unstructured, 16x1 and columns:64 if left out. As in secateur prune.",
+        "PATTERN",
+        names=("--pattern", "-p"),
+        many=True,
     ),
-]
-Solver = Annotated[
-    str,
-    typer.Option(
-        metavar="NAME",
-        help="What chooses the weights, and mends the others: admm, alps or sparsegpt. dsnot, wanda, ria and "
-        "magnitude only choose.",
+    "criterion": Option("What ranks weights, or units: magnitude, lamp, ln_norm or random.", "NAME"),
+    "allocate": Option(
+        "How the sparsity is shared out: everywhere, by one threshold; uniform, the same share of each; erk, by shape; "
+        "owl, by outliers; or progression, more with depth.",
+        "NAME",
     ),
-]
-
-# ---- how it is timed ----
-
-Batch = Annotated[int, typer.Option(min=1, metavar="N", help="Of a directory: how many texts or images at once.")]
-Tokens = Annotated[int, typer.Option(min=1, metavar="N", help="Of a directory: how many tokens in each text.")]
-Threads = Annotated[
-    int | None, typer.Option(min=1, metavar="N", help="How many torch computes with; its own setting if left out.")
-]
-
-# ---- calibration text ----
-
-Text = Annotated[
-    str,
-    typer.Option(
-        metavar="FILE",
-        help="Calibration text, .txt or .jsonl; code=a.txt,maths:2=b.txt for several, by weights; or random tokens.",
+    "solver": Option(
+        "What chooses the weights, and mends the others: admm, alps or sparsegpt. dsnot, wanda, ria and magnitude only "
+        "choose.",
+        "NAME",
     ),
-]
-Samples = Annotated[int, typer.Option(min=1, metavar="N", help="How many sequences of the text.")]
-SequenceLength = Annotated[
-    int | None,
-    typer.Option(min=1, metavar="N", help="Tokens in each; at most 2048 if left out, less if the model takes less."),
-]
-Seed = Annotated[int, typer.Option(metavar="N", help="For the choice of sequences.")]
-Activations = Annotated[
-    Path | None,
-    typer.Option(metavar="FOLDER", help="Keep what blocks pass on in files here, and not in memory."),
-]
-Device = Annotated[
-    str | None,
-    typer.Option(metavar="NAME", help="Where blocks are computed, such as cuda. The processor if left out."),
-]
-
-NoRepair = Annotated[bool, typer.Option("--no-repair", help="With data: leave what stays as it is.")]
-
-# ---- levels ----
-
-Over = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="VERB",
-        help="What may leave: shrink, units of groups, which is meant if left out; or oneshot, entries of layers. "
+    "include": Option("Only what has tensors of these names, and nothing else. Repeatable.", "GLOB", many=True),
+    "exclude": Option("Leave alone what has these, whatever else is said. Repeatable.", "GLOB", many=True),
+    "target": Option(
+        "What is to be little: params, macs (multiply-adds), latency (measured time); of shrink units (channels, "
+        "heads), of fit bytes, too.",
+        "NAME",
+    ),
+    "round_to": Option(
+        "Keep multiples of this many units; 16 of 64 or more if left out, or fewer where that is coarse.",
+        "N",
+        int,
+        least=1,
+    ),
+    "uniform": Option("Keep what the model's config can say, so that from_pretrained loads it. Directories: always."),
+    "values": Option("int8: round what is kept to 8 bits, and say what that changes.", "WORD"),
+    "no_verify": Option("Do not prove that nothing else changed: faster, in less memory."),
+    "no_repair": Option("With data: leave what stays as it is."),
+    "without_data": Option("Choose by the weights alone, though the model is of repeated blocks."),
+    # ---- how it is timed
+    "batch": Option("How many texts or images at once.", "N", int, least=1),
+    "tokens": Option("Of a directory: how many tokens in each text.", "N", int, default=64, least=1),
+    "threads": Option("How many torch computes with; its own setting if left out.", "N", int, least=1),
+    "inputs": Option("int8: also try forms that round their inputs as they come.", "WORD"),
+    "at_least": Option("How many times faster than the best dense form a layer has to be.", "TIMES", float),
+    "no_fuse": Option("Leave what stands around packed convolutions as it is."),
+    # ---- text
+    "data": Option(
+        "Text, .txt or .jsonl; code=a.txt,maths:2=b.txt for several, by weights; or random, for tokens without sense.",
+        "FILE",
+    ),
+    "texts": Option(
+        "Text, .txt or .jsonl, a sample of what will be read. Repeatable.", "FILE", Path, ("--data",), many=True
+    ),
+    "samples": Option("How many sequences of the text.", "N", int, default=128, least=1),
+    "sequence_length": Option(
+        "Tokens in each; at most 2048 if left out, less if the model takes less.", "N", int, least=1
+    ),
+    "seed": Option("For the choice of sequences, and for what is random.", "N", int, default=0),
+    "activations": Option("Keep what blocks pass on in files here, and not in memory.", "FOLDER", Path),
+    "device": Option("Where blocks are computed, such as cuda. The processor if left out.", "NAME"),
+    # ---- what leaves, beside weights
+    "branches": Option(
+        "Residual branches that leave first: those that change their stream least on the example. Of a directory whole "
+        "blocks, by what the outputs lose on --data, and with -s 0 nothing else.",
+        "FRACTION",
+        float,
+    ),
+    "remove": Option("The fraction of the experts of each mixture that leaves, or how many: 1, 2, …", "N", float),
+    "profile": Option(
+        "Write what the text says here, and what the model loses on a held-out quarter of it.", "FILE.json", Path
+    ),
+    "plan": Option("Such a profile, not --data: nothing is run.", "FILE.json", Path),
+    "rank": Option(
+        "What leaves first: experts by reap, frequency or criterion, their magnitude; tokens by count or distance.",
+        "NAME",
+    ),
+    "unreached_first": Option("Experts that no token was sent to leave before others."),
+    "keep": Option("Keep this many tokens, those that the text has most often.", "N", int, least=1),
+    "cover": Option("Keep this share of the text's tokens, such as 0.9999: the rarest leave.", "SHARE", float),
+    "script": Option("Tokens with letters of other scripts leave, such as Latin. Repeatable.", "NAME", many=True),
+    "exact": Option("Keep only the text's own tokens, and none that other text of its kind needs."),
+    # ---- what it may cost
+    "over": Option(
+        "What may leave: shrink, units of groups, which is meant if left out; or oneshot, entries of layers. "
         "Repeatable.",
-        show_default=False,
+        "VERB",
+        many=True,
     ),
-]
-Shares = Annotated[
-    list[float] | None,
-    typer.Option(
-        "--share",
-        metavar="FRACTION",
-        help="A level: how much of a group leaves, in (0, 1). Repeatable; 0.1, 0.3, 0.5 and 0.7 if left out, "
-        "and of fit 0.05 to 0.9 in steps of 0.05, with oneshot of 0.1.",
-        show_default=False,
+    "shares": Option(
+        "A level: how much of a group leaves, in (0, 1). Repeatable.", "FRACTION", float, ("--share",), many=True
     ),
-]
-LookAt = Annotated[
-    list[str] | None,
-    typer.Option(metavar="GLOB", help="Only groups and layers with tensors of these names. Repeatable."),
-]
-LeaveWhole = Annotated[
-    list[str] | None,
-    typer.Option(metavar="GLOB", help="Leave groups and layers with tensors of these names whole. Repeatable."),
-]
-Score = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help="What the model loses: kl, of its logits; cosine, of its embeddings; change, of its outputs. If left out, "
-        "what fits the model.",
-        show_default=False,
+    "score": Option(
+        "What the model loses: kl, of its logits; cosine, of its embeddings; change, of its outputs. If left out, what "
+        "fits the model.",
+        "NAME",
     ),
-]
-Store = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FOLDER",
-        help="Keep levels and scores here: a run that was stopped goes on, and finished parts are not made again.",
+    "store": Option(
+        "Keep levels and scores here: a run that was stopped goes on, and finished parts are not made again.",
+        "FOLDER",
+        Path,
     ),
-]
+    "levels": Option("Begin with the levels and scores that sensitivity --store wrote: none are made.", "FOLDER", Path),
+    "budget": Option(
+        "What may be spent: params, macs, bytes or latency; up to 1 a share of what the model costs, above that the "
+        "amount, of latency in milliseconds on this machine. Repeatable: all of them hold.",
+        "COST=LIMIT",
+        many=True,
+    ),
+    "keep_share": Option(
+        "In place of a budget: the share of the dense model's outputs that has to stay, as --score compares them; and "
+        "as little as that allows of --target.",
+        "SHARE",
+        float,
+        ("--keep",),
+    ),
+    "finals": Option("How many choices are finished on a copy, before the best of them is taken.", "N", int, least=1),
+    # ---- how it is trained
+    "teacher": Option("The directory that it came from.", "DIR", Path),
+    "steps": Option("By the outputs, each over one batch; 0: none.", "N", int, least=0),
+    "local": Option("Epochs for each half of a block, one after the other; 0: none.", "N", int, least=0),
+    "adapters": Option(
+        "By the outputs, move weights by low-rank updates under their masks, merged exactly; nothing else.",
+        "RANK",
+        int,
+        least=1,
+    ),
+    "rate": Option("The highest learning rate by the outputs.", "RATE", float),
+    "autocast": Option(
+        "bfloat16: by the outputs, multiply matrices in it, which is faster where the processor can. Weights, losses "
+        "and the optimizer stay in float32.",
+        "DTYPE",
+    ),
+    "teacher_on_disk": Option(
+        "By the outputs, too, hold one block of the teacher: slower by reading all of them at each step."
+    ),
+}
+
+TEXT = ("data", "samples", "sequence_length", "seed")
+
+Body = Callable[[Asked], Iterator[Any]]
+COMMANDS: dict[str, tuple[Callable[..., None], str]] = {}  # by name, with a line of help
+
+
+def command(
+    name: str, short: str, subject: str, *options: str, verb: str = "", required: tuple[str, ...] = (), **defaults: Any
+) -> Callable[[Body], Body]:
+    """Makes a command of a function that gets what was asked and yields results, which are printed.
+
+    Args:
+        name: of the command; ``short`` its line in the list of all.
+        subject: the argument that says of what, from `ARGUMENTS`; none where empty.
+        options: from `OPTIONS`; each command takes ``--json``, too, and ``--report`` where it has a subject.
+        verb: ``"package/file.py:function"``, whose defaults the options have.
+        required: options without which it does not run.
+        defaults: that differ from the verb's.
+    """
+
+    def made(body: Body) -> Body:
+        own = {**_defaults(verb), **defaults}
+        parameters = []
+        if subject:
+            kind, metavar, text = ARGUMENTS[subject]
+            given: Any = Annotated[kind, typer.Argument(metavar=metavar, help=text)]
+            parameters.append(inspect.Parameter(subject, inspect.Parameter.KEYWORD_ONLY, annotation=given))
+        for each in (*options, "as_json", *(["report"] if subject else [])):
+            option = OPTIONS[each]
+            parameters.append(option.parameter(each, own.get(each, option.default), required=each in required))
+
+        @functools.wraps(body)
+        def run(**values: Any) -> None:
+            answering(body, Asked(name, subject, values))
+
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {each.name: each.annotation for each in parameters}
+        COMMANDS[name] = (run, short)
+        return body
+
+    return made
+
+
+def _defaults(verb: str) -> dict[str, Any]:
+    """``{parameter: default}`` of a function, as its file says it: a number, a word, or a function by its name.
+
+    >>> _defaults("checkpoints/sparsification.py:sparsify")["criterion"]
+    'magnitude'
+    """
+    if not verb:
+        return {}
+    file, _, name = verb.partition(":")
+    tree = ast.parse((Path(__file__).parents[1] / file).read_text(encoding="utf-8"))
+    *_, found = (each for each in tree.body if isinstance(each, ast.FunctionDef) and each.name == name)  # no overload
+    both = found.args.args + found.args.kwonlyargs
+    values = found.args.defaults + found.args.kw_defaults
+    said = {}
+    for argument, value in zip(both[len(both) - len(values) :], values, strict=True):
+        if isinstance(value, ast.Constant):
+            said[argument.arg] = value.value
+        elif isinstance(value, ast.Name) and value.id.islower():
+            said[argument.arg] = value.id
+    return said

@@ -1,5 +1,6 @@
-"""Calibration text for a directory: the options that say which, declared once, and what is made of them. ``secateur
-shrink``: channels and heads leave a model that a function makes, or a directory of shards.
+"""Commands by which parts of a model leave: shrink, of what a function makes or of a directory; experts.
+
+Law: a model of repeated blocks does not shrink without data unless that is asked for by name.
 """
 
 from __future__ import annotations
@@ -7,87 +8,163 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
+from secateur.cli.checkpoints import without_evidence
+from secateur.cli.options import TEXT, command
+from secateur.cli.terminal import Answer, Asked, join_processes, read_text, resumable, waiting
 
-from secateur.cli.options import (
-    Activations,
-    Device,
-    DryRun,
-    Example,
-    Model,
-    NoRepair,
-    Report,
-    RoundTo,
-    Samples,
-    Seed,
-    SequenceLength,
-    Weights,
-)
-from secateur.cli.prune import without_evidence
-from secateur.cli.terminal import (
-    clear_errors,
-    command_line,
-    join_processes,
-    page_at,
-    read_text,
-    resumable,
-    show,
-    terminable,
-    timing_of,
-    waiting,
-    warnings_as_lines,
-)
 
-# ---- Calibration text for a directory: the options that say which, declared once, and what is made of them.
-#
-# Law: a model of repeated blocks does not shrink without data unless that is asked for by name.
+@command(
+    "shrink", "Take channels and heads out of a model, which gets smaller.", "model",
+    "sparsity", "example", "out", "target", "criterion", "allocate", "include", "exclude", "round_to", "weights",
+    "branches", "uniform", "without_data", *TEXT, "no_repair", "no_verify", "activations", "device",
+    "dry_run", "verbose",
+    verb="shrinking/module.py:shrink", required=("sparsity",),
+)  # fmt: skip
+def shrink(asked: Asked) -> Iterator[Any]:
+    """Take whole channels, heads and hidden units out of a model, and write the smaller one.
 
-Data = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FILE",
-        help="Calibration text, .txt or .jsonl; or random, for tokens without sense. For a directory.",
-        show_default=False,
-    ),
-]
+    What leaves together is found by watching the model run on the example; units are ranked by their weights, whole
+    branches by what they do to the example, which has to be a real one then. Modules are looked for in
+    this directory first, and importing one runs its code: name only what you trust. OUT appears complete or not at all,
+    with plan.json and model.safetensors; load_shrunken reads it into a model that the factory made.
+
+    Of a Hugging Face directory, of any size, the shards are sliced one tensor at a time, and from_pretrained loads OUT.
+    With a text, units are chosen by what it shows that the outputs lose, and what stays is repaired, block by block: a
+    run that was stopped goes on if the same command is given again, and under torchrun the text is shared out.
+    """
+    without_evidence(asked.criterion, "this command does not collect", "secateur.shrink from Python, with evidence=")
+    asked["branches"] = asked.branches or None
+    if asked.out is None and not asked.dry_run:
+        raise ValueError("give --out DIR, the directory to write, or --dry-run.")
+    if Path(asked.model).is_dir():
+        yield _directory(asked)
+        return
+    if asked.data is not None:
+        raise ValueError("--data is for directories; in Python, shrink(model, example, batches=...) takes batches.")
+    for each in ("samples", "sequence_length", "seed"):  # of a text
+        asked[each] = None
+    yield from _factory(asked)
+
+
+HOW = ("target", "criterion", "allocate", "include", "exclude", "round_to")
+
+
+def _directory(asked: Asked) -> Answer:
+    """A directory of shards."""
+    from secateur.cli.measuring import inputs_of
+    from secateur.shrinking import shrink_checkpoint, shrink_depth_checkpoint
+
+    if asked.weights is not None:
+        raise ValueError(f"{asked.model} is a directory: leave out --weights.")
+    if asked.branches:
+        _check_blocks(asked)
+    example = None if asked.example is None else inputs_of(asked.example)
+    asked["uniform"] = False  # always, and so not said
+    if asked.data is None:
+        for each in ("samples", "sequence_length", "seed"):
+            asked[each] = None
+    elif asked.criterion == "magnitude":  # data chooses: what the criterion is if left out is not what was asked
+        asked["criterion"] = None
+    with calibration(asked) as calibrated, asked.recorded():
+        given: dict[str, Any] = {"example_inputs": example, "verify": asked.verify}
+        out = None if asked.dry_run else asked.out
+        if asked.branches:
+            done: Any = shrink_depth_checkpoint(
+                asked.model, out, asked.branches, **asked.only("include", "exclude"), **given, **calibrated
+            )
+        else:
+            how = asked.only(*HOW) | {"criterion": asked.criterion or "magnitude"}
+            done = shrink_checkpoint(asked.model, out, asked.sparsity, **how, **given, **calibrated)
+    return Answer(done, printed=done.content() if asked.verbose else None, title=", shrunk")
+
+
+def _factory(asked: Asked) -> Iterator[Any]:
+    """A model that a function makes."""
+    import torch
+
+    from secateur.checkpoints import new_directory
+    from secateur.cli.measuring import blamed, inputs_of, load_weights, model_of
+    from secateur.report import before_and_after
+    from secateur.shrinking import save_shrunken
+    from secateur.shrinking import shrink as shrink_model
+    from secateur.support import in_mode, printable, run_example
+
+    if asked.example is None:
+        raise ValueError("give --example MODULE:INPUTS, what the model is run on; only a directory needs none.")
+    out = None if asked.dry_run else asked.out
+    with contextlib.nullcontext() if out is None else new_directory(out) as folder:
+        with waiting("Building the model"):
+            model, expression = model_of(asked.model)
+            inputs = inputs_of(asked.example)
+            if asked.weights is not None:
+                load_weights(model, asked.weights)
+        dense = None if asked.report is None else copy.deepcopy(model)
+        started = time.monotonic()
+        ran = blamed(f"{asked.model}, run on {asked.example},")
+        with waiting("Watching the model run"), ran, torch.no_grad(), in_mode(model, training=False):
+            run_example(model, inputs)
+        with waiting("Choosing what leaves, and proving it" if asked.verify else "Choosing what leaves"):
+            done = shrink_model(
+                model,
+                inputs,
+                asked.sparsity,
+                branches=asked.branches or 0.0,
+                **asked.only("uniform", "verify", *HOW),
+            )
+        if folder is not None:
+            with waiting("Writing"):
+                save_shrunken(model, folder)
+    seconds = f"({time.monotonic() - started:.1f} s)"
+    more = [f"Nothing was written {seconds}."]
+    if out is not None:
+        more = [
+            f"Wrote plan.json and model.safetensors to {printable(str(out))} {seconds}.",
+            *loading(out, asked.model, expression),
+        ]
+    yield Answer(
+        done,
+        printed=done.content() if asked.verbose else None,
+        more=more,
+        title=", shrunk",
+        timed=None if dense is None else functools.partial(before_and_after, dense, model, inputs),
+    )
+
+
+def loading(out: Path, factory: str, expression: str) -> list[str]:
+    """The lines of Python that load it, each on one line, to be copied."""
+    from secateur.support import printable
+
+    module, _, name = factory.partition(":")
+    lines = (
+        "from secateur import load_shrunken",
+        f"from {module} import {name.partition('.')[0]}",
+        f"model = load_shrunken({expression}, {str(out)!r})",
+    )
+    return ["To load it:", "", *(f"    {printable(line, 1000)}" for line in lines)]
 
 
 @contextlib.contextmanager
-def calibration(
-    directory: Path,
-    data: str | None,
-    *,
-    samples: int,
-    sequence_length: int | None,
-    seed: int,
-    activations: Path | None,
-    device: str | None,
-    repair: bool,
-    without_data: bool,
-) -> Iterator[dict[str, Any]]:
-    """What `shrink_checkpoint` is given of it: the batches, and where they are run; nothing without data.
+def calibration(asked: Asked) -> Iterator[dict[str, Any]]:
+    """What a verb is given of a text: the batches, and where they are run; nothing without data.
 
     Raises:
         ValueError: there is no data, a model of repeated blocks, and no word that this is meant.
     """
-    if data is None:
-        if not without_data:
-            _ask_for_data(directory)
+    if asked.data is None:
+        if not asked.without_data:
+            _ask_for_data(Path(asked.model))
         yield {}
         return
-    if without_data:
+    if asked.without_data:
         raise ValueError("--data names a text, and --without-data says that there is none: leave one of them out.")
     with resumable():
-        join_processes(device)
-        with warnings_as_lines():
-            batches = read_text(directory, data, samples=samples, sequence_length=sequence_length, seed=seed)
-        yield {"batches": batches, "repair": repair, "activations": activations, "device": device}
+        join_processes(asked.device)
+        yield {"batches": read_text(asked), **asked.only("repair", "activations", "device")}
 
 
 def _ask_for_data(directory: Path) -> None:
@@ -108,270 +185,62 @@ def _ask_for_data(directory: Path) -> None:
     )
 
 
-# ---- ``secateur shrink``: channels and heads leave a model that a function makes, or a directory of shards.
-#
-# Law: results on stdout, everything else on stderr; whatever is wrong with the input is one line and exit code 2.
-
-
-def shrink(
-    factory: Model,
-    sparsity: Annotated[
-        float,
-        typer.Option("--sparsity", "-s", metavar="FRACTION", help="Fraction of the target that leaves, in [0, 1)."),
-    ],
-    example: Example = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="OUT", help="The directory to write. Must not exist.", show_default=False)
-    ] = None,
-    target: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="params; of the example macs (multiply-adds) or latency (measured time); or units (channels, heads).",
-        ),
-    ] = "params",
-    criterion: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="What ranks units, by the sum over their weights: magnitude, lamp, ln_norm or random.",
-        ),
-    ] = "magnitude",
-    allocate: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="How many units each group loses: uniform, everywhere, erk or progression. If left out, the same "
-            "share of each, heads last.",
-            show_default=False,
-        ),
-    ] = None,
-    include: Annotated[
-        list[str] | None,
-        typer.Option(metavar="GLOB", help="Shrink only what tensors of these names take part in. Repeatable."),
-    ] = None,
-    exclude: Annotated[
-        list[str] | None, typer.Option(metavar="GLOB", help="Leave what these take part in whole. Repeatable.")
-    ] = None,
-    round_to: RoundTo = None,
-    weights: Weights = None,
-    no_verify: Annotated[
-        bool, typer.Option("--no-verify", help="Do not prove that nothing else changed: faster, in less memory.")
-    ] = False,
-    dry_run: DryRun = False,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Every group with all its members, every dimension that stays.")
-    ] = False,
-    branches: Annotated[
-        float,
-        typer.Option(
-            metavar="FRACTION",
-            help="Residual branches that leave first: those that change their stream least on the example. Of a "
-            "directory whole blocks, by what the outputs lose on --data, and with -s 0 nothing else.",
-        ),
-    ] = 0.0,
-    uniform: Annotated[
-        bool,
-        typer.Option(
-            "--uniform",
-            help="Keep what the model's config can say, so that from_pretrained loads it. Directories: always.",
-        ),
-    ] = False,
-    data: Data = None,
-    without_data: Annotated[
-        bool,
-        typer.Option("--without-data", help="Choose by the weights alone, though the model is of repeated blocks."),
-    ] = False,
-    no_repair: NoRepair = False,
-    samples: Samples = 128,
-    sequence_length: SequenceLength = None,
-    seed: Seed = 0,
-    activations: Activations = None,
-    device: Device = None,
-    report: Report = None,
-) -> None:
-    """Take whole channels, heads and hidden units out of a model, and write the smaller one.
-
-    What leaves together is found by watching the model run on the example; units are ranked by their weights, whole
-    branches by what they do to the example, which has to be a real one then. Modules are looked for in
-    this directory first, and importing one runs its code: name only what you trust. OUT appears complete or not at all,
-    with plan.json and model.safetensors; load_shrunken reads it into a model that the factory made.
-
-    Of a Hugging Face directory, of any size, the shards are sliced one tensor at a time, and from_pretrained loads OUT.
-    With a text, units are chosen by what it shows that the outputs lose, and what stays is repaired, block by block: a
-    run that was stopped goes on if the same command is given again, and under torchrun the text is shared out.
-    """
-    with clear_errors(), terminable():
-        page = page_at(report)
-        without_evidence(criterion, "this command does not collect", "secateur.shrink from Python, with evidence=")
-        asked: dict[str, Any] = {
-            "sparsity": sparsity,
-            "example": example,
-            "out": out,
-            "target": target,
-            "criterion": criterion,
-            "allocate": allocate,
-            "include": include,
-            "exclude": exclude,
-            "round_to": round_to,
-            "weights": weights,
-            "no_verify": no_verify,
-            "dry_run": dry_run,
-            "branches": branches or None,
-            "uniform": uniform,
-        }
-        how = {key: asked[key] for key in ("target", "criterion", "allocate", "include", "exclude", "round_to")}
-        if out is None and not dry_run:
-            raise ValueError("give --out DIR, the directory to write, or --dry-run.")
-        if Path(factory).is_dir():
-            if weights is not None:
-                raise ValueError(f"{factory} is a directory: leave out --weights.")
-            if branches:
-                _check_blocks(factory, how, sparsity=sparsity, data=data)
-            from secateur.checkpoints import called_as
-            from secateur.cli.measuring import inputs_of
-            from secateur.cli.printing import blocks_parts, directory_parts
-            from secateur.shrinking import blocks_sheets, directory_sheets, shrink_checkpoint, shrink_depth_checkpoint
-
-            said: dict[str, Any] = {"round-to" if key == "round_to" else key: value for key, value in how.items()}
-            said["example"] = example
-            if data is not None:
-                said |= {"data": data, "samples": samples, "sequence-length": sequence_length, "seed": seed}
-            asked |= {
-                "data": data,
-                "without_data": without_data,
-                "no_repair": no_repair,
-            }
-            if data is not None:  # which chooses: what the criterion is if left out is not what was asked
-                asked["criterion"] = None if criterion == "magnitude" else criterion
-                asked |= {"samples": samples, "sequence_length": sequence_length, "seed": seed}
-                asked |= {"activations": activations, "device": device}
-            if branches:
-                said["branches"] = branches
-            flags = {"no_verify": no_verify, "without_data": without_data, "no_repair": no_repair}
-            command = command_line("shrink", factory, sparsity=sparsity, out=out, **said, **flags)
-            with (
-                called_as({"command": command, "sparsity": sparsity, **said}),
-                calibration(
-                    Path(factory),
-                    data,
-                    samples=samples,
-                    sequence_length=sequence_length,
-                    seed=seed,
-                    activations=activations,
-                    device=device,
-                    repair=not no_repair,
-                    without_data=without_data,
-                ) as calibrated,
-            ):
-                if branches:
-                    short = shrink_depth_checkpoint(
-                        factory,
-                        None if dry_run else out,
-                        branches,
-                        include=include,
-                        exclude=exclude,
-                        example_inputs=None if example is None else inputs_of(example),
-                        verify=not no_verify,
-                        **calibrated,
-                    )
-                    show(blocks_parts(short))
-                    page.write(
-                        f"{factory}, shrunk",
-                        "shrink",
-                        [factory],
-                        asked,
-                        blocks_parts(short),
-                        lambda: blocks_sheets(short),
-                        timing_of(Path(factory), short.out),
-                    )
-                    return
-                done = shrink_checkpoint(
-                    factory,
-                    None if dry_run else out,
-                    sparsity,
-                    example_inputs=None if example is None else inputs_of(example),
-                    verify=not no_verify,
-                    **how,
-                    **calibrated,
-                )
-            if int(os.environ.get("RANK", "0")):
-                return
-            show(directory_parts(done, verbose=verbose))
-            page.write(
-                f"{factory}, shrunk",
-                "shrink",
-                [factory],
-                asked,
-                directory_parts(done),
-                lambda: directory_sheets(done),
-                timing_of(Path(factory), done.out),
-            )
-            return
-        if data is not None:
-            raise ValueError("--data is for directories; in Python, shrink(model, example, batches=...) takes batches.")
-        import torch
-
-        from secateur.checkpoints import new_directory
-        from secateur.cli.measuring import blamed, inputs_of, load_weights, model_of
-        from secateur.cli.printing import model_parts, print_loading
-        from secateur.report import before_and_after
-        from secateur.shrinking import model_sheets, save_shrunken
-        from secateur.shrinking import shrink as shrink_model
-        from secateur.support import in_mode, run_example
-
-        if example is None:
-            raise ValueError("give --example MODULE:INPUTS, what the model is run on; only a directory needs none.")
-        with contextlib.nullcontext() if out is None or dry_run else new_directory(out) as folder:
-            with waiting("Building the model"):
-                model, expression = model_of(factory)
-                inputs = inputs_of(example)
-                if weights is not None:
-                    load_weights(model, weights)
-            dense = copy.deepcopy(model) if page.path is not None else None
-            started = time.monotonic()
-            ran = blamed(f"{factory}, run on {example},")
-            with waiting("Watching the model run"), ran, torch.no_grad(), in_mode(model, training=False):
-                run_example(model, inputs)
-            with waiting("Choosing what leaves" if no_verify else "Choosing what leaves, and proving it"):
-                shrunk = shrink_model(
-                    model,
-                    inputs,
-                    sparsity,
-                    branches=branches,
-                    uniform=uniform,
-                    verify=not no_verify,
-                    **how,
-                )
-            if folder is not None:
-                with waiting("Writing"):
-                    save_shrunken(model, folder)
-        written, seconds = None if dry_run else out, time.monotonic() - started
-        show(model_parts(shrunk, written, seconds, verbose=verbose))
-        if written is not None:
-            print_loading(written, factory, expression)
-        if dense is not None:
-            page.write(
-                f"{factory}, shrunk",
-                "shrink",
-                [factory],
-                asked,
-                model_parts(shrunk, written, seconds),
-                lambda: model_sheets(shrunk),
-                functools.partial(before_and_after, dense, model, inputs),
-            )
-
-
-def _check_blocks(directory: str, how: dict[str, Any], *, sparsity: float, data: str | None) -> None:
+def _check_blocks(asked: Asked) -> None:
     """`ValueError` for what cannot be asked of the blocks of a directory."""
-    if data is None:
+    directory = asked.model
+    if asked.data is None:
         raise ValueError(f"{directory} is a directory: its blocks leave by what a text shows; pass --data FILE.")
-    if sparsity:
+    if asked.sparsity:
         raise ValueError(
             f"{directory} is a directory: whole blocks leave it, and nothing else with them. Ask for -s 0 with "
             "--branches, and then for the units of what that wrote."
         )
-    given = [name for name in ("allocate", "round_to") if how[name] is not None]
-    if given or how["criterion"] != "magnitude" or how["target"] != "params":
+    given = [name for name in ("allocate", "round_to") if getattr(asked, name) is not None]
+    if given or asked.criterion != "magnitude" or asked.target != "params":
         others = ", ".join(f"--{name.replace('_', '-')}" for name in (*given, "criterion", "target"))
         raise ValueError(f"{others} say how units leave; with --branches whole blocks leave {directory}.")
+
+
+@command(
+    "experts", "Take experts out of a mixture, by what a text says of them.", "directory",
+    *TEXT, "remove", "out", "profile", "plan", "rank", "unreached_first", "no_repair", "include", "exclude",
+    "no_verify", "dry_run", "activations", "device",
+    verb="shrinking/kinds/experts_directory.py:shrink_experts_checkpoint",
+)  # fmt: skip
+def experts(asked: Asked) -> Iterator[Any]:
+    """Take experts out of a mixture, those that a text needs least; or see first what that would cost.
+
+    The model runs block by block, so that one block is in memory, and shards are sliced one tensor at a time. OUT is an
+    ordinary checkpoint: its configuration says the new number, and from_pretrained loads it; never fewer experts stay
+    than are chosen at a time. With a text, the last matrices of those that stay take over what the others gave. A run
+    that was stopped goes on if the same command is given again, and under torchrun the text is shared out.
+
+    With --profile alone nothing leaves: what the model's outputs lose without a share of its experts is printed, and
+    what the text says is kept for --plan.
+    """
+    from secateur.shrinking import shrink_experts_checkpoint
+    from secateur.support import printable
+
+    asked["remove"] = asked.remove or None
+    if asked.out is None and not asked.dry_run and asked.profile is None:
+        raise ValueError("give --out OUT, the directory to write; --dry-run; or --profile FILE.json.")
+    if asked.data is None and asked.plan is None and asked.rank != "criterion":
+        raise ValueError("give --data FILE, a .txt or .jsonl, or --plan FILE.json; or --rank criterion.")
+    if asked.out is not None and not asked.remove:
+        raise ValueError("give --remove N, a fraction of the experts or how many of each mixture.")
+    if asked.data is None:
+        for each in ("samples", "sequence_length", "seed"):  # of a text
+            asked[each] = None
+    with resumable(asked.out is not None), asked.recorded():
+        join_processes(asked.device)
+        done = shrink_experts_checkpoint(
+            asked.directory,
+            None if asked.dry_run else asked.out,
+            asked.remove or 0.0,
+            batches=None if asked.data is None else read_text(asked),
+            text=asked.data or "",
+            **asked.only("profile", "plan", "rank", "unreached_first", "repair", "include", "exclude", "activations"),
+            **asked.only("device", "verify"),
+        )
+    more = [] if asked.profile is None else [f"The profile is in {printable(str(asked.profile))}."]
+    yield Answer(done, more=more, title=", its experts")

@@ -5,6 +5,8 @@ calibration text, whatever it does to the model: its processes, its text, its wa
 from __future__ import annotations
 
 import contextlib
+import functools
+import json
 import os
 import shlex
 import signal
@@ -23,7 +25,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from secateur.report import Sheet, Timed
+    from secateur.report import Timed
     from secateur.support import Part
 
 
@@ -118,6 +120,55 @@ def waiting(what: str) -> Iterator[None]:
             os.environ["SECATEUR_PROGRESS"] = before
 
 
+class Asked:
+    """What a command was asked: the values of its options, as attributes; ``--no-repair`` is ``repair``, False."""
+
+    def __init__(self, command: str, subject: str, options: Mapping[str, Any]) -> None:
+        self.command, self.subject = command, str(options[subject]) if subject else ""
+        self._subject, self._options = subject, dict(options)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self._options:
+            value = self._options[name]
+            return value or None if isinstance(value, list) else value
+        if f"no_{name}" in self._options:
+            return not self._options[f"no_{name}"]
+        raise AttributeError(name)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._options[name] = value
+
+    def only(self, *names: str) -> dict[str, Any]:
+        """These of them, as a verb takes them."""
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def said(self) -> dict[str, Any]:
+        """``{option: value}`` as JSON has it, of all that was asked, or is meant if nothing else is said."""
+        found: dict[str, Any] = {}
+        for name in self._options:
+            value = getattr(self, name)
+            if name in (self._subject, "as_json", "report") or value is None or value is False:
+                continue
+            if isinstance(value, list):
+                value = [str(each) if isinstance(each, Path) else each for each in value]
+            found[_WORDS.get(name, name.replace("_", "-"))] = str(value) if isinstance(value, Path) else value
+        return found
+
+    def line(self, **more: Any) -> str:
+        """What a shell would have to be given to do it again."""
+        return command_line(self.command, *[self.subject] * bool(self.subject), **self.said, **more)
+
+    def recorded(self) -> contextlib.AbstractContextManager[None]:
+        """In it, ``secateur.json`` says how the command was called."""
+        from secateur.checkpoints import called_as
+
+        return called_as({"command": self.line(), "directory": self.subject, **self.said})
+
+
+_WORDS = {"shares": "share", "keep_share": "keep", "sparsities": "sparsity", "patterns": "pattern", "texts": "data"}
+
+
 def command_line(verb: str, *arguments: object, **options: Any) -> str:
     """What a shell would have to be given to do it again; options that are None or False are left out.
 
@@ -133,9 +184,71 @@ def command_line(verb: str, *arguments: object, **options: Any) -> str:
     return shlex.join(words)
 
 
-def arguments_said(verb: str, directory: object, options: Mapping[str, Any]) -> dict[str, Any]:
-    """How a command was called, for ``secateur.json``."""
-    return {"command": command_line(verb, directory, **options), "directory": str(directory), **options}
+def answering(body: Callable[[Asked], Iterator[Any]], asked: Asked) -> None:
+    """Runs a command: what it yields is printed, or is the JSON on stdout, and stands on the page."""
+    with clear_errors(), terminable():
+        started = time.monotonic()
+        if getattr(asked, "report", None) is not None:
+            from secateur.report import check_page
+
+            check_page(asked.report)
+        for found in body(asked):
+            answer = found if isinstance(found, Answer) else Answer(found)
+            if int(os.environ.get("RANK", "0")) == 0:  # of several processes one speaks
+                _tell(answer, asked, started)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command says: a result, and what it does not know.
+
+    Attributes:
+        done: the result.
+        printed: in place of the result's own summary.
+        more: lines behind it.
+        title: of the page, behind what it is about.
+        timed: measures for a page what the model took and takes; by default of directories.
+    """
+
+    done: Any
+    printed: Iterable[Part] | None = None
+    more: Sequence[str] = ()
+    title: str = ""
+    timed: Callable[[], Timed | str] | None = None
+
+
+def _tell(answer: Answer, asked: Asked, started: float) -> None:
+    from secateur.support import printable
+
+    done = answer.done
+    if asked.as_json:
+        found = done.json()
+        found["said"] += [line for line in answer.more if line]
+        print(json.dumps(found, indent=1, allow_nan=False), flush=True)
+    else:
+        show([*(done.summary() if answer.printed is None else answer.printed), *answer.more])
+    if getattr(asked, "report", None) is None:
+        return
+    from secateur.report import Account, write_account
+
+    seconds = time.monotonic() - started
+    parts: list[Part] = [*done.content(), *answer.more]
+    out, timed = getattr(done, "out", None), answer.timed
+    if (
+        timed is None
+        and out is not None
+        and Path(asked.subject).is_dir()
+        and asked.command not in ("compress", "expand")
+    ):
+        from secateur.cli.measuring import timed_directories
+
+        timed = functools.partial(timed_directories, Path(asked.subject), out)
+    if timed is not None:
+        measured = timed()
+        parts = [*parts, "", measured] if isinstance(measured, str) else [measured.table(), *parts, "", measured.line()]
+    title = printable(f"{asked.subject}{answer.title}")
+    write_account(Account(title, asked.line(report=asked.report), asked.said, parts, seconds), asked.report)
+    print(f"The report is in {printable(str(asked.report))}.", file=sys.stderr)
 
 
 def console() -> Console:
@@ -161,14 +274,18 @@ def printing() -> Iterator[Console]:
 
 def show(parts: Iterable[Part]) -> None:
     """Prints what a verb says that it did, all of it at once: lines and tables."""
-    from secateur.support import table_of
-
     with printing() as console:
         for part in parts:
             if isinstance(part, str):
                 console.print(part, soft_wrap=not console.is_terminal)
             else:
-                console.print(table_of(part.columns, part.rows))
+                console.print(part.rich())
+
+
+def lines_of(done: Any) -> Iterator[Part]:
+    """What a result says without its tables, whose rows were said one by one as they came."""
+    lines = [part for part in done.summary() if isinstance(part, str)]
+    yield from lines[next((at for at, line in enumerate(lines) if line), 0) :]
 
 
 def memory() -> str:
@@ -186,7 +303,7 @@ def memory() -> str:
 # Law: what is wrong is one line on stderr, and of several processes one speaks.
 
 
-def read_text(directory: Path, data: str, *, samples: int, sequence_length: int | None, seed: int) -> list[Any]:
+def read_text(asked: Asked) -> list[Any]:
     """The batches of ``--data``; a directory without a model is reported before a missing tokenizer. Of texts with
     names stderr says first what each never reaches."""
     from secateur.checkpoints import family_of, open_checkpoint
@@ -194,11 +311,12 @@ def read_text(directory: Path, data: str, *, samples: int, sequence_length: int 
     from secateur.shrinking import reached
     from secateur.support import free_memory
 
-    checkpoint = open_checkpoint(directory)
-    family_of(checkpoint)
-    found = read_calibration(
-        data, tokenizer_directory=directory, samples=samples, sequence_length=sequence_length, seed=seed
-    )
+    directory = Path(asked.subject)
+    family_of(open_checkpoint(directory))
+    with warnings_as_lines():
+        found = read_calibration(
+            asked.data, tokenizer_directory=directory, **asked.only("samples", "sequence_length", "seed")
+        )
     if isinstance(found, NamedTexts) and int(os.environ.get("RANK", "0")) == 0:
         free, size = free_memory(), sum(file.stat().st_size for file in directory.glob("*.safetensors"))
         if free is None or 2 * size < free:
@@ -227,10 +345,13 @@ def warnings_as_lines() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def resumable() -> Iterator[None]:
+def resumable(goes_on: bool = True) -> Iterator[None]:
+    """Says, where a run is interrupted, that the same command goes on, if it does."""
     try:
         yield
     except KeyboardInterrupt:
+        if not goes_on:
+            raise
         raise fail("interrupted; run the same command again to go on.", code=130) from None
 
 
@@ -250,59 +371,3 @@ def join_processes(device: str | None) -> None:
         if on_device:
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         distributed.init_process_group("nccl" if on_device else "gloo")
-
-
-@dataclass(frozen=True)
-class Page:
-    """The page that was asked for, if one was, and when the command began."""
-
-    path: Path | None
-    started: float
-
-    def write(
-        self,
-        title: str,
-        verb: str,
-        arguments: Sequence[object],
-        asked: Mapping[str, Any],
-        got: Iterable[Part],
-        sheets: Callable[[], Sequence[Sheet]],
-        timed: Callable[[], Timed | str] | None = None,
-    ) -> None:
-        """Writes it, and says so on stderr: stdout may be JSON. Only for a page is it ``timed`` what a model takes."""
-        if self.path is None:
-            return
-        from secateur.report import Account, write_account
-        from secateur.support import printable
-
-        command = command_line(verb, *arguments, **asked, report=self.path)
-        seconds = time.monotonic() - self.started
-        said = {name.replace("_", "-"): value for name, value in asked.items()}
-        parts, drawn = [*got], [*sheets()]
-        if timed is not None:
-            found = timed()
-            parts += ["", found if isinstance(found, str) else found.line()]
-            drawn = drawn if isinstance(found, str) else [found.sheet(), *drawn]
-        write_account(Account(printable(title), command, said, parts, drawn, seconds), self.path)
-        print(f"The report is in {printable(str(self.path))}.", file=sys.stderr)
-
-
-def timing_of(before: Path, after: Path | None) -> Callable[[], Timed | str] | None:
-    """How a page learns what a directory's model took and what the one that was written takes; None if none was."""
-    if after is None:
-        return None
-
-    def timed() -> Timed | str:
-        from secateur.cli.measuring import timed_directories
-
-        return timed_directories(before, after)
-
-    return timed
-
-
-def page_at(path: Path | None) -> Page:
-    if path is not None:
-        from secateur.report import check_page
-
-        check_page(path)
-    return Page(path, time.monotonic())

@@ -33,7 +33,7 @@ from secateur.coupling.equations import Polynomial, axes_of, evaluated, holds, i
 from secateur.coupling.numbers import Attribute, Equation, Outcome, parts_of
 from secateur.coupling.residual_streams import Branch
 from secateur.coupling.trace import Look, Trace
-from secateur.support import Part, Rows, Shown, matches, printable
+from secateur.support import Column, Part, Shown, Table, matches
 
 # ---- What stays in place of a module of a residual branch that left.
 #
@@ -220,7 +220,7 @@ class Coupling(Shown):
         self._group_of = {group.axis: group.name for group in self.groups}
         self.frozen, self.compared = self.whole({})
 
-    def _parts(self) -> Iterator[Part]:
+    def content(self) -> Iterator[Part]:
         return _tables(self.groups, self.frozen)
 
     def used(self) -> dict[Attribute, Polynomial]:
@@ -453,7 +453,7 @@ class Scope(Shown):
         """Those of them whose units are compared with each other."""
         return self._whole[1]
 
-    def _parts(self) -> Iterator[Part]:
+    def content(self) -> Iterator[Part]:
         return _tables(self.groups, self.frozen)
 
     def without(self, names: Iterable[str], why: str) -> Scope:
@@ -515,9 +515,15 @@ def may_leave(names: Collection[str], include: Iterable[str] | None, exclude: It
 
 
 def _tables(groups: Iterable[Group], frozen: Mapping[tuple[str, int], str]) -> Iterator[Part]:
-    rows = [(printable(each.name), f"{each.size:,}", f"{len(each.members):,}") for each in groups]
-    yield Rows(("~Group", ">Units", ">Dimensions that leave together"), rows)
-    whole = Counter(printable(why) for why in frozen.values())
+    yield Table.of(
+        "groups",
+        groups,
+        Column.name("Group", lambda each: each.name),
+        Column.count("Units", lambda each: each.size),
+        Column.count("Dimensions that leave together", lambda each: len(each.members), key="dimensions"),
+    )
+    whole = Counter(frozen.values())
     if whole:
         yield ""
-        yield Rows(("~What stays whole, because", ">Dimensions"), [(why, f"{n:,}") for why, n in whole.most_common()])
+        because = Column.name("What stays whole, because", key="kept_because")
+        yield Table.of("whole", whole.most_common(), because, Column.count("Dimensions"))

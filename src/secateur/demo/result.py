@@ -21,12 +21,11 @@ from secateur.demo.trials import (
     compressed_size,
     file_size,
     memory_of,
-    network_of,
     parameters_of,
     run_of,
 )
 from secateur.inference import Packing
-from secateur.report import Check, History, Results, Row, Run, summarize
+from secateur.report import Check, Results, Row, Run, summarize
 from secateur.targets import find_targets
 
 # ---- What the report says in words: ``story.txt.j2`` beside this file, and the figures that go into it.
@@ -145,19 +144,16 @@ def results_of(
     data: Digits,
     seconds: float,
 ) -> Results:
-    """The table, the networks of the first seed in detail, the checks, and what is said of them."""
+    """The table, the checks, and what is said of them."""
     runs = [run_of(trial, latencies.get(id(trial))) for trial in trials]
     sparsities = sorted({trial.asked for trial in trials if trial.asked})
     shown = 0.9 if 0.9 in sparsities or not sparsities else sparsities[len(sparsities) // 2]
-    first = [trial for trial in trials if trial.seed == plan.seeds[0] and trial.asked in (shown, None)]
     return Results(
         f"Pruning a network that reads digits ({parameters_of(trials[0].model):,} parameters)",
         tuple(runs),
-        tuple(network_of(trial) for trial in first),
         text=story(runs, shown),
         notes=notes(plan, data, seconds, checked=bool(checks)),
         examples=len(data.test_images),
-        histories=tuple(History(trial.label, *zip(*trial.history, strict=True)) for trial in first if trial.history),
         checks=_checks(trials, checks, plan.tuning_epochs),
     )
 

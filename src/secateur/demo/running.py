@@ -30,7 +30,7 @@ from secateur.demo.trials import (
     train_dense,
     untrained_networks,
 )
-from secateur.report import missing_baselines, print_summary, save_results, summarize, write_report
+from secateur.report import save_results
 
 
 def run_demo(
@@ -94,17 +94,8 @@ def run_demo(
     results = with_shrunken(results, beside, packed, latencies, batches)
     results = replace(results, command=" ".join([*words, *(["--out DIR"] * (out is not None))]))
     save_results(results, folder / "results.json")
-    page = write_report(results, folder / "report.html")
-    print_summary(results)
-    for paragraph in results.text:
-        console.print(paragraph, highlight=False, markup=False)
-    if missing := missing_baselines(summarize(results.runs)):
-        console.print(
-            f"Left out of this run: the {' and the '.join(missing)} baseline, against which to judge the rest."
-        )
-    console.print(
-        f"\nThe report is in {page}, its numbers in {folder / 'results.json'}.", highlight=False, markup=False
-    )
+    page = results.report(folder / "report.html")
+    print(f"\n{results}\n\nThe report is in {page}, its numbers in {folder / 'results.json'}.")
     return page
 
 

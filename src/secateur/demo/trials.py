@@ -24,7 +24,7 @@ from secateur.criteria import lamp, random
 from secateur.inference import Packing, pack
 from secateur.patterns import NM, GroupedColumns
 from secateur.pipeline import apply_, reestimate_batchnorm, sparsity_of
-from secateur.report import Network, Run, count_multiply_adds, describe
+from secateur.report import Run, count_multiply_adds
 from secateur.shrinking import shrink
 from secateur.storage import save_compressed
 from secateur.support import in_turns, seconds_of
@@ -266,7 +266,6 @@ class Trial:
     order: int  # seeds the order of the images
     method: Method | None = None  # None: the dense network, or a sanity check
     originals: Mapping[str, Tensor] = field(default_factory=dict)  # the weights before any was removed
-    history: list[tuple[int, float, float]] = field(default_factory=list)
     before: float | None = None
     after: float = math.nan
 
@@ -438,16 +437,8 @@ def _train_one(trial: Trial, data: Digits, after_epoch: Callable[[], object]) ->
         pruner = Pruner(trial.model, optimizer, sparsity, total_steps=steps, verbose=False)  # the default recipe
         pruners.append(pruner)
         trial.masks = pruner.masks
-        trial.history.append((0, pruner.metrics()["sparsity"], 0.0))
 
-    def after_step() -> None:
-        [pruner] = pruners
-        metrics, masks = pruner.metrics(), pruner.masks
-        updated = any(not torch.equal(mask, trial.masks[name]) for name, mask in masks.items())
-        trial.history.append((int(metrics["step"]), metrics["sparsity"], metrics["churn"] if updated else 0.0))
-        trial.masks = masks
-
-    train(trial.model, data, begin=begin, after_step=after_step, **settings)
+    train(trial.model, data, begin=begin, **settings)
     trial.masks = pruners[0].finish()
 
 
@@ -533,9 +524,3 @@ def compressed_size(model: nn.Module) -> int:
 
 def parameters_of(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
-
-
-def network_of(trial: Trial) -> Network:
-    whole = {name: torch.ones_like(weight, dtype=torch.bool) for name, weight in trial.originals.items()}
-    title = f"{trial.label}, {100 * sparsity_of(trial.model):.1f} % removed, seed {trial.seed}"
-    return describe(title, trial.originals, whole | dict(trial.masks))

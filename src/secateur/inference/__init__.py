@@ -18,7 +18,7 @@ from secateur.inference.linear import (
     SparseLinear,
     WindowLinear,
 )
-from secateur.inference.packing import PackedLayer, Packing, layers_sheet, pack
+from secateur.inference.packing import PackedLayer, Packing, pack
 from secateur.support import to_int8
 
 __all__ = [
@@ -40,7 +40,6 @@ __all__ = [
     "SparseConv2d",
     "SparseLinear",
     "WindowLinear",
-    "layers_sheet",
     "load_packed",
     "pack",
     "save_packed",

@@ -44,7 +44,19 @@ from secateur.inference.linear import (
     WindowLinear,
 )
 from secateur.inference.packing import freeze_like, is_conv1d, put
-from secateur.support import Fields, Part, Rows, Shown, bytes_text, device_of, printable, private, records, write_whole
+from secateur.support import (
+    Column,
+    Fields,
+    Part,
+    Shown,
+    Table,
+    bytes_text,
+    device_of,
+    printable,
+    private,
+    records,
+    write_whole,
+)
 
 # ---- The forms of packed layers by their names, as files and pickles say them.
 #
@@ -85,9 +97,9 @@ class PackedFile(Shown):
     layers: Mapping[str, str]
     nbytes: int
 
-    def _parts(self) -> Iterable[Part]:
+    def content(self) -> Iterable[Part]:
         said = f"{len(self.layers)} packed layers in {printable(str(self.path))}, {bytes_text(self.nbytes)}."
-        return Rows(("Layer", "Form"), [*self.layers.items()]), "", said
+        return Table.of("layers", self.layers.items(), Column("Layer"), Column("Form")), "", said
 
 
 def save_packed(model: nn.Module, path: str | os.PathLike[str]) -> PackedFile:

@@ -50,18 +50,18 @@ from secateur.inference.linear import (
     why_not_semi_structured,
 )
 from secateur.native import LANES, MOST_COLUMNS, available, describe, scaled
-from secateur.report import Cells, Chart, Reported, Sheet
+from secateur.report import Reported
 from secateur.support import (
+    Column,
     Forward,
     Part,
-    Rows,
+    Table,
     alternating,
     bytes_text,
     device_of,
     matched,
     moved,
     percent,
-    printable,
     private,
     run_example,
     to_int8,
@@ -137,12 +137,34 @@ class Packing(Reported):
     def packed(self) -> tuple[PackedLayer, ...]:
         return tuple(layer for layer in self.layers if layer.kind != "dense")
 
-    @property
-    def parts(self) -> tuple[Rows, str]:
-        """The table of the layers, and their sum in words."""
-        rounded = any(each.error is not None for each in self.layers)
-        error = (">error",) if rounded else ()
-        heads = ("~Layer", "Shape", ">Zeros", ">ms dense", ">packed", ">times faster", *error, "~Now")
+    def content(self) -> Iterator[Part]:
+        """A row for each layer, and their sum in words."""
+        told = "The fastest dense form in times of the fastest other one, of each layer where that was timed."
+        yield self.table().drawn("times_faster", "What skipping zeros gains", told)
+        yield ""
+        yield self.said()
+
+    def table(self, title: str = "Layer by layer") -> Table:
+        """A row for each layer."""
+        error = Column.portion("error", lambda each: each.error, none="", bar=False)
+        return Table.of(
+            "layers",
+            self.layers,
+            Column.name("Layer", lambda each: each.name),
+            Column.shape("Shape", lambda each: each.shape),
+            Column.portion("Zeros", lambda each: each.sparsity),
+            Column.figure("ms dense", lambda each: each.best_dense_ms),
+            Column.figure("packed", lambda each: each.packed_ms, key="ms_packed"),
+            Column.figure("times faster", lambda each: each.speedup, ".2f"),
+            *([error] if any(each.error is not None for each in self.layers) else []),
+            Column.bytes("size before", lambda each: each.dense_bytes, detail=True),
+            Column.bytes("size", lambda each: each.bytes, detail=True),
+            Column.name("Now", _now),
+            title=title,
+        )
+
+    def said(self) -> str:
+        """Their sum in words."""
         before, after = sum(each.dense_bytes for each in self.layers), sum(each.bytes for each in self.layers)
         counted = f"{len(self.packed)} of {len(self.layers)} layers packed"
         said = f"{counted}; their {bytes_text(before)} are now {bytes_text(after)}."
@@ -153,28 +175,7 @@ class Packing(Reported):
             said += f" Blocks that add and rectify in the store of a convolution: {len(self.blocks)}."
         if self.poolings:
             said += f" Max-poolings with channels side by side: {len(self.poolings)}."
-        return Rows(heads, [_row(each, rounded) for each in self.layers]), said
-
-    def _parts(self) -> Iterable[Part]:
-        return self.parts
-
-    def _sheets(self) -> list[Sheet]:
-
-        return [layers_sheet("Layer by layer", self)]
-
-
-def _row(layer: PackedLayer, rounded: bool) -> tuple[str | None, ...]:
-    error = "" if layer.error is None else percent(layer.error)
-    return (
-        layer.name,
-        "x".join(map(str, layer.shape)),
-        percent(layer.sparsity),
-        "" if layer.best_dense_ms is None else f"{layer.best_dense_ms:.3g}",
-        "" if layer.packed_ms is None else f"{layer.packed_ms:.3g}",
-        "" if layer.speedup is None else f"{layer.speedup:.2f}",
-        *([error] if rounded else []),
-        _now(layer),
-    )
+        return said
 
 
 def _now(layer: PackedLayer) -> str:
@@ -750,44 +751,3 @@ def put(model: nn.Module, name: str, module: nn.Module) -> None:
     for each in [other for other, found in model.named_modules(remove_duplicate=False) if found is old]:
         parent, _, key = each.rpartition(".")
         private.submodules_of(model.get_submodule(parent))[key] = module
-
-
-# ---- What pack says on a page: a row a layer.
-#
-# Law: a layer that stays dense says why.
-
-
-def layers_sheet(title: str, packing: Packing) -> Sheet:
-    """The sheets of a `pack` result: a table with a row for each layer."""
-    layers = packing.layers
-    names = [printable(each.name, 1000) for each in layers]
-    zeros = [each.sparsity for each in layers]
-    faster = [each.speedup for each in layers]
-    cells = [
-        Cells("layer", names),
-        Cells("shape", ["x".join(map(str, each.shape)) for each in layers]),
-        Cells("zeros", zeros, [percent(each) for each in zeros], zeros),
-        Cells("now", [each.kind for each in layers]),
-        *_rounded(layers),
-        _milliseconds("ms dense", [each.best_dense_ms for each in layers]),
-        _milliseconds("ms packed", [each.packed_ms for each in layers]),
-        Cells("times faster", faster, ["" if each is None else f"{each:.2f}" for each in faster]),
-        Cells("size before", [e.dense_bytes for e in layers], [bytes_text(e.dense_bytes) for e in layers]),
-        Cells("size", [each.bytes for each in layers], [bytes_text(each.bytes) for each in layers]),
-        Cells("stays dense, because", [each.why for each in layers]),
-    ]
-    told = "The fastest dense form in times of the fastest other one, of each layer where that was timed."
-    return Sheet(title, cells, [Chart("What skipping zeros gains", told, names, faster, "times faster")])
-
-
-def _rounded(layers: tuple[PackedLayer, ...]) -> list[Cells]:
-    """Columns of what is in int8, where anything was asked to be."""
-    errors = [each.error for each in layers]
-    if not any(each is not None for each in errors):
-        return []
-    said = ["" if each is None else percent(each) for each in errors]
-    return [Cells("in int8", [" and ".join(each.int8) for each in layers]), Cells("error of rounding", errors, said)]
-
-
-def _milliseconds(head: str, values: list[float | None]) -> Cells:
-    return Cells(head, values, ["" if each is None else f"{each:.3g}" for each in values])

@@ -23,7 +23,7 @@ from secateur.models.oneshot import oneshot
 from secateur.models.pairs import PairedStats, ProductCall, is_turned
 from secateur.models.products import AllMetError, Inputs, InputStats, Products, Rows, Tokens, WeightView
 from secateur.models.replay import LostOutputError, Outputs, Replay
-from secateur.models.result import OneShot, pruned_blocks_sheets
+from secateur.models.result import OneShot
 from secateur.models.slopes import RunAgain, divergence, slopes, unexplained
 from secateur.models.solving import MatrixJob, RunAlong, Solve, digest, held_batches
 from secateur.models.walk import Weights, run_through, with_all_outputs
@@ -74,7 +74,6 @@ __all__ = [
     "parameters_on_meta",
     "parts_of",
     "prepared",
-    "pruned_blocks_sheets",
     "read_calibration",
     "refuse_empty",
     "run_through",

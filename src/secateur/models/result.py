@@ -1,6 +1,5 @@
-"""The result of `oneshot`: each layer's error and sparsity, and what was left alone, as numbers and as a table. The
-tables of `oneshot` on a page: a row and a mark for every weight. ``secateur.json`` in a directory that `oneshot`
-pruned, and what its journal is begun with.
+"""The result of `oneshot`: each layer's error and sparsity, and what was left alone, as numbers and as a table.
+``secateur.json`` in a directory that `oneshot` pruned, and what its journal is begun with.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from secateur.checkpoints import RECORD, Run, inspect_checkpoint, library_versio
 from secateur.models.files import BlockFiles
 from secateur.models.jobs import Count, Layer, Pruned
 from secateur.models.solving import Request, digest
-from secateur.report import Cells, Chart, Reported, Sheet
-from secateur.support import Between, Part, Rows, percent, printable
+from secateur.report import Reported
+from secateur.support import Between, Column, Part, Table, percent, printable
 
 # ---- The result of `oneshot`: each layer's error and sparsity, and what was left alone, as numbers and as a table.
 
@@ -58,34 +57,64 @@ class OneShot(Reported):
         """All layers' warnings, with their names."""
         return tuple(f"{layer.name}: {text}" for layer in self.layers for text in layer.warnings)
 
-    def _sheets(self) -> list[Sheet]:
-
-        return pruned_blocks_sheets(self)
-
-    def _parts(self) -> Iterator[Part]:
+    def content(self) -> Iterator[Part]:
         """A row a layer, and what else there is to know."""
-        rows = []
-        for layer in self.layers:
-            shape = "×".join(map(str, layer.shape))
-            rows.append((layer.name, shape, percent(layer.sparsity), _error_text(layer), f"{layer.tokens:,}"))
-        yield Rows(("Layer", ">Shape", ">Removed", ">Error", ">Tokens"), rows)
+        yield (
+            Table.of(
+                "layers",
+                self.layers,
+                Column.name("Layer", lambda each: each.name),
+                Column.shape(
+                    "Shape", lambda each: each.shape, show=lambda shape: "×".join(map(str, shape)), side="right"
+                ),
+                Column.portion("Removed", lambda each: each.sparsity),
+                Column("Error", _error, _error_text, "right", number=_number),
+                Column.count("Tokens", lambda each: each.tokens),
+                Column.figure("Seconds", lambda each: each.seconds, ".1f", detail=True),
+                Column("Experts without tokens", lambda each: each.without_tokens, _numbers, detail=True),
+                title="Weight by weight",
+            )
+            .filled()
+            .drawn("error", "Each weight's output error", f"The squared relative error of the outputs, {_ORDER}")
+            .drawn("removed", "How much was removed of each", f"The share of entries that are zero, {_ORDER}")
+        )
         yield ""
         yield (
-            f"{len(self.layers)} weights, {percent(self.sparsity)} of their entries removed; the mean squared relative "
+            f"Pruned {len(self.layers)} weights, {percent(self.sparsity)} of their entries; the mean squared relative "
             f"error of their outputs is {self.error:.4f}."
         )
         for why, names in self.left_alone.items():
             yield printable(f"Left alone, {why}: {len(names)}, such as {names[0]}.", WIDE)
         for warning in self.warnings:
             yield printable(f"Warning: {warning}", WIDE)
+        idle = [layer.name for layer in self.layers if layer.without_tokens or not layer.tokens]
+        if idle:
+            yield (
+                f"{len(idle)} weights have experts that no token was sent to, and were pruned by magnitude there, such "
+                f"as {printable(idle[0])}; more calibration text may reach them."
+            )
         if self.out is not None:
-            yield printable(f"In {self.out}.", WIDE)
+            yield ""
+            yield f"Wrote {printable(str(self.out), WIDE)} ({self.seconds:.1f} s); {RECORD} in it says what was done."
 
 
-def _error_text(layer: Layer) -> str:
-    if layer.error is not None:
-        return f"{layer.error:.4f}"
-    return "no relative error" if layer.tokens else "no tokens"
+_ORDER = "in the order of the walk; a line joins what differs in numbers alone."
+
+
+def _error(layer: Layer) -> float | str:
+    return layer.error if layer.error is not None else "no relative error" if layer.tokens else "no tokens"
+
+
+def _error_text(error: float | str) -> str:
+    return error if isinstance(error, str) else f"{error:.4f}"
+
+
+def _number(error: float | str) -> float | None:
+    return None if isinstance(error, str) else error
+
+
+def _numbers(units: Iterable[int]) -> str:
+    return ", ".join(map(str, units))
 
 
 @dataclass
@@ -106,42 +135,6 @@ class Tally:
 
     def outcome(self, seconds: float, out: Path | None = None) -> OneShot:
         return OneShot(tuple(self.layers), {why: tuple(names) for why, names in self.left_alone.items()}, seconds, out)
-
-
-# ---- The tables of `oneshot` on a page: a row and a mark for every weight.
-#
-# Law: what is drawn is what the result holds.
-
-
-def pruned_blocks_sheets(done: OneShot) -> list[Sheet]:
-    """The sheets of a `oneshot` result: a table with a row for each weight, in the order of the walk."""
-    layers = done.layers
-    names = [printable(each.name, 1000) for each in layers]
-    removed = [each.sparsity for each in layers]
-    errors = [each.error for each in layers]
-    experts = [", ".join(map(str, each.without_tokens)) for each in layers]
-    cells = [
-        Cells("weight", names),
-        Cells("shape", ["x".join(map(str, each.shape)) for each in layers]),
-        Cells("removed", removed, [percent(each) for each in removed], removed),
-        Cells("error", errors, ["-" if each is None else f"{each:.4f}" for each in errors]),
-        Cells("tokens", [each.tokens for each in layers], [f"{each.tokens:,}" for each in layers]),
-        Cells("seconds", [each.seconds for each in layers], [f"{each.seconds:.1f}" for each in layers]),
-        *([Cells("experts without tokens", experts)] if any(experts) else []),
-    ]
-    order = "in the order of the walk; a line joins what differs in numbers alone."
-    of_error = Chart(
-        "Each weight's output error", f"The squared relative error of the outputs, {order}", names, errors, "error"
-    )
-    of_removed = Chart(
-        "How much was removed of each",
-        f"The share of entries that are zero, {order}",
-        names,
-        removed,
-        "removed",
-        share=True,
-    )
-    return [Sheet("Weight by weight", cells, [of_error, of_removed])]
 
 
 # ---- ``secateur.json`` in a directory that `oneshot` pruned, and what its journal is begun with.

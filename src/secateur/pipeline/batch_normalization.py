@@ -14,10 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from secateur.support import (
+    Column,
     Forward,
     Part,
-    Rows,
     Shown,
+    Table,
     check_batches,
     device_of,
     moved,
@@ -52,9 +53,15 @@ class Reestimation(Shown):
     layers: tuple[BatchNormShift, ...]
     unreached: tuple[str, ...] = ()
 
-    def _parts(self) -> Iterator[Part]:
-        rows = [(each.name, each.channels, f"{each.mean:.3g}", f"{each.variance:.3g}") for each in self.layers]
-        yield Rows(("BatchNorm", ">Channels", ">Mean moved by σ", ">Variance times"), rows)
+    def content(self) -> Iterator[Part]:
+        yield Table.of(
+            "layers",
+            self.layers,
+            Column("BatchNorm", lambda each: each.name),
+            Column.count("Channels", lambda each: each.channels),
+            Column.figure("Mean moved by σ", lambda each: each.mean, key="mean"),
+            Column.figure("Variance times", lambda each: each.variance, key="variance"),
+        )
         yield ""
         yield f"{len(self.layers)} re-estimated from {self.batches} batches."
         for name in self.unreached:

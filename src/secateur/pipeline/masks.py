@@ -22,18 +22,17 @@ from secateur.allocation import Allocation, Tables, check_nesting, check_sparsit
 from secateur.criteria import magnitude
 from secateur.evidence import needs
 from secateur.patterns import Pattern, Unstructured
-from secateur.report import Cells, Chart, Reported, Sheet
+from secateur.report import Reported
 from secateur.selection import LazyScores, in_threads, keep_largest, keep_largest_overall, part_of
 from secateur.support import (
+    Column,
     Part,
-    Rows,
+    Table,
     count_nonzero,
     is_sharded,
     laid_out,
     local,
     matched,
-    percent,
-    printable,
     track,
     whole,
     write_whole,
@@ -43,6 +42,13 @@ from secateur.targets import find_targets
 PIECE = 1 << 17  # entries zeroed at a time: in cache
 SEGMENT = 1 << 20  # entries that one thread works through at a time
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+_Count = tuple[str, tuple[int, ...] | None, int, int]  # name, shape, entries kept, entries
+
+
+def _sum(counts: Sequence[_Count]) -> _Count:
+    return f"{len(counts)} in all", None, sum(kept for *_, kept, _ in counts), sum(size for *_, size in counts)
 
 
 class Masks(Reported, dict[str, Tensor]):
@@ -57,29 +63,36 @@ class Masks(Reported, dict[str, Tensor]):
     2 in all            3        3       0.5
     """
 
-    def _parts(self) -> Iterable[Part]:
-        counts = {name: (_count(mask), mask.numel()) for name, mask in self.items()}
-        shapes = {name: " × ".join(map(str, mask.shape)) for name, mask in self.items()}
-        if len(self) != 1:
-            total = f"{len(self)} in all"
-            counts[total] = sum(kept for kept, _ in counts.values()), sum(size for _, size in counts.values())
-        rows = [
-            [name, shapes.get(name), f"{kept:,}", f"{size - kept:,}", f"{1 - kept / size if size else 0:.4g}"]
-            for name, (kept, size) in counts.items()
-        ]
-        return [Rows(("Weight", ">Shape", ">Kept", ">Removed", ">Sparsity"), rows)]
-
-    def _sheets(self) -> list[Sheet]:
-        names = [printable(name, 1000) for name in self]
-        zeros = [1 - _count(mask) / mask.numel() if mask.numel() else None for mask in self.values()]
-        cells = [
-            Cells("weight", names),
-            Cells("shape", ["x".join(map(str, mask.shape)) for mask in self.values()]),
-            Cells("removed", zeros, ["" if each is None else percent(each) for each in zeros], zeros),
-        ]
+    def content(self) -> Iterable[Part]:
+        """A row for each weight, and their sum."""
         told = "The share of each weight that is removed; a line joins what differs in numbers alone."
-        chart = Chart("How much was removed of each", told, names, zeros, "removed", share=True)
-        return [Sheet("Weight by weight", cells, [chart])]
+        counts = self._counts()
+        table = self._table("weights", counts, "Weight by weight")
+        yield table.drawn("sparsity", "How much was removed of each", told, label="removed")
+        yield self._table("total", [_sum(counts)])
+
+    def summary(self) -> Iterable[Part]:
+        """The same as one table."""
+        counts = self._counts()
+        return [self._table("weights", counts if len(counts) == 1 else [*counts, _sum(counts)])]
+
+    def _counts(self) -> list[_Count]:
+        return [(name, tuple(mask.shape), _count(mask), mask.numel()) for name, mask in self.items()]
+
+    @staticmethod
+    def _table(name: str, counts: Sequence[_Count], title: str = "") -> Table:
+        return Table.of(
+            name,
+            counts,
+            Column("Weight"),
+            Column.shape("Shape", show=lambda shape: " × ".join(map(str, shape)), side="right"),
+            Column.count("Kept"),
+            Column.count("Removed", lambda each: each[3] - each[2]),
+            Column.portion(
+                "Sparsity", lambda each: 1 - each[2] / each[3] if each[3] else 0.0, show=lambda share: f"{share:.4g}"
+            ),
+            title=title,
+        )
 
     def __copy__(self) -> Masks:
         return Masks(self)

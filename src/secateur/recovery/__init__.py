@@ -5,7 +5,7 @@ from secateur.recovery.local import LocalPart
 from secateur.recovery.losses import loss_between
 from secateur.recovery.outputs import Sampled
 from secateur.recovery.recovering import recover
-from secateur.recovery.result import Recovered, recovered_sheets
+from secateur.recovery.result import Recovered
 
 __all__ = [
     "Distillation",
@@ -16,5 +16,4 @@ __all__ = [
     "loss_between",
     "merge_keeping_zeros",
     "recover",
-    "recovered_sheets",
 ]

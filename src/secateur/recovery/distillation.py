@@ -16,7 +16,7 @@ from secateur.models import Tokens
 from secateur.pipeline import Masks
 from secateur.recovery.descent import removed_of, settled
 from secateur.recovery.losses import OutputLoss, chosen_for, count_rows, features_of, loss_between, parse
-from secateur.support import Part, Rows, Shown, Undo, device_of, in_mode, moved, percent, unwrapped
+from secateur.support import Column, Part, Shown, Table, Undo, device_of, in_mode, moved, percent, unwrapped
 from secateur.training import Pruner
 
 # ---- `Distillation`: adds the loss against a teacher to a custom training loop.
@@ -144,9 +144,15 @@ class Merged(Shown):
         """What a merge without masks would have left of it."""
         return sum(self.plain.values()) / sum(self.sizes.values())
 
-    def _parts(self) -> Iterator[Part]:
-        rows = [(name, f"{self.sizes[name]:,}", f"{self.kept[name]:,}", f"{self.plain[name]:,}") for name in self.kept]
-        yield Rows(("Weight", ">Entries", ">Zeros", ">After a plain merge"), rows)
+    def content(self) -> Iterator[Part]:
+        yield Table.of(
+            "weights",
+            self.kept,
+            Column("Weight", str),
+            Column.count("Entries", lambda name: self.sizes[name]),
+            Column.count("Zeros", lambda name: self.kept[name]),
+            Column.count("After a plain merge", lambda name: self.plain[name]),
+        )
         yield ""
         yield (
             f"{percent(self.sparsity)} of {len(self.kept)} merged weights is zero, as before; a plain merge would have "

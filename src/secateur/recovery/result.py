@@ -1,6 +1,4 @@
-"""The result of `recover`: the losses, the error of each part of a block, and the zeros before and after. The tables of
-`recover` on a page: the learning curve, parts of blocks, zeros before and after.
-"""
+"""The result of `recover`: the losses, the error of each part of a block, and the zeros before and after."""
 
 from __future__ import annotations
 
@@ -9,21 +7,21 @@ import math
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from secateur.recovery.local import LocalPart
-from secateur.report import Cells, Chart, Reported, Sheet
-from secateur.support import Part, Rows, bytes_text, printable
+from secateur.report import Reported
+from secateur.support import Chart, Column, Part, Table, bytes_text, printable
 
 # ---- The result of `recover`: the losses, the error of each part of a block, and the zeros before and after.
 #
 # Law: it holds the numbers, and says them as lines and tables.
 
-LINES = 10  # of the learning curve that a table shows
+LINES, POINTS = 10, 200  # of the learning curve: that are printed, and that are on a page
 NOISE = 1e-3  # of a loss: what rounding to bfloat16 does to it
 
 
@@ -127,23 +125,72 @@ class Recovered(Reported):
         edges = sorted({round(len(self.losses) * at / spans) for at in range(spans + 1)})
         return [(low + 1, high, _mean(self.losses[low:high]) or 0.0) for low, high in itertools.pairwise(edges)]
 
-    def _sheets(self) -> list[Sheet]:
+    def content(self) -> Iterator[Part]:
+        """Parts of blocks, the learning curve, and the weights with zeros."""
+        parts, curve = self._tables(POINTS)
+        if parts.rows:
+            yield parts
+        if curve.rows:
+            yield curve
+        if self.zeros:
+            yield Table.of(
+                "zeros",
+                [(name, *counts) for name, counts in self.zeros.items()],
+                Column.name("Weight"),
+                Column.count("Zeros before", key="before"),
+                Column.count("Zeros after", key="after"),
+                title="Zeros",
+            )
+        yield from self._lines()
 
-        return recovered_sheets(self)
+    def summary(self) -> Iterator[Part]:
+        """Without the weights, and the curve in a few lines."""
+        for table in self._tables(LINES):
+            if table.rows:
+                yield table
+                yield ""
+        yield from self._lines()
 
-    def _parts(self) -> Iterator[Part]:
-        if self.parts:
-            rows = [(each.block, each.part, f"{each.before:.5f}", f"{each.after:.5f}") for each in self.parts]
-            yield Rows(("Block", "Up to", ">Lost before", ">After"), rows)
-            yield ""
-        if self.losses:
-            points = [(f"{a}-{b}" if a < b else f"{a}", f"{loss:.5f}") for a, b, loss in self.curve()]
-            yield Rows((">Steps", f">Loss ({self.loss})"), points)
-            yield ""
-        yield from self.lines()
+    def _tables(self, spans: int) -> tuple[Table, Table]:
+        parts = Table.of(
+            "parts",
+            self.parts,
+            Column("Block", lambda each: each.block),
+            Column("Up to", lambda each: each.part),
+            Column.figure("Lost before", lambda each: each.before, ".5f", key="before"),
+            Column.figure("After", lambda each: each.after, ".5f"),
+            title="Block by block",
+        )
+        names = [f"{each.block}, up to {each.part}" for each in self.parts]
+        chart = Chart(
+            "Each part's relative error to the teacher",
+            "The share of the squared activations that is missing, in the order of the walk.",
+            names * 2,
+            [*(each.before for each in self.parts), *(each.after for each in self.parts)],
+            "lost",
+            series=["before"] * len(names) + ["after"] * len(names),
+            places=[*range(1, 1 + len(names))] * 2,
+            along="part",
+        )
+        points, loss = self.curve(spans), f"loss ({self.loss})"
+        curve = Table.of(
+            "curve",
+            points,
+            Column("Steps", lambda each: each[:2], _span, "right", number=lambda pair: pair[0]),
+            Column.figure(loss.capitalize(), lambda each: each[2], ".5f", key="loss"),
+            title="By the outputs",
+        ).drawn(
+            "loss",
+            "The learning curve",
+            "How far the model's outputs are from the teacher's, before each step; a point is the mean of its steps.",
+            label=loss,
+            series=[loss] * len(points),
+            places=[(first + last) / 2 for first, last, _ in points],
+            along="step",
+        )
+        return replace(parts, charts=[chart]), curve
 
-    def lines(self) -> Iterator[str]:
-        """All but the tables."""
+    def _lines(self) -> Iterator[str]:
         if self.parts:
             before, after = (_mean([getattr(each, name) for each in self.parts]) or 0 for name in ("before", "after"))
             yield (
@@ -166,7 +213,8 @@ class Recovered(Reported):
         memory = "" if self.memory is None else f", at most {bytes_text(self.memory)} of memory"
         yield f"{self.seconds:.1f} s{memory}."
         if self.out is not None:
-            yield f"In {printable(str(self.out), 1000)}."
+            yield ""
+            yield f"Wrote {printable(str(self.out), 1000)}; secateur.json in it says what was done."
 
 
 def _tenth(values: Sequence[float]) -> int:
@@ -188,77 +236,11 @@ def memory_of(device: torch.device | None) -> int | None:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-# ---- The tables of `recover` on a page: the learning curve, parts of blocks, zeros before and after.
-#
-# Law: the zeros before and after are said.
-
-POINTS = 200  # of the learning curve on a page
-ROWS = 20  # of its table
-
-
-def recovered_sheets(done: Recovered) -> list[Sheet]:
-    """The sheets of a `recover` result: the learning curve, the parts of blocks, and the weights with zeros."""
-    sheets = []
-    if done.losses:
-        curve, rows = done.curve(POINTS), done.curve(ROWS)
-        loss = f"loss ({done.loss})"
-        chart = Chart(
-            "The learning curve",
-            "How far the model's outputs are from the teacher's, before each step; a point is the mean of its steps.",
-            [_span(first, last, "step") for first, last, _ in curve],
-            [value for *_, value in curve],
-            loss,
-            series=[loss] * len(curve),
-            places=[(first + last) / 2 for first, last, _ in curve],
-            along="step",
-        )
-        values = [value for *_, value in rows]
-        cells = [
-            Cells("steps", [first for first, *_ in rows], [_span(first, last) for first, last, _ in rows]),
-            Cells(loss, values, [f"{each:.5f}" for each in values]),
-        ]
-        sheets.append(Sheet("By the outputs", cells, [chart]))
-    if done.parts:
-        names = [printable(each.block, 1000) for each in done.parts]
-        ends = [printable(each.part, 1000) for each in done.parts]
-        before, after = [each.before for each in done.parts], [each.after for each in done.parts]
-        cells = [
-            Cells("block", names),
-            Cells("up to", ends),
-            Cells("lost before", before, [f"{each:.5f}" for each in before]),
-            Cells("after", after, [f"{each:.5f}" for each in after]),
-        ]
-        places = list(range(1, 1 + len(names)))
-        chart = Chart(
-            "Each part's relative error to the teacher",
-            "The share of the squared activations that is missing, in the order of the walk.",
-            [f"{name}, up to {end}" for name, end in zip(names, ends, strict=True)] * 2,
-            [*before, *after],
-            "lost",
-            series=["before"] * len(names) + ["after"] * len(names),
-            places=places * 2,
-            along="part",
-        )
-        sheets.append(Sheet("Block by block", cells, [chart]))
-    if done.zeros:
-        before_after = [[pair[at] for pair in done.zeros.values()] for at in (0, 1)]
-        cells = [
-            Cells("weight", [printable(name, 1000) for name in done.zeros]),
-            *(
-                Cells(f"zeros {word}", counts, [f"{each:,}" for each in counts])
-                for word, counts in zip(("before", "after"), before_after, strict=True)
-            ),
-        ]
-        sheets.append(Sheet("Zeros", cells))
-    return sheets
-
-
-def _span(first: int, last: int, word: str = "") -> str:
+def _span(steps: Sequence[int]) -> str:
     """Steps in words, from one to another.
 
-    >>> _span(3, 3), _span(3, 5, "step")
-    ('3', 'steps 3-5')
+    >>> _span((3, 3)), _span((3, 5))
+    ('3', '3-5')
     """
-    if first == last:
-        return f"{word} {first}".strip()
-    return f"{word}s {first}-{last}" if word else f"{first}-{last}"
+    first, last = steps
+    return f"{first}" if first == last else f"{first}-{last}"

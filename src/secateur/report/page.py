@@ -1,5 +1,7 @@
-"""What happened, on one page: methods compared, accuracy against sparsity and size; or one call of a verb. What a verb
-returns can be written as a page: the same that it prints, and below it charts and every row.
+"""What one call of a verb was asked and what it got, on one page: what it prints, charts, and every row, to be sorted.
+
+Law: an account states what the verb returned and nothing else. The page loads nothing, whatever the names in it, and
+appears whole or not at all. That of a call in Python and that of the command's ``--report`` are one design.
 """
 
 from __future__ import annotations
@@ -7,112 +9,89 @@ from __future__ import annotations
 import dataclasses
 import os
 import tempfile
-from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
-from secateur.report.account import Account, Sheet, Timed
-from secateur.report.plots import STYLE, accuracy_plots, chart_of, cost_plots, histogram, history_plot, map_of
-from secateur.report.results import Results, best_rows, columns_of, missing_baselines, shrunken_table, summarize
-from secateur.support import Part, Shown, write_whole
-
-# ---- What happened, on one page: methods compared, accuracy against sparsity and size; or one call of a verb.
-#
-# Law: the page loads nothing, whatever the names in it, and appears whole or not at all.
-
-_Drawn = TypeVar("_Drawn")
+from secateur.report.charts import STYLE, chart_of, map_of
+from secateur.report.measured import Timed, environment
+from secateur.support import Part, Shown, Table, json_of, write_whole
 
 
-def write_report(results: Results, path: str | os.PathLike[str]) -> Path:
-    """Write ``results`` as one self-contained HTML page, to a temporary name first, and return its path.
+@dataclasses.dataclass(frozen=True)
+class Account:
+    """One call of a verb.
 
-    The page holds its style, its script, its plots (SVG) and its data (JSON, under the id ``results``), and a content
+    Args:
+        title: such as "minilm, pruned".
+        command: what would have to be typed to do it again.
+        asked: what was asked for, by the names of the options; None, False and what is empty is left out.
+        got: what the verb says that it did: lines, and tables. One with a title has a part of the page to itself.
+        seconds: wall time, None if it was not measured.
+        versions: the machine and the software.
+
+    >>> from secateur.support import Column
+    >>> table = Table.of("layers", [("a", 0.5)], Column.name("Layer"), Column.portion("Zeros"), title="Layer by layer")
+    >>> Account("mine", "secateur prune mine", {"sparsity": 0.5}, ["Done.", table], 1.0).versions["torch"] != ""
+    True
+    """
+
+    title: str
+    command: str
+    asked: Mapping[str, object]
+    got: Sequence[Part]
+    seconds: float | None
+    versions: Mapping[str, str] = dataclasses.field(default_factory=environment)
+
+
+def write_account(account: Account, path: str | os.PathLike[str]) -> Path:
+    """Write what one call of a verb was asked and got as one self-contained HTML page, to a temporary name first, and
+    return its path.
+
+    The page holds its style, its script, its charts (SVG) and its data (JSON, under the id ``results``), and a content
     security policy that forbids it to load anything. It reads in light and dark and prints. Names are escaped.
 
     Needs jinja2 and matplotlib: ``ImportError`` says how to install them. The folder of ``path`` must exist.
 
-    >>> import tempfile
-    >>> from secateur.report import Run
-    >>> runs = [Run("magnitude", sparsity, before=99 - 50 * sparsity) for sparsity in (0.5, 0.9)]
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     page = write_report(Results("Mine", runs), Path(folder, "report.html"))
+    ...     page = write_account(Account("mine", "", {}, ["Done."], 1.0), Path(folder, "page.html"))
     ...     page.name, page.read_text(encoding="utf-8").startswith("<!doctype html>")
-    ('report.html', True)
+    ('page.html', True)
     """
     _check_extra()
-    rows = summarize(results.runs)
-    shrunken, shrunken_columns = shrunken_table(results)
-    return _write(
-        path,
-        "report.html.j2",
-        title=results.title,
-        command=results.command,
-        versions=results.versions,
-        results=results,
-        columns=columns_of(results, rows),
-        rows=rows,
-        best=best_rows(rows),
-        missing=missing_baselines(rows),
-        checks=[(check, row, columns_of(results, [row])) for check in results.checks for row in summarize(check.runs)],
-        shrunken=shrunken,
-        shrunken_columns=shrunken_columns,
-        plots=_drawn(
-            lambda: [plot for draw in (accuracy_plots, cost_plots, history_plot) for plot in draw(results, rows)]
-        ),
-        histograms=_drawn(lambda: [histogram(network, number) for number, network in enumerate(results.networks, 1)]),
-        data=dataclasses.asdict(results),
-        seeds=max(row.seeds for row in rows),
-    )
+    import base64
+    import hashlib
 
+    import jinja2
+    import markupsafe
+    import matplotlib as mpl
 
-def write_account(account: Account, path: str | os.PathLike[str]) -> Path:
-    """Write what one call of a verb was asked and got as such a page: what it printed, and below it charts and a
-    table of every tensor, layer or group.
-
-    >>> from secateur.report import Cells, Sheet
-    >>> sheet = Sheet("Layer by layer", [Cells("layer", ["a", "b"]), Cells("zeros", [0.5, 0.9])])
-    >>> account = Account("mine", "secateur prune mine", {"sparsity": 0.7}, ["Done."], [sheet], 1.0)
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_account(account, Path(folder, "page.html")).name
-    'page.html'
-    """
-    _check_extra()
-    asked = {
-        name: value
-        for name, value in account.asked.items()
-        if value is not None and value is not False and value not in ([], ())
-    }
-
-    def drawn() -> list[Any]:
-        return [
-            (
-                sheet,
-                [
-                    (chart, map_of(chart), chart_of(chart, f"c{at}-{each}"))
-                    for each, chart in enumerate(sheet.charts, 1)
-                ],
-            )
-            for at, sheet in enumerate(account.sheets, 1)
+    tables = [part for part in account.got if isinstance(part, Table)]
+    with mpl.rc_context():  # the page's own style: the reader's matplotlibrc has no say in it
+        mpl.rcdefaults()
+        mpl.rcParams.update(cast(Any, STYLE))
+        sections = [
+            (table, [(each, map_of(each), chart_of(each, f"c{at}-{n}")) for n, each in enumerate(table.charts, 1)])
+            for at, table in enumerate((table for table in tables if table.title), 1)
         ]
-
-    return _write(
-        path,
-        "account.html.j2",
+    folder = Path(__file__).parent / "templates"
+    style, script = ((folder / name).read_text(encoding="utf-8") for name in ("report.css", "report.js"))
+    pages = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(folder), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
+    )
+    text = pages.get_template("page.html.j2").render(
         title=account.title,
         command=account.command,
         versions=({} if account.seconds is None else {"time": f"{account.seconds:.1f} s"}) | dict(account.versions),
-        asked=[(name, _in_words(value)) for name, value in asked.items()],
-        got=[part for part in account.got if part],
-        sheets=_drawn(drawn),
-        data={
-            "command": account.command,
-            "seconds": account.seconds,
-            "sheets": {
-                sheet.title: {cells.head: list(cells.values) for cells in sheet.cells} for sheet in account.sheets
-            },
-        },
+        asked=[(name, _in_words(value)) for name, value in account.asked.items() if _was_asked(value)],
+        got=[part for part in account.got if isinstance(part, Table) or part],
+        sections=sections,
+        data={"command": account.command, "seconds": account.seconds} | json_of(account.got),
+        style=markupsafe.Markup(style),
+        script=markupsafe.Markup(script),
+        digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
+    return write_whole(path, text)
 
 
 def check_page(path: str | os.PathLike[str]) -> None:
@@ -150,14 +129,8 @@ def _check_extra() -> None:
     del jinja2, markupsafe, matplotlib
 
 
-def _drawn(draw: Callable[[], _Drawn]) -> _Drawn:
-    """What is drawn in the page's own style: the reader's matplotlibrc has no say in it."""
-    import matplotlib as mpl
-
-    with mpl.rc_context():
-        mpl.rcdefaults()
-        mpl.rcParams.update(cast(Any, STYLE))
-        return draw()
+def _was_asked(value: object) -> bool:
+    return value is not None and value is not False and value not in ([], ())
 
 
 def _in_words(value: object) -> str:
@@ -168,51 +141,15 @@ def _in_words(value: object) -> str:
     return "yes" if value is True else str(value)
 
 
-def _write(path: str | os.PathLike[str], template: str, **values: Any) -> Path:
-    """The template with these values and what every page has: its style and its script, which the policy knows."""
-    import base64
-    import hashlib
-
-    import jinja2
-    import markupsafe
-
-    folder = Path(__file__).parent / "templates"
-    style, script = ((folder / name).read_text(encoding="utf-8") for name in ("report.css", "report.js"))
-    pages = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(folder), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
-    )
-    text = pages.get_template(template).render(
-        **values,
-        style=markupsafe.Markup(style),
-        script=markupsafe.Markup(script),
-        digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-    )
-    return write_whole(path, text)
-
-
-# ---- What a verb returns can be written as a page: the same that it prints, and below it charts and every row.
-#
-# Law: the page of a call in Python and that of the command's ``--report`` are one design, drawn by the same
-# functions.
-
-
 class Reported(Shown):
-    """A result that is shown as lines and tables, and written as a page with more."""
-
-    @abstractmethod
-    def _parts(self) -> Iterable[Part]:
-        """Lines and tables."""
-
-    @abstractmethod
-    def _sheets(self) -> Sequence[Sheet]:
-        """All of it, tensor by tensor or layer by layer, with charts."""
+    """A result that is shown as lines and tables, and written as a page with charts."""
 
     def report(self, path: str | os.PathLike[str], *, title: str = "", timed: Timed | None = None) -> Path:
         """Write one self-contained HTML page of what was done, as ``--report`` of the command does; returns its path.
 
         Args:
             path: a name that ends in ``.html``, in a folder that exists.
-            title: of the page; the name of the result's class if left out.
+            title: of the page; the result's own, or the name of its class, if left out.
             timed: what `before_and_after` measured, to stand on the page; without it no time does.
 
         Raises:
@@ -227,8 +164,8 @@ class Reported(Shown):
         'masks.html'
         """
         check_page(path)
+        got = [*self.content()] if timed is None else [timed.table(), *self.content(), "", timed.line()]
+        title = title or getattr(self, "title", type(self).__name__)
+        versions = getattr(self, "versions", None) or environment()
         seconds = getattr(self, "seconds", None)
-        got, sheets = [*self._parts()], [*self._sheets()]
-        if timed is not None:
-            got, sheets = [*got, "", timed.line()], [timed.sheet(), *sheets]
-        return write_account(Account(title or type(self).__name__, "", {}, got, sheets, seconds), path)
+        return write_account(Account(title, getattr(self, "command", ""), {}, got, seconds, versions), path)

@@ -4,7 +4,7 @@ from secateur.search.costs import budget_in_words
 from secateur.search.fitting import fit
 from secateur.search.levels import Level, Levels
 from secateur.search.making import OVER, SHARES, make_levels
-from secateur.search.result import Fitted, fitted_sheets, sensitivity_sheets
+from secateur.search.result import Fitted
 from secateur.search.score import SCORES, Replayed, Score, Scorer, scorer
 from secateur.search.sensitivity import Sensitivity, sensitivity
 
@@ -21,9 +21,7 @@ __all__ = [
     "Sensitivity",
     "budget_in_words",
     "fit",
-    "fitted_sheets",
     "make_levels",
     "scorer",
     "sensitivity",
-    "sensitivity_sheets",
 ]

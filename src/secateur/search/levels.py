@@ -15,7 +15,7 @@ import contextlib
 import hashlib
 import json
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,19 @@ from torch import Tensor, nn
 
 from secateur.models import digest
 from secateur.search.costs import TARGETS, CostModel, bill_in, stored
-from secateur.support import Fields, Part, Rows, Shown, Undo, open_regular, records, tensors_of, unwrapped, write_whole
+from secateur.support import (
+    Column,
+    Fields,
+    Part,
+    Shown,
+    Table,
+    Undo,
+    open_regular,
+    records,
+    tensors_of,
+    unwrapped,
+    write_whole,
+)
 
 _HINT = " Make the levels again, in another folder."
 _KEY = "secateur"
@@ -525,16 +537,8 @@ class Levels(Mapping[str, tuple[Level, ...]], Shown):
 
     # ---- shown ----------------------------------------------------------------------------------------------------
 
-    def _parts(self) -> Iterator[Part]:
-        shares = sorted({level.share for each in self._levels.values() for level in each[1:]})
-        columns = ["Group", "Kind", ">Of", *(f">{told_share(share)}" for share in shares)]
-        rows: list[list[object]] = []
-        for name, levels in self._levels.items():
-            errors = {level.share: f"{level.error:.4f}" for level in levels[1:]}
-            rows.append(
-                [shown_name(name), self.kind[name], f"{levels[0].of:,}", *(errors.get(share) for share in shares)]
-            )
-        yield Rows(columns, rows)
+    def content(self) -> Iterator[Part]:
+        yield Table.of("groups", self._levels, *self.columns())
         yield ""
         count = sum(len(each) - 1 for each in self._levels.values())
         yield (
@@ -543,6 +547,28 @@ class Levels(Mapping[str, tuple[Level, ...]], Shown):
         )
         if self.left_alone:
             yield f"{len(self.left_alone)} groups have no levels, such as {_first(self.left_alone)}."
+
+    def columns(self) -> Iterator[Column]:
+        """Of a table of groups: what each is, and what it costs to leave a share of it out."""
+        yield Column("Group", shown_name)
+        yield Column("Kind", lambda name: self.kind[name])
+        yield Column.count("Of", lambda name: self[name][0].of)
+        for share in self.shares:
+            yield Column.figure(f"error {told_share(share)}", self.at(share, lambda level, _: level.error), ".4f")
+
+    @property
+    def shares(self) -> list[float]:
+        """Those of all levels, in order."""
+        return sorted({level.share for each in self._levels.values() for level in each[1:]})
+
+    def at(self, share: float, of: Callable[[Level, int], Any]) -> Callable[[str], Any]:
+        """What ``of`` says of a group's level of this share and its number; None where it has none."""
+
+        def found(name: str) -> Any:
+            numbers = [at for at, level in enumerate(self[name]) if at and level.share == share]
+            return of(self[name][numbers[0]], numbers[0]) if numbers else None
+
+        return found
 
 
 def told(value: float) -> str:

@@ -1,31 +1,24 @@
-"""The result of `fit`: the chosen levels, their cost, the loss of the model, and the loss at other budgets. The tables
-of `sensitivity` and `fit` on a page: groups with their costs, the choice, and the curve.
+"""The result of `fit`: the chosen levels, their cost, the loss of the model, and the loss at other budgets.
+
+Law: measured and predicted values have different names; a value that was not measured is absent.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from torch import nn
 
 from secateur.models import OneShot
-from secateur.report import Cells, Chart, Reported, Sheet
+from secateur.report import Reported
 from secateur.search.costs import Budget, words_of_budget
-from secateur.search.levels import Levels, shown_name, told, told_share
+from secateur.search.levels import Levels, shown_name
 from secateur.search.score import share_left
 from secateur.shrinking import CheckpointShrinking, Shrunk, in_blocks_parts
-from secateur.support import Between, Part, Rows, bytes_text, percent, printable
-
-if TYPE_CHECKING:
-    from secateur.search.sensitivity import Sensitivity
-
-# ---- The result of `fit`: the chosen levels, their cost, the loss of the model, and the loss at other budgets.
-#
-# Law: measured and predicted values have different names; a value that was not measured is absent.
+from secateur.support import Between, Chart, Column, Part, Table, bytes_text, percent, printable
 
 KINDS = {  # of levels, that each word of over= may choose of
     "shrink": ("width", "heads"),
@@ -147,40 +140,21 @@ class Fitted(Reported):
         """``{parameter: note}`` of those whose Gram matrix was summed in blocks of inputs, for levels or in the end."""
         return {**self.levels.in_blocks, **(self.shrunk.in_blocks if self.shrunk else {})}
 
-    def parts(self) -> Iterator[Part]:
-        """What is printed, as lines and tables."""
-        return self._parts()
-
-    def _sheets(self) -> list[Sheet]:
-
-        return fitted_sheets(self)
-
-    def _parts(self) -> Iterator[Part]:
+    def content(self) -> Iterator[Part]:
         yield f"Asked: {words_of_budget(self.asked)}."
         yield ""
         yield self._costs()
         yield ""
-        rows = [(name, self._shown(loss)) for name, loss in sorted(self.candidates.items(), key=lambda each: each[1])]
-        what = "Score" if self.dense_score is not None else "Loss"
-        yield Rows(("Choice", f">{what}"), [("chosen", self._shown(self.loss)), *rows])
+        score = Column("Score" if self.dense_score is not None else "Loss", None, self._shown, "right", key="loss")
+        rows = [("chosen", self.loss), *sorted(self.candidates.items(), key=lambda each: each[1])]
+        yield Table.of("candidates", rows, Column("Choice"), score)
         yield ""
         if self.finals:
-            yield Rows(
-                ("Finished", f">{what}", ""),
-                [
-                    (name, self._shown(loss), "taken" if name == self.taken else None)
-                    for name, loss in self.finals.items()
-                ],
-            )
+            finals = [(name, loss, "taken" if name == self.taken else None) for name, loss in self.finals.items()]
+            yield Table.of("finals", finals, Column("Finished"), score, Column("", key="note"))
             yield ""
         if self.curve:
-            yield Rows(
-                (f"{self._word.capitalize()} left", f">{what}", ""),
-                [
-                    (percent(each.share), self._shown(each.loss), "the knee" if each.share == self.knee else None)
-                    for each in self.curve
-                ],
-            )
+            yield self._drawn_curve(score)
             yield ""
         yield self._chosen()
         yield ""
@@ -199,36 +173,54 @@ class Fitted(Reported):
     def _shown(self, loss: float) -> str:
         return f"{loss:.5g}" if self.dense_score is None else f"{self.dense_score - loss:.5g}"
 
-    def _costs(self) -> Rows:
-        rows = [
-            (
-                word,
-                cost_text(word, self.dense[word]),
-                cost_text(word, self.limits[word]) if word in self.limits else None,
-                cost_text(word, self.predicted[word]),
-                cost_text(word, got),
-                percent(got / self.dense[word]) if self.dense[word] else None,
-            )
-            for word, got in self.got.items()
-        ]
-        return Rows(("Cost", ">dense", ">asked", ">predicted", ">got", ">left"), rows)
+    def _costs(self) -> Table:
+        def cost(head: str, of: Mapping[str, float]) -> Column:
+            return Column(head, lambda word: Cost.of(word, of[word]) if word in of else None, str, "right")
 
-    def _chosen(self) -> Rows:
-        rows = []
-        for name in self.whole_or_not:
-            levels = self.levels[name]
-            level = levels[self.choice.get(name, 0)]
-            rows.append(
-                (
-                    printable(name.removesuffix(":layer")),
-                    self.levels.kind[name],
-                    f"{level.of:,}",
-                    f"{level.kept:,}",
-                    percent(level.kept / level.of),
-                    f"{level.error:.4f}",
-                )
-            )
-        return Rows(("~Group", "Kind", ">of", ">stay", ">left", ">error"), rows)
+        left = Column.portion("left", lambda word: self.got[word] / self.dense[word] if self.dense[word] else None)
+        heads = {"dense": self.dense, "asked": self.limits, "predicted": self.predicted, "got": self.got}
+        return Table.of("costs", self.got, Column("Cost", str), *(cost(head, of) for head, of in heads.items()), left)
+
+    def _drawn_curve(self, score: Column) -> Table:
+        """The curve's budgets, and the loss at each."""
+        word, what = self._word, score.head.lower()
+        values = [each.loss if self.dense_score is None else each.score for each in self.curve]
+        shares = [each.share for each in self.curve]
+        chart = Chart(
+            f"The {what} by the {word}",
+            f"What the model's {what} is at less and less of its {word}.",
+            [percent(share) for share in shares],
+            values,
+            what,
+            series=["the best choice found"] * len(shares),
+            places=[100 * (1 - share) for share in shares],
+            along=f"{word} gone (%)",
+        )
+        points = [(each.share, each.loss, "the knee" if each.share == self.knee else None) for each in self.curve]
+        table = Table.of(
+            "curve",
+            points,
+            Column(f"{word.capitalize()} left", None, percent, key="left", number=lambda share: share),
+            score,
+            Column("", key="note"),
+            title=f"The {what} against the budget",
+        )
+        return replace(table, charts=[chart])
+
+    def _chosen(self) -> Table:
+        chosen = {name: self.levels[name][self.choice.get(name, 0)] for name in self.whole_or_not}
+        caption = "The share that each group keeps; a line joins groups that differ in numbers alone."
+        return Table.of(
+            "groups",
+            chosen.items(),
+            Column.name("Group", lambda each: shown_name(each[0])),
+            Column("Kind", lambda each: self.levels.kind[each[0]]),
+            Column.count("of", lambda each: each[1].of),
+            Column.count("stay", lambda each: each[1].kept),
+            Column.portion("left", lambda each: each[1].kept / each[1].of),
+            Column.figure("error", lambda each: each[1].error, ".4f"),
+            title="What was chosen",
+        ).drawn("left", "What is left of each group", caption)
 
     def _said(self) -> Iterator[str]:
         back, every = self.held_back, self.batches
@@ -270,6 +262,21 @@ def cost_text(word: str, cost: float) -> str:
     return f"{cost:.3g} ms" if word == "latency" else f"{cost:,.0f}"
 
 
+class Cost(float):
+    """What something costs, shown in its unit."""
+
+    word: str
+
+    @classmethod
+    def of(cls, word: str, cost: float) -> Cost:
+        found = cls(cost)
+        found.word = word
+        return found
+
+    def __str__(self) -> str:
+        return cost_text(self.word, self)
+
+
 def knee_of(curve: Sequence[Point]) -> float | None:
     """The share of the point that lies furthest below the line from the first to the last, both scaled to 1 (Satopää
     et al. 2011, "Finding a kneedle in a haystack"): with less, each percent costs more than it did on the way there.
@@ -289,101 +296,3 @@ def knee_of(curve: Sequence[Point]) -> float | None:
     below = [(first.share - each.share) / width - (each.loss - first.loss) / height for each in points]
     furthest = max(range(len(points)), key=lambda at: below[at])
     return points[furthest].share if below[furthest] > 1e-9 else None
-
-
-# ---- The tables of `sensitivity` and `fit` on a page: groups with their costs, the choice, and the curve.
-#
-# Law: what is named and measured is what the library says.
-
-_LABELS = {"kl": "divergence (kl)", "cosine": "1 - cosine"}  # a chart says that more of it is worse
-
-
-def sensitivity_sheets(found: Sensitivity) -> list[Sheet]:
-    """The sheets of a `Sensitivity`, a row for each group: its errors and the model's scores at each share, with a
-    chart of the scores at the middle one.
-    """
-    levels, shares = found.levels, found.shares
-    names = [printable(shown_name(name), 1000) for name in levels]
-    kinds = [levels.kind[name] for name in levels]
-    sizes = [each[0].of for each in levels.values()]
-    cells = [
-        Cells("group", names),
-        Cells("kind", kinds),
-        Cells("units", sizes, [f"{size:,}" for size in sizes]),
-    ]
-    for share in shares:
-        errors = [_at(found, name, share)[0] for name in levels]
-        cells.append(
-            Cells(f"error at {told_share(share)}", errors, ["" if each is None else f"{each:.4f}" for each in errors])
-        )
-    by_share = {share: [_at(found, name, share)[1] for name in levels] for share in shares}
-    for share, values in by_share.items():
-        largest = max((each for each in values if each is not None), default=0.0)
-        bars = [None if each is None or not largest > 0 else max(each, 0.0) / largest for each in values]
-        texts = ["" if each is None else told(each) for each in values]
-        cells.append(Cells(f"{found.score} at {told_share(share)}", values, texts, bars))
-    middle = min(shares, key=lambda share: abs(share - 0.5))
-    caption = (
-        f"What the model loses ({found.score}) where {told_share(middle)} of each group alone leaves; a line joins "
-        "groups that differ in numbers alone."
-    )
-    labels = [f"{name} ({kind})" for name, kind in zip(names, kinds, strict=True)]
-    label = _LABELS.get(found.score, found.score)
-    charts = [Chart("What each group costs", caption, labels, by_share[middle], label)]
-    return [Sheet("Group by group", cells, charts)]
-
-
-def _at(found: Sensitivity, name: str, share: float) -> tuple[float | None, float | None]:
-    """Error and score of a group at a share; None where it has no such level."""
-    for level, value in zip(found.levels[name], found.scores[name], strict=True):
-        if level.share == share:
-            return level.error, value if math.isfinite(value) else None
-    return None, None
-
-
-def fitted_sheets(done: Fitted) -> list[Sheet]:
-    """The sheets of a `Fitted`: a table of groups, and one of the curve's budgets."""
-    return [_groups(done), *([_curve(done)] if done.chosen.curve else [])]
-
-
-def _groups(done: Fitted) -> Sheet:
-    levels = {
-        name: each[done.chosen.choice.get(name, 0)] for name, each in done.levels.items() if name in done.whole_or_not
-    }
-    names = [printable(shown_name(name), 1000) for name in levels]
-    left = [each.kept / each.of for each in levels.values()]
-    cells = [
-        Cells("group", names),
-        Cells("kind", [done.levels.kind[name] for name in levels]),
-        Cells("units", [each.of for each in levels.values()], [f"{each.of:,}" for each in levels.values()]),
-        Cells("left", [each.kept for each in levels.values()], [f"{each.kept:,}" for each in levels.values()]),
-        Cells("share left", left, [percent(each) for each in left], left),
-        Cells("error", [each.error for each in levels.values()], [f"{each.error:.4f}" for each in levels.values()]),
-    ]
-    caption = "The share that each group keeps; a line joins groups that differ in numbers alone."
-    chart = Chart("What is left of each group", caption, names, left, "left", share=True)
-    return Sheet("What was chosen", cells, [chart])
-
-
-def _curve(done: Fitted) -> Sheet:
-    curve, scored = done.chosen.curve, done.chosen.dense_score is not None
-    word = done.asked.words[0]
-    shares = [percent(each.share) for each in curve]
-    values = [each.score if scored else each.loss for each in curve]
-    what = "score" if scored else "loss"
-    cells = [
-        Cells(f"{word} left", [each.share for each in curve], shares, [each.share for each in curve]),
-        Cells(what, values, ["" if each is None else f"{each:.5g}" for each in values]),
-        Cells("note", ["the knee" if each.share == done.chosen.knee else "" for each in curve]),
-    ]
-    chart = Chart(
-        f"The {what} by the {word}",
-        f"What the model's {what} is at less and less of its {word}.",
-        shares,
-        values,
-        what,
-        series=["the best choice found"] * len(curve),
-        places=[100 * (1 - each.share) for each in curve],
-        along=f"{word} gone (%)",
-    )
-    return Sheet(f"The {what} against the budget", cells, [chart])

@@ -17,14 +17,26 @@ from torch import nn
 
 from secateur.models import Solve, loaded_model
 from secateur.patterns import Pattern
-from secateur.report import Reported, Sheet
-from secateur.search.levels import Levels, digest_of, shown_name, told, told_share
+from secateur.report import Reported
+from secateur.search.levels import Levels, digest_of, shown_name, told_share
 from secateur.search.making import SHARES, make_levels, refuse_several
+from secateur.search.result import Cost
 from secateur.search.score import ROWS, SCORES, Replayed, Score, Scorer, scorer
 from secateur.search.space import Class
 from secateur.shrinking import in_blocks_parts
 from secateur.solvers import admm
-from secateur.support import Fields, Forward, Part, Rows, for_directories, percent, track, unwrapped, write_whole
+from secateur.support import (
+    Column,
+    Fields,
+    Forward,
+    Part,
+    Table,
+    for_directories,
+    percent,
+    track,
+    unwrapped,
+    write_whole,
+)
 
 # The sensitivity of a model to pruning each group alone by 10, 30, 50, 70 %: the layer's error and the model's loss.
 #
@@ -34,6 +46,7 @@ from secateur.support import Fields, Forward, Part, Rows, for_directories, perce
 FILE = "scores.json"
 _FORMAT, _VERSION = "secateur scores", 1
 _HINT = " Delete it: the scores are then measured again."
+_LABELS = {"kl": "divergence (kl)", "cosine": "1 - cosine"}  # a chart says that more of it is worse
 _MEANS = {
     "kl": "the Kullback-Leibler divergence of its outputs from the dense model's, for each token or example",
     "cosine": "1 less the mean cosine of its embeddings with the dense model's",
@@ -94,33 +107,53 @@ class Sensitivity(Reported):
             made,
         )
 
-    def _sheets(self) -> list[Sheet]:
-        from secateur.search.result import sensitivity_sheets
+    def content(self) -> Iterator[Part]:
+        """A row for each group, and one for each level of it."""
+        yield from self.summary()
+        found = [
+            (name, level, score)
+            for name, each in self.levels.items()
+            for level, score in zip(each, self.scores[name], strict=True)
+        ]
 
-        return sensitivity_sheets(self)
+        def cost(word: str) -> Column:
+            return Column(word, lambda each: Cost.of(word, each[1].costs[word]), side="right")
 
-    def _parts(self) -> Iterator[Part]:
-        return self.parts()
+        yield Table.of(
+            "levels",
+            found,
+            Column.name("Group", lambda each: shown_name(each[0])),
+            Column("Kind", lambda each: self.levels.kind[each[0]]),
+            Column.portion("Share", lambda each: each[1].share),
+            Column.count("Of", lambda each: each[1].of),
+            Column.count("Kept", lambda each: each[1].kept),
+            Column.figure("Error", lambda each: each[1].error, ".4f"),
+            Column.figure("Loss", lambda each: each[1].loss),
+            Column.figure("Score", lambda each: each[2]),
+            *map(cost, found[0][1].costs if found else ()),
+            title="Level by level",
+        )
 
-    def parts(self) -> Iterator[Part]:
-        """Lines and a table, as they are printed."""
-        shares = self.shares
-        columns = ["Group", "Kind", ">Of", *(f">error {told_share(share)}" for share in shares)]
-        columns += [f">{self.score} {told_share(share)}" for share in shares]
-        rows: list[list[object]] = []
-        for name, each in self.levels.items():
-            errors = {level.share: f"{level.error:.4f}" for level in each[1:]}
-            lost = {level.share: told(value) for level, value in zip(each[1:], self.scores[name][1:], strict=True)}
-            rows.append(
-                [
-                    shown_name(name),
-                    self.levels.kind[name],
-                    f"{each[0].of:,}",
-                    *(errors.get(share) for share in shares),
-                    *(lost.get(share) for share in shares),
-                ]
+    def summary(self) -> Iterator[Part]:
+        """A row for each group: its errors and the model's scores at each share."""
+        shares = self.levels.shares
+
+        def score(share: float) -> Column:
+            of = self.levels.at(share, lambda _, number: number)
+            return Column.figure(
+                f"{self.score} {told_share(share)}",
+                lambda name: None if (number := of(name)) is None else self.scores[name][number],
+                key=f"score_{told_share(share).rstrip('%')}",
             )
-        yield Rows(columns, rows)
+
+        table = Table.of("groups", self.levels, *self.levels.columns(), *map(score, shares), title="Group by group")
+        middle = min(shares, key=lambda share: abs(share - 0.5))
+        told = (
+            f"What the model loses ({self.score}) where {told_share(middle)} of each group alone leaves; a line joins "
+            "groups that differ in numbers alone."
+        )
+        label = _LABELS.get(self.score, self.score)
+        yield table.drawn(score(middle).key, "What each group costs", told, label=label)
         yield ""
         meant = _MEANS.get(self.score, f"of {self.score}, which is {self.dense:g} for the dense one")
         yield (
@@ -137,11 +170,6 @@ class Sensitivity(Reported):
     def in_blocks(self) -> Mapping[str, str]:
         """``{parameter: note}`` of those whose Gram matrix was summed in blocks of inputs."""
         return self.levels.in_blocks
-
-    @property
-    def shares(self) -> list[float]:
-        """Those of all levels."""
-        return sorted({level.share for each in self.levels.values() for level in each[1:]})
 
     def told_cost(self) -> str:
         """What the scores took."""

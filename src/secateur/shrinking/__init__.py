@@ -16,18 +16,7 @@ from secateur.shrinking.proof import verify_shrunken
 from secateur.shrinking.reach import Reach, reached
 from secateur.shrinking.repair import free_in
 from secateur.shrinking.request import Request, WithoutDataWarning, example_for, example_of, pruning_target, shorter
-from secateur.shrinking.result import (
-    blocks_sheets,
-    checkpoint_parts,
-    depth_parts,
-    directory_sheets,
-    experts_parts,
-    experts_sheets,
-    in_blocks_parts,
-    model_sheets,
-    proof_words,
-    shrunk_parts,
-)
+from secateur.shrinking.result import in_blocks_parts
 from secateur.shrinking.select import check_globs, names_of, tie_roles
 
 __all__ = [
@@ -47,31 +36,23 @@ __all__ = [
     "ShrunkExperts",
     "TiedGroups",
     "WithoutDataWarning",
-    "blocks_sheets",
     "carry_out",
     "check_finite",
     "check_globs",
-    "checkpoint_parts",
     "counts_at",
     "coupling_on_meta",
-    "depth_parts",
-    "directory_sheets",
     "example_for",
     "example_of",
-    "experts_parts",
-    "experts_sheets",
     "for_slopes",
     "free_in",
     "gradable",
     "has_configuration",
     "in_blocks_parts",
     "load_shrunken",
-    "model_sheets",
     "names_of",
     "not_finite",
     "plan_of",
     "plans_of",
-    "proof_words",
     "pruning_target",
     "reached",
     "remembering",
@@ -82,7 +63,6 @@ __all__ = [
     "shrink_checkpoint",
     "shrink_depth_checkpoint",
     "shrink_experts_checkpoint",
-    "shrunk_parts",
     "slopes_of",
     "tie_roles",
     "ties_around",

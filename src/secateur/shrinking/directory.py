@@ -47,14 +47,14 @@ from secateur.checkpoints import (
 from secateur.coupling import Coupling, Scope, find_coupling
 from secateur.criteria import magnitude
 from secateur.models import DirectoryWalk, digest, find_blocks, held_batches
-from secateur.report import Reported, Sheet
+from secateur.report import Reported
 from secateur.shrinking.apply import Place, with_fields
 from secateur.shrinking.calibrated import Streamed, chosen_in_directory
 from secateur.shrinking.configuration import Configured, Described, has_configuration
 from secateur.shrinking.files import text_of
 from secateur.shrinking.plan import Factors, Plan, factors_of, multiplied
 from secateur.shrinking.request import PruningTarget, Request, example_for, pruning_target, request
-from secateur.shrinking.result import checkpoint_parts, proof_words
+from secateur.shrinking.result import directory_content
 from secateur.shrinking.select import (
     Choice,
     check_globs,
@@ -128,13 +128,11 @@ class CheckpointShrinking(Reported):
     normalizations: tuple[str, ...] = ()
     in_blocks: Mapping[str, str] = field(default_factory=dict)
 
-    def _sheets(self) -> list[Sheet]:
-        from secateur.shrinking.result import directory_sheets
+    def content(self) -> Iterable[Part]:
+        return directory_content(self, full=True)
 
-        return directory_sheets(self)
-
-    def _parts(self) -> Iterable[Part]:
-        return (*checkpoint_parts(self), f"{proof_words(self)}.")
+    def summary(self) -> Iterable[Part]:
+        return directory_content(self, full=False)
 
 
 def shrink_checkpoint(

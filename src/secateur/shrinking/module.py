@@ -22,7 +22,7 @@ from secateur.coupling import Branch, Coupling, Scope, find_coupling
 from secateur.criteria import magnitude
 from secateur.models import with_batch_in_errors
 from secateur.pipeline import reestimate_batchnorm
-from secateur.report import Reported, Sheet
+from secateur.report import Reported
 from secateur.shrinking.apply import carry_out
 from secateur.shrinking.calibrated import chosen_by_data
 from secateur.shrinking.configuration import Configured, has_configuration
@@ -34,7 +34,7 @@ from secateur.shrinking.kinds.patching import patch
 from secateur.shrinking.kinds.routing import routed_in_memory
 from secateur.shrinking.plan import Plan, plan_without
 from secateur.shrinking.request import Request, example_of, pruning_target, request, shorter, warn_without_data
-from secateur.shrinking.result import shrunk_parts
+from secateur.shrinking.result import model_content
 from secateur.shrinking.select import Choice, check_globs, choose, groups_in_scope, names_of, tie_roles
 from secateur.support import Forward, Part, Undo, check_batches, check_data, private, tensors_of
 
@@ -85,13 +85,11 @@ class Shrunk(Reported):
     nbytes: tuple[int, int]
     in_blocks: Mapping[str, str] = field(default_factory=dict, repr=False)
 
-    def _sheets(self) -> list[Sheet]:
-        from secateur.shrinking.result import model_sheets
+    def content(self) -> Iterable[Part]:
+        return model_content(self, full=True)
 
-        return model_sheets(self)
-
-    def _parts(self) -> Iterable[Part]:
-        return shrunk_parts(self)
+    def summary(self) -> Iterable[Part]:
+        return model_content(self, full=False)
 
 
 def shrink(

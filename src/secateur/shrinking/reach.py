@@ -6,7 +6,7 @@ hundredth of the most that it came to in any text, so that one text alone leaves
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,19 @@ from secateur.coupling import find_coupling
 from secateur.models import NamedTexts, loaded_model
 from secateur.shrinking.kinds.routing import routed_in_memory
 from secateur.shrinking.request import example_of, shorter
-from secateur.support import Forward, device_of, moved, private, run_batch, table, unchanged, unwrapped
+from secateur.support import (
+    Column,
+    Forward,
+    Part,
+    Shown,
+    Table,
+    device_of,
+    moved,
+    private,
+    run_batch,
+    unchanged,
+    unwrapped,
+)
 from secateur.targets import is_expert
 
 _FIRED = 0.01
@@ -43,7 +55,7 @@ class TextReach:
 
 
 @dataclass(frozen=True)
-class Reach:
+class Reach(Shown):
     """What each text reaches, by name; it prints as a table.
 
     Attributes:
@@ -56,21 +68,20 @@ class Reach:
     experts: int
     units: int
 
-    def __str__(self) -> str:
-        def share(part: int, whole: int) -> str:
-            return f"{part:,} of {whole:,}" if whole else ""
+    def content(self) -> Iterator[Part]:
+        def never(head: str, missed: Callable[[TextReach], int], whole: int) -> Column:
+            of = (lambda each: (missed(each[1]), whole)) if whole else (lambda _: None)
+            return Column(head, of, lambda pair: "{:,} of {:,}".format(*pair), "right", number=lambda pair: pair[0])
 
-        rows = [
-            (
-                name,
-                each.sequences,
-                share(self.vocabulary - each.tokens, self.vocabulary),
-                share(sum(map(len, each.experts.values())), self.experts),
-                share(sum(map(len, each.units.values())), self.units),
-            )
-            for name, each in self.texts.items()
-        ]
-        return table(("Never reached by", ">Sequences", ">Tokens", ">Experts", ">Units"), rows)
+        yield Table.of(
+            "texts",
+            self.texts.items(),
+            Column("Never reached by", key="text"),
+            Column.count("Sequences", lambda each: each[1].sequences),
+            never("Tokens", lambda each: self.vocabulary - each.tokens, self.vocabulary),
+            never("Experts", lambda each: sum(map(len, each.experts.values())), self.experts),
+            never("Units", lambda each: sum(map(len, each.units.values())), self.units),
+        )
 
 
 def reached(model: nn.Module | str | Path, batches: NamedTexts | _Texts, *, forward: Forward | None = None) -> Reach:

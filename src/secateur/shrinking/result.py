@@ -1,17 +1,19 @@
-"""Tables of what left a model or a directory, for `print` and for the command line. The tables of `shrink` on a page:
-groups, blocks and experts, what left, and what stays whole and why.
+"""What left a model or a directory, as lines and tables: groups, blocks and experts, and what stays whole and why.
+
+Law: what leaves and what stays is named as the library names it. Where it is printed, groups that differ only in the
+numbers of layers share a row; a page, JSON and ``--verbose`` have all of them.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from secateur.coupling import Group
-from secateur.report import Cells, Chart, Sheet
 from secateur.shrinking.kinds.branches import KEPT
-from secateur.support import Part, Rows, bytes_text, percent, printable
+from secateur.support import Chart, Column, Part, Table, percent, printable, some, totals
 
 if TYPE_CHECKING:
     from secateur.shrinking.directory import CheckpointShrinking
@@ -21,10 +23,6 @@ if TYPE_CHECKING:
     from secateur.shrinking.module import Shrunk
     from secateur.shrinking.request import Request
 
-# ---- Tables of what left a model or a directory, for `print` and for the command line.
-#
-# Law: a table holds text that is fit to be printed; groups that differ only in the numbers of layers share a row.
-
 _ROOM = 60  # characters of a reason, but for the first of several
 _SHOWN = 10  # rows of what stays whole, unless all are asked for
 _OFF = 0.005  # from what was asked: then it is said what else there is
@@ -32,46 +30,26 @@ _NAMED = 6  # mixtures, and experts of one, that no token reached
 _LONG = 10_000  # characters of a cell that names many
 
 
-def shrunk_parts(done: Shrunk, *, verbose: bool = False) -> Iterator[Part]:
-    """The printed lines and tables of a `Shrunk`: branches, groups, what stays whole and why, totals."""
+def model_content(done: Shrunk, *, full: bool) -> Iterator[Part]:
+    """What a `Shrunk` says: branches, experts, groups, what stays whole and why, totals."""
     if done.plans[0].modules:
-        yield from _branch_parts(done)
+        yield from _branches(done)
     if done.experts:
-        alike: dict[tuple[str, int, int], list[str]] = {}
-        for name, (size, left) in done.experts.items():
-            alike.setdefault((name if verbose else _any_layer(name), size, left), []).append(name)
-        counts = [(printable(_counted(names)), f"{size} -> {left}") for (_, size, left), names in alike.items()]
-        yield Rows(("~Experts", ">Stay"), [*counts])
-        yield from unreached_parts(done.unreached, done.experts, first=done.asked.unreached_first)
-        yield from mended_parts(done.mended, done.unmended)
+        yield _counts("experts", done.experts, "Experts", "Stay", full=full)
+        yield from unreached_lines(done.unreached, done.experts, first=done.asked.unreached_first)
+        yield from _mended(done.mended, done.unmended)
         yield ""
-    rows: dict[Any, list[Group]] = {}
-    for group in done.scope.groups:
-        own, *others = _members(group) if verbose else dict.fromkeys(map(_any_layer, _members(group)))
-        kept = int(done.kept[group.name].sum()) if group.name in done.kept else group.size
-        rows.setdefault((own, tuple(others), group.size, kept, group.notes), []).append(group)
-    shown: list[tuple[str, ...]] = []
-    for (_, _, size, kept, notes), groups in rows.items():
-        same: dict[str, list[str]] = {}
-        for group in groups:
-            for each in _members(group)[1:]:
-                same.setdefault(each if verbose else _any_layer(each), []).append(each)
-        members = [_merged(each) for each in same.values()]
-        if len(members) > 3 and not verbose:
-            members = [*members[:2], f"{len(members) - 2} more"]
-        notes = (*notes, "chosen between") if groups[0].chosen else notes
-        said = f" ({', '.join(notes)})" if notes else ""
-        units = f"{size} -> {kept}" if kept < size else f"{size}"
-        names = _counted([group.name for group in groups])
-        shown.append((printable(names), units, printable(", ".join(members), _LONG) + said))
-    yield Rows(("~Group", ">Units", "~Leaves with"), shown)
-    yield from _whole_parts(done.scope.frozen, verbose=verbose)
+    kept = {
+        group.name: int(done.kept[group.name].sum()) if group.name in done.kept else group.size
+        for group in done.scope.groups
+    }
+    yield _with_share(_groups(done.scope.groups, kept, full=full))
+    yield from _whole(done.scope.frozen, full=full)
     yield ""
-    numbers = "{:,}".format
-    multiply_adds = ("multiply-adds", *done.multiply_adds, numbers)
-    yield _totals(("parameters", *done.parameters, numbers), multiply_adds, ("bytes", *done.nbytes, bytes_text))
+    yield totals({"parameters": done.parameters, "multiply-adds": done.multiply_adds, "bytes": done.nbytes})
     yield _asked_and_got(done.asked, done.got, done.beside)
     yield from in_blocks_parts(done.in_blocks)
+    yield "Proved on random weights that nothing else changed." if done.asked.verify else "Not proved, as asked."
 
 
 def in_blocks_parts(in_blocks: Mapping[str, str]) -> Iterator[str]:
@@ -80,7 +58,56 @@ def in_blocks_parts(in_blocks: Mapping[str, str]) -> Iterator[str]:
         yield printable(f"{name}: {note}", _LONG)
 
 
-def unreached_parts(
+def _groups(groups: Sequence[Group], kept: Mapping[str, int], *, full: bool) -> Table:
+    """A row for each group, or for those that differ in numbers alone, with what leaves together with it."""
+    rows: dict[Any, list[Group]] = {}
+    for group in groups:
+        own, *others = _members(group) if full else dict.fromkeys(map(_any_layer, _members(group)))
+        rows.setdefault((own, tuple(others), group.size, kept[group.name], group.notes), []).append(group)
+
+    def members(alike: Sequence[Group]) -> str:
+        same: dict[str, list[str]] = {}
+        for group in alike:
+            for each in _members(group)[1:]:
+                same.setdefault(each if full else _any_layer(each), []).append(each)
+        found = [_merged(each) for each in same.values()]
+        if len(found) > 3 and not full:
+            found = [*found[:2], f"{len(found) - 2} more"]
+        notes = (*alike[0].notes, "chosen between") if alike[0].chosen else alike[0].notes
+        return ", ".join(found) + (f" ({', '.join(notes)})" if notes else "")
+
+    return Table.of(
+        "groups",
+        rows.values(),
+        Column.name("Group", lambda alike: _counted([group.name for group in alike])),
+        Column.change("Units", lambda alike: (alike[0].size, kept[alike[0].name])),
+        Column.name("Leaves with", members),
+        title="Group by group",
+    )
+
+
+def _with_share(groups: Table) -> Table:
+    told = "The share of its units that each group keeps; a line joins groups that differ in numbers alone."
+    return groups.drawn("units", "What is left of each group", told, label="left")
+
+
+def _counts(
+    name: str, counts: Mapping[str, tuple[int, int]], head: str, units: str, *, full: bool, title: str = ""
+) -> Table:
+    """How many there were and are, a row for those that differ in numbers alone."""
+    alike: dict[tuple[str, int, int], list[str]] = {}
+    for each, (size, left) in counts.items():
+        alike.setdefault((each if full else _any_layer(each), size, left), []).append(each)
+    return Table.of(
+        name,
+        alike.items(),
+        Column.name(head, lambda each: _counted(each[1])),
+        Column.change(units, lambda each: each[0][1:]),
+        title=title,
+    )
+
+
+def unreached_lines(
     unreached: Mapping[str, Sequence[int]], experts: Mapping[str, tuple[int, int]], *, first: bool
 ) -> Iterator[Part]:
     """Lines on the experts that no token reached."""
@@ -98,7 +125,7 @@ def _numbers(units: Sequence[int]) -> str:
     return ", ".join(map(str, units[:_NAMED])) + more
 
 
-def mended_parts(mended: Mapping[str, float], unmended: Mapping[str, str]) -> Iterator[Part]:
+def _mended(mended: Mapping[str, float], unmended: Mapping[str, str]) -> Iterator[Part]:
     """Lines on the repair of the experts that stay."""
     if mended:
         worst = min(mended, key=lambda name: mended[name])
@@ -116,22 +143,14 @@ def _left_so(what: str, whole: Mapping[str, str]) -> Iterator[Part]:
         yield f"Not {what}: {printable(names[0])}{more}: {printable(why)}."
 
 
-def checkpoint_parts(done: CheckpointShrinking, *, verbose: bool = False) -> Iterator[Part]:
-    """The printed lines and tables of a `CheckpointShrinking`: groups, what stays whole and why, fields, totals."""
-    rows: dict[tuple[str, int, int], list[str]] = {}
-    for name, (size, kept) in done.counts.items():
-        rows.setdefault((name if verbose else _any_layer(name), size, kept), []).append(name)
-    counts = [(printable(_counted(names)), f"{size} -> {kept}") for (_, size, kept), names in rows.items()]
-    yield Rows(("~Group", ">Units"), [*counts])
-    yield from _whole_parts(done.frozen, verbose=verbose)
+def directory_content(done: CheckpointShrinking, *, full: bool) -> Iterator[Part]:
+    """What a `CheckpointShrinking` says: groups, what stays whole and why, fields, totals, and where it is."""
+    yield _with_share(_counts("groups", done.counts, "Group", "Units", full=full, title="Group by group"))
+    yield from _whole(done.frozen, full=full)
     yield ""
-    fields = [
-        (printable(name), "not set" if before is None else str(before), str(after))
-        for name, (before, after) in done.fields.items()
-    ]
-    yield Rows(("config.json", ">before", ">after"), [*fields])
+    yield _fields(done.fields)
     yield ""
-    yield _totals(("parameters", *done.parameters, "{:,}".format), ("bytes", *done.nbytes, bytes_text))
+    yield totals({"parameters": done.parameters, "bytes": done.nbytes})
     yield _asked_and_got(done.asked, done.got, done.beside)
     if done.tokens is not None:
         yield f"Chosen by what {done.tokens:,} tokens show.{_repaired(done.errors)}"
@@ -139,31 +158,64 @@ def checkpoint_parts(done: CheckpointShrinking, *, verbose: bool = False) -> Ite
         if done.tokens < widest:  # there are as many unknowns as tokens, so that they can be fitted nearly exactly
             yield f"That is less than the {widest:,} units of a group: other text will lose more. Give a longer one."
     yield from in_blocks_parts(done.in_blocks)
+    if full and done.errors:
+        told = "The squared error of each weight's outputs, as a share of the variance of what they are added to."
+        lost = Column.figure("Lost", lambda each: each[1], ".3%")
+        share = max(done.errors.values()) <= 1  # more than all is lost where a repair went wrong
+        yield Table.of("repaired", done.errors.items(), Column.name("Weight"), lost, title="What was repaired").drawn(
+            "lost", "Errors of repaired weights", told, label="lost" if share else "share lost", share=share
+        )
+    yield ""
+    yield from _written(done)
 
 
-def depth_parts(done: ShrunkDepth) -> Iterator[Part]:
-    """The printed lines and tables of a `ShrunkDepth`: blocks that left, repaired weights, fields, totals."""
-    rows = [(printable(name), f"{before} -> {after}") for name, (before, after) in done.counts.items()]
-    yield Rows(("~Stack", ">Blocks"), [*rows])
+def _written(done: CheckpointShrinking | ShrunkDepth | ShrunkExperts) -> Iterator[str]:
+    """On what it was proved, what was left out, and where it is."""
+    yield f"{done.proof[0].upper()}{done.proof[1:]}." if done.proof.startswith("not") else f"Proved {done.proof}."
+    if done.left_out:
+        yield f"Left out, as they hold the weights in other forms: {some(done.left_out)}."
+    if done.out is None:
+        yield f"Nothing was written ({done.seconds:.1f} s)."
+    else:
+        yield f"Wrote {printable(str(done.out))}; from_pretrained loads it ({done.seconds:.1f} s)."
+
+
+def _fields(fields: Mapping[str, tuple[Any, Any]]) -> Table:
+    """The fields of the configuration that changed."""
+
+    def shown(value: Any) -> str:
+        return str(value)[:_ROOM]
+
+    return Table.of(
+        "fields",
+        [(name, *pair) for name, pair in fields.items()],
+        Column.name("config.json", key="field"),
+        Column("before", show=shown, side="right", none="not set"),
+        Column("after", show=shown, side="right"),
+    )
+
+
+def blocks_content(done: ShrunkDepth) -> Iterator[Part]:
+    """What a `ShrunkDepth` says: blocks that left, repaired weights, fields, totals, and where it is."""
+    yield Table.of("stacks", done.counts.items(), Column.name("Stack"), Column.change("Blocks", lambda each: each[1]))
     yield f"Gone: {printable(', '.join(done.gone), _LONG)}."
     for name, why in list(done.stayed.items())[:_SHOWN]:
         yield f"{printable(name)} stays: {printable(why, 300)}."
     if done.patched:
         yield _made_up_for(done.patched)
     yield ""
-    fields = [(printable(name), str(before), str(after)) for name, (before, after) in done.fields.items()]
-    yield Rows(
-        ("config.json", ">before", ">after"), [(name, before[:_ROOM], after[:_ROOM]) for name, before, after in fields]
-    )
+    yield _fields(done.fields)
     yield ""
-    yield _totals(("parameters", *done.parameters, "{:,}".format), ("bytes", *done.nbytes, bytes_text))
+    yield totals({"parameters": done.parameters, "bytes": done.nbytes})
     yield f"The outputs lose {done.lost:.3g} on the calibration, before what follows is patched."
-    yield f"{proof_words(done)}."
+    yield from _written(done)
 
 
-def proof_words(done: CheckpointShrinking | ShrunkDepth | ShrunkExperts) -> str:
-    """The model on which the removal was proved, as the beginning of a sentence."""
-    return done.proof[0].upper() + done.proof[1:] if done.proof.startswith("not") else f"Proved {done.proof}"
+def patched_tables(shares: Mapping[str, float]) -> Iterator[Table]:
+    """A row for each weight that was repaired."""
+    if shares:
+        recovers = Column.portion("Recovers", lambda each: each[1])
+        yield Table.of("patched", shares.items(), Column.name("Tensor"), recovers, title="What took over")
 
 
 def _asked_and_got(asked: Request, got: float, beside: tuple[float, float]) -> str:
@@ -183,14 +235,6 @@ def _repaired(errors: Mapping[str, float]) -> str:
         f" Of {len(errors)} weights, repaired, the outputs lose {sum(errors.values()) / len(errors):.2%} of their "
         f"variance on average, and {errors[worst]:.2%} at most, of {printable(worst)}."
     )
-
-
-def _totals(*rows: tuple[str, int, int, Callable[[int], str]]) -> Rows:
-    shown = [
-        (what, show(before), show(after), percent(after / before if before else None))
-        for what, before, after, show in rows
-    ]
-    return Rows(("Total", ">before", ">after", ">left"), [*shown])
 
 
 def _members(group: Group) -> list[str]:
@@ -221,15 +265,14 @@ def _merged(names: Sequence[str]) -> str:
     return ".".join(part[0] if len(set(part)) == 1 else "*" for part in parts)
 
 
-def _branch_parts(done: Shrunk) -> Iterator[Part]:
+def _branches(done: Shrunk) -> Iterator[Part]:
     left = [branch for branch in done.branches if done.plans[0].takes(branch)]
-    others = [", ".join(path for path in branch.modules if path != branch.name) for branch in left]
-    yield Rows(
-        ("~Branch", "~Leaves with", ">Parameters"),
-        [
-            (printable(branch.name), printable(other, _LONG), f"{branch.entries:,}")
-            for branch, other in zip(left, others, strict=True)
-        ],
+    yield Table.of(
+        "branches",
+        left,
+        Column.name("Branch", lambda branch: branch.name),
+        Column.name("Leaves with", lambda branch: ", ".join(path for path in branch.modules if path != branch.name)),
+        Column.count("Parameters", lambda branch: branch.entries),
     )
     yield f"{len(left)} of {len(done.branches)} residual branches leave."
     for name, why in list(done.stayed.items())[:_SHOWN]:
@@ -258,60 +301,69 @@ def _first_of(reason: str) -> str:
     return f"{first}; {len(others)} more" if others else first
 
 
-def _whole_parts(frozen: Mapping[tuple[str, int], str], *, verbose: bool) -> Iterator[Part]:
+def _whole(frozen: Mapping[tuple[str, int], str], *, full: bool) -> Iterator[Part]:
+    """What stays whole and why."""
     if not frozen:
         return
     yield ""
-    if verbose:
-        every = [(printable(f"{name}[{at}]"), printable(reason, 1000)) for (name, at), reason in frozen.items()]
-        yield Rows(("~Stays whole", "~because"), [*every])
+    if full:
+        yield Table.of(
+            "whole",
+            frozen.items(),
+            Column.name("Stays whole", lambda each: "{}[{}]".format(*each[0]), key="dimension"),
+            Column.name("because", lambda each: each[1], key="kept_because"),
+            title="What stays whole",
+        )
         return
     by_reason: dict[str, list[str]] = {}
     for (name, at), reason in frozen.items():
         by_reason.setdefault(reason, []).append(f"{name}[{at}]")
-    shown = [
-        (printable(names[0]), f"{len(names):,}", printable(_first_of(reason)))
-        for reason, names in list(by_reason.items())[:_SHOWN]
-    ]
-    yield Rows(("~Stays whole, such as", ">Dimensions", "~because"), [*shown])
+    yield Table.of(
+        "whole",
+        list(by_reason.items())[:_SHOWN],
+        Column.name("Stays whole, such as", lambda each: each[1][0]),
+        Column.count("Dimensions", lambda each: len(each[1])),
+        Column.name("because", lambda each: _first_of(each[0])),
+    )
     if len(by_reason) > _SHOWN:
         more = len(by_reason) - _SHOWN
         yield f"and for {more} more reason{'s' * (more > 1)}: --verbose shows all."
 
 
-def experts_parts(done: ShrunkExperts) -> Iterator[Part]:
-    """The printed lines and tables of a `ShrunkExperts`: experts that left, their statistics, and the losses."""
+def experts_content(done: ShrunkExperts, *, full: bool) -> Iterator[Part]:
+    """What a `ShrunkExperts` says: experts that left, their statistics, the losses, and where it is."""
     if done.counts:
-        alike: dict[tuple[str, int, int], list[str]] = {}
-        for name, (size, left) in done.counts.items():
-            alike.setdefault((_any_layer(name), size, left), []).append(name)
-        counts = [(printable(_counted(names)), f"{size} -> {left}") for (_, size, left), names in alike.items()]
-        yield Rows(("~Experts", ">Stay"), counts)
-    profile = done.profile
-    if profile is not None:
-        sizes = {name: (len(each.tokens), 0) for name, each in profile.routed.items()}
-        yield from unreached_parts(done.unreached, sizes, first=done.unreached_first)
-        yield _text_line(profile)
+        yield _counts("experts_left", done.counts, "Experts", "Stay", full=full)
+    found = done.profile
+    if found is not None:
+        sizes = {name: (len(each.tokens), 0) for name, each in found.routed.items()}
+        yield from unreached_lines(done.unreached, sizes, first=done.unreached_first)
+        yield _text_line(found)
     else:
         yield f"Ranked by {done.rank}, without data."
-    yield from mended_parts(done.mended, done.unmended)
-    if profile is not None:
-        yield from _lost_parts(profile)
+    yield from _mended(done.mended, done.unmended)
+    if found is not None:
+        yield from _lost(found)
+    if full and found is not None:
+        yield every_expert(found, done.kept)
     yield ""
-    numbers = "{:,}".format
-    yield _totals(("parameters", *done.parameters, numbers), ("bytes", *done.nbytes, bytes_text))
+    yield totals({"parameters": done.parameters, "bytes": done.nbytes})
+    yield from _written(done)
 
 
-def profile_parts(profile: Profile) -> Iterator[Part]:
+def profile_content(found: Profile) -> Iterator[Part]:
     """What data says of the experts of each mixture, and what it costs to leave some out."""
-    yield _text_line(profile)
-    rows = []
-    for name, routed in profile.routed.items():
-        met = sorted((int(each) for each in routed.tokens), reverse=True)
-        unreached = sum(not each for each in met)
-        rows.append((printable(name), f"{len(met):,}", f"{met[0]:,}", f"{met[-1]:,}", f"{unreached:,}"))
-    yield Rows(("~Mixture", ">Experts", ">Tokens of the busiest", ">Of the idlest", ">Never reached"), rows)
-    yield from _lost_parts(profile)
+    yield _text_line(found)
+    yield Table.of(
+        "mixtures",
+        [(name, sorted(map(int, each.tokens), reverse=True)) for name, each in found.routed.items()],
+        Column.name("Mixture"),
+        Column.count("Experts", lambda each: len(each[1])),
+        Column.count("Tokens of the busiest", lambda each: each[1][0]),
+        Column.count("Of the idlest", lambda each: each[1][-1]),
+        Column.count("Never reached", lambda each: each[1].count(0)),
+    )
+    yield from _lost(found)
 
 
 def _text_line(profile: Profile) -> str:
@@ -320,107 +372,48 @@ def _text_line(profile: Profile) -> str:
     return f"Ranked by {profile.rank} on {text.tokens:,} tokens of {printable(text.data)}{held}."
 
 
-def _lost_parts(profile: Profile) -> Iterator[Part]:
-    if profile.beyond:
-        yield ""
-        yield "What the model's outputs lose when all mixtures lose a share: divergence from the dense ones, a token."
-        shares = [(percent(share), f"{each.lost / max(1, each.tokens):.3g}") for share, each in profile.beyond.items()]
-        yield Rows((">Experts gone", ">Model output"), shares)
-
-
-# ---- The tables of `shrink` on a page: groups, blocks and experts, what left, and what stays whole and why.
-#
-# Law: what leaves and what stays is named as the library names it.
-
-
-def model_sheets(done: Shrunk) -> list[Sheet]:
-    """The sheets of a `Shrunk`: the groups, and the dimensions that stay whole."""
-    counts = {
-        group.name: (group.size, int(done.kept[group.name].sum()) if group.name in done.kept else group.size)
-        for group in done.scope.groups
-    }
-    members = [", ".join(f"{name}[{at}]" for name, at in group.members) for group in done.scope.groups]
-    return [_groups(counts, members), *_whole(done.scope.frozen)]
-
-
-def blocks_sheets(done: ShrunkDepth) -> list[Sheet]:
-    """The sheets of a `ShrunkDepth`: the blocks that left, in the order of the choice, and the repaired weights."""
-    gone = [printable(name, 1000) for name in done.gone]
-    sheets = [Sheet("Block by block", [Cells("block", gone), Cells("order of leaving", list(range(1, len(gone) + 1)))])]
-    if done.patched:
-        names, shares = [printable(name, 1000) for name in done.patched], list(done.patched.values())
-        cells = [Cells("tensor", names), Cells("makes up for", shares, [percent(share) for share in shares], shares)]
-        sheets.append(Sheet("What took over", cells))
-    return sheets
-
-
-def directory_sheets(done: CheckpointShrinking) -> list[Sheet]:
-    """The sheets of a `CheckpointShrinking`: the groups that lost units, and the dimensions that stay whole."""
-    errors = [_errors(done.errors)] if done.errors else []
-    return [*([_groups(done.counts)] if done.counts else []), *errors, *_whole(done.frozen)]
-
-
-def _groups(counts: Mapping[str, tuple[int, int]], members: list[str] | None = None) -> Sheet:
-    names = [printable(name, 1000) for name in counts]
-    shares = [kept / size if size else None for size, kept in counts.values()]
-    cells = [
-        Cells("group", names),
-        Cells("units", [size for size, _ in counts.values()], [f"{size:,}" for size, _ in counts.values()]),
-        Cells("left", [kept for _, kept in counts.values()], [f"{kept:,}" for _, kept in counts.values()]),
-        Cells("share left", shares, [percent(share) for share in shares], shares),
-        *([Cells("its members", [printable(each, 10_000) for each in members])] if members else []),
-    ]
-    told = "The share of its units that each group keeps; a line joins groups that differ in numbers alone."
-    return Sheet(
-        "Group by group", cells, [Chart("What is left of each group", told, names, shares, "left", share=True)]
+def _lost(found: Profile) -> Iterator[Part]:
+    """What the model loses without experts."""
+    if not found.beyond:
+        return
+    told = "The divergence of the model's outputs from the dense ones, a token of held-out text, against what leaves."
+    yield ""
+    yield "What the model's outputs lose when all mixtures lose a share: divergence from the dense ones, a token."
+    yield Table.of(
+        "lost",
+        [(share, each.lost / max(1, each.tokens)) for share, each in found.beyond.items()],
+        Column("Experts gone", None, percent, "right"),
+        Column.figure("Model output"),
+        title="What the model loses",
+    ).drawn(
+        "model_output",
+        "What the model loses",
+        told,
+        label="divergence",
+        series=["all mixtures"] * len(found.beyond),
+        places=[100 * share for share in found.beyond],
+        along="experts gone (%)",
     )
 
 
-def _errors(errors: Mapping[str, float]) -> Sheet:
-    """What repaired matrices lost: a row each."""
-    names, lost = [printable(name, 1000) for name in errors], list(errors.values())
-    told = "The squared error of each repaired weight's outputs, as a share of the variance of what they are added to."
-    share = max(lost, default=0) <= 1  # more than all is lost where a repair went wrong
-    chart = Chart("Errors of repaired weights", told, names, lost, "lost" if share else "share lost", share=share)
-    cells = [Cells("weight", names), Cells("lost", lost, [f"{each:.3%}" for each in lost])]
-    return Sheet("What was repaired", cells, [chart])
-
-
-def _whole(frozen: Mapping[tuple[str, int], str]) -> list[Sheet]:
-    if not frozen:
-        return []
-    cells = [
-        Cells("dimension", [printable(f"{name}[{at}]", 1000) for name, at in frozen]),
-        Cells("stays whole, because", [printable(why, 1000) for why in frozen.values()]),
+def every_expert(found: Profile, stay: Mapping[str, Sequence[int]]) -> Table:
+    """A row an expert, with what data says of it and whether it stays."""
+    mixtures = {name: at for at, name in enumerate(found.routed)}
+    rows = [
+        (name, at, int(routed.tokens[at]), float(score), name not in stay or at in stay[name])
+        for name, routed in found.routed.items()
+        for at, score in enumerate(routed.scores("reap"))
     ]
-    return [Sheet("What stays whole", cells)]
-
-
-def experts_sheets(done: ShrunkExperts) -> list[Sheet]:
-    """The experts' statistics and the mixtures' losses, with the experts that stay."""
-    return [] if done.profile is None else profile_sheets(done.profile, done.kept)
-
-
-def profile_sheets(profile: Profile, stay: Mapping[str, Sequence[int]]) -> list[Sheet]:
-    """A row an expert, with what data says of it; and what the model loses."""
-    mixtures = {name: at for at, name in enumerate(profile.routed)}
-    names, numbers, tokens, reap, stays = [], [], [], [], []
-    for name, routed in profile.routed.items():
-        scores = routed.scores("reap")
-        kept = stay.get(name)
-        for at in range(len(scores)):
-            names.append(name)
-            numbers.append(at)
-            tokens.append(int(routed.tokens[at]))
-            reap.append(float(scores[at]))
-            stays.append("yes" if kept is None or at in kept else "no")
-    cells = [
-        Cells("router", [printable(name, 1000) for name in names]),
-        Cells("expert", numbers),
-        Cells("tokens", tokens, [f"{each:,}" for each in tokens]),
-        Cells("weight x norm", reap, [f"{each:.4g}" for each in reap]),
-        Cells("stays", stays),
-    ]
+    table = Table.of(
+        "experts",
+        rows,
+        Column.name("Router"),
+        Column.count("Expert"),
+        Column.count("Tokens"),
+        Column.figure("Weight x norm", None, ".4g"),
+        Column("Stays", show=lambda stays: "yes" if stays else "no"),
+        title="Expert by expert",
+    )
     told = (
         "The mean over an expert's tokens of the norm of its outputs times the weight that the router gives them: each "
         "mixture is a column of points, a point an expert."
@@ -428,31 +421,13 @@ def profile_sheets(profile: Profile, stay: Mapping[str, Sequence[int]]) -> list[
     chart = Chart(
         "What experts add",
         told,
-        [f"{name}: {at}" for name, at in zip(names, numbers, strict=True)],
-        reap,
+        [f"{name}: {at}" for name, at, *_ in rows],
+        [score for *_, score, _ in rows],
         "weight x norm",
-        series=["stays" if each == "yes" else "leaves" for each in stays],
-        places=[mixtures[name] for name in names],
+        series=["stays" if stays else "leaves" for *_, stays in rows],
+        places=[mixtures[name] for name, *_ in rows],
         along="the mixtures, first to last",
         joined=False,
-        grid=[(f"expert {at}", mixtures[name]) for name, at in zip(names, numbers, strict=True)],
+        grid=[(f"expert {at}", mixtures[name]) for name, at, *_ in rows],
     )
-    sheets = [Sheet("Expert by expert", cells, [chart])]
-    return [*sheets, *_lost_sheets(profile)]
-
-
-def _lost_sheets(profile: Profile) -> Iterator[Sheet]:
-    """What the model loses without experts."""
-    if not profile.beyond:
-        return
-    shares = list(profile.beyond)
-    lost = [each.lost / max(1, each.tokens) for each in profile.beyond.values()]
-    cells = [
-        Cells("experts gone", shares, [percent(share) for share in shares]),
-        Cells("model output", lost, [f"{each:.3g}" for each in lost]),
-    ]
-    told = "The divergence of the model's outputs from the dense ones, a token of held-out text, against what leaves."
-    gone = [100 * share for share in shares]
-    chart = Chart("What the model loses", told, [percent(each) for each in shares], lost, "divergence",
-                  series=["all mixtures"] * len(lost), places=gone, along="experts gone (%)")  # fmt: skip
-    yield Sheet("What the model loses", cells, [chart])
+    return replace(table, charts=[chart])

@@ -3,15 +3,13 @@
 from secateur.storage.compressed_files import FREE, JUSTIFIED
 from secateur.storage.expanding import expand_checkpoint
 from secateur.storage.loading import CompressedCheckpoint, load_compressed
-from secateur.storage.saving import Compression, compressed_sheets, encoding_rows, save_compressed
+from secateur.storage.saving import Compression, save_compressed
 
 __all__ = [
     "CompressedCheckpoint",
     "Compression",
     "FREE",
     "JUSTIFIED",
-    "compressed_sheets",
-    "encoding_rows",
     "expand_checkpoint",
     "load_compressed",
     "save_compressed",

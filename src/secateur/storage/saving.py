@@ -11,10 +11,10 @@ import itertools
 import os
 import time
 from collections import ChainMap
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,7 @@ from secateur.checkpoints import (
     read_header,
 )
 from secateur.pipeline import attached_masks, check_mask
-from secateur.report import Cells, Chart, Reported, Sheet
+from secateur.report import Reported
 from secateur.storage.compressed_files import Written, header_of, read_whole, write_compressed
 from secateur.storage.encodings import Array, Bools
 from secateur.storage.layout import (
@@ -48,7 +48,19 @@ from secateur.storage.layout import (
     renamed,
 )
 from secateur.storage.loading import CompressedCheckpoint
-from secateur.support import LazyTensors, Part, Rows, bytes_text, naming, percent, printable, track, whole, whole_file
+from secateur.support import (
+    Column,
+    LazyTensors,
+    Part,
+    Table,
+    bytes_text,
+    naming,
+    percent,
+    printable,
+    track,
+    whole,
+    whole_file,
+)
 from secateur.targets import identity_of
 
 # ---- Compressed checkpoints: a pruned model's zeros leave its files, and every bit of what is kept comes back.
@@ -84,25 +96,53 @@ class Compression(Reported):
         """Bytes of the compressed files over those of dense ones, headers included."""
         return self.stored / self.dense
 
-    def _sheets(self) -> list[Sheet]:
+    def content(self) -> Iterator[Part]:
+        """A row an encoding, a row a tensor, and the bytes of all files."""
+        encodings, *said = self.summary()
+        told = "Bytes stored, in dense ones, of each tensor; a line joins what differs in numbers alone."
+        yield encodings
+        yield Table.of(
+            "tensors",
+            self.tensors,
+            Column.name("Tensor", lambda each: each.name),
+            Column("Encoding", lambda each: each.encoding),
+            *_BYTES,
+            title="Tensor by tensor",
+        ).drawn("ratio", "What is left of each", told, label="stored")
+        yield from said
 
-        return compressed_sheets(self)
-
-    def _parts(self) -> Iterable[Part]:
+    def summary(self) -> Iterator[Part]:
         """A row an encoding, and the bytes of all files."""
+        kinds: dict[str, list[Written]] = {}
+        for each in self.tensors:
+            kinds.setdefault(each.encoding, []).append(each)
+        yield Table.of(
+            "encodings",
+            [
+                _Sum(kind, len(its), sum(each.dense for each in its), sum(each.stored for each in its))
+                for kind, its in sorted(kinds.items())
+            ],
+            Column("Encoding", lambda each: each.encoding),
+            Column.count("Tensors", lambda each: each.tensors),
+            *_BYTES,
+        )
+        yield ""
         sizes = f"{bytes_text(self.stored)} compressed, {bytes_text(self.dense)} dense ({percent(self.ratio)})"
-        return encoding_rows(self), "", f"{printable(str(self.out))}: {sizes}, with headers."
+        yield f"Wrote {printable(str(self.out), 1000)}: {sizes}, with headers ({self.seconds:.1f} s)."
 
 
-def encoding_rows(done: Compression) -> Rows:
-    """A table of encodings: how many tensors each has, and their bytes."""
-    rows = []
-    for encoding in sorted({tensor.encoding for tensor in done.tensors}):
-        its = [tensor for tensor in done.tensors if tensor.encoding == encoding]
-        dense, stored = sum(tensor.dense for tensor in its), sum(tensor.stored for tensor in its)
-        ratio = percent(stored / dense if dense else None)
-        rows.append((encoding, f"{len(its):,}", bytes_text(dense), bytes_text(stored), ratio))
-    return Rows(("Encoding", ">Tensors", ">Dense", ">Stored", ">Ratio"), rows)
+class _Sum(NamedTuple):
+    encoding: str
+    tensors: int
+    dense: int
+    stored: int
+
+
+_BYTES = (
+    Column.bytes("Dense", lambda each: each.dense),
+    Column.bytes("Stored", lambda each: each.stored),
+    Column.portion("Ratio", lambda each: each.stored / each.dense if each.dense else None),
+)
 
 
 def save_compressed(
@@ -336,28 +376,3 @@ def _check_masks(masks: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ..
 
 def _bytes_reader(checkpoint: Checkpoint) -> Callable[[TensorEntry], Array]:
     return functools.partial(read_whole, reader(checkpoint))
-
-
-# ---- What saving compressed says on a page: a row a tensor.
-#
-# Law: bytes are those that were written.
-
-
-def compressed_sheets(done: Compression) -> list[Sheet]:
-    """The sheets of a `Compression`: a table with a row for each tensor."""
-    tensors = done.tensors
-    ratios = [each.stored / each.dense if each.dense else None for each in tensors]
-    names = [printable(each.name, 1000) for each in tensors]
-    cells = [
-        Cells("tensor", names),
-        Cells("encoding", [each.encoding for each in tensors]),
-        Cells("dense", [each.dense for each in tensors], [bytes_text(each.dense) for each in tensors]),
-        Cells("stored", [each.stored for each in tensors], [bytes_text(each.stored) for each in tensors]),
-        Cells(
-            "ratio", ratios, [percent(each) for each in ratios], [None if r is None else min(r, 1.0) for r in ratios]
-        ),
-    ]
-    told = "Bytes stored, in dense ones, of each tensor; a line joins what differs in numbers alone."
-    return [
-        Sheet("Tensor by tensor", cells, [Chart("What is left of each", told, names, ratios, "stored", share=True)])
-    ]

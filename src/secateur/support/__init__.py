@@ -48,7 +48,7 @@ from secateur.support.running import (
     unwrapped,
     usable,
 )
-from secateur.support.tables import Part, Rows, Shown, html_of_parts, table, table_of, text_of_parts
+from secateur.support.tables import Chart, Column, Part, Shown, Table, html_of, json_of, text_of, totals
 from secateur.support.tensors import (
     MOST_IN_INT8,
     LazyTensors,
@@ -75,12 +75,15 @@ from secateur.support.text import (
     percent,
     percents,
     printable,
+    some,
     unknown,
 )
 from secateur.support.undo import Undo
 
 __all__ = [
     "Between",
+    "Chart",
+    "Column",
     "FULL",
     "Fields",
     "Forward",
@@ -91,8 +94,8 @@ __all__ = [
     "ONE_AT_A_TIME",
     "PATIENCE",
     "Part",
-    "Rows",
     "Shown",
+    "Table",
     "Undo",
     "all_gather",
     "alternating",
@@ -109,12 +112,13 @@ __all__ = [
     "for_directories",
     "free_memory",
     "function_of",
-    "html_of_parts",
+    "html_of",
     "in_dtype",
     "in_mode",
     "in_turns",
     "is_empty",
     "is_sharded",
+    "json_of",
     "laid_out",
     "local",
     "loss_of",
@@ -151,12 +155,12 @@ __all__ = [
     "seeded",
     "sharded_parameter",
     "share_of",
-    "table",
-    "table_of",
+    "some",
     "tensors_in",
     "tensors_of",
-    "text_of_parts",
+    "text_of",
     "to_int8",
+    "totals",
     "track",
     "unchanged",
     "unknown",

@@ -6,7 +6,7 @@ import dataclasses
 import difflib
 import functools
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
@@ -24,6 +24,16 @@ def printable(text: str, limit: int = 200) -> str:
     if len(text) > limit:
         text = f"{text[: limit // 2]}...{text[-limit // 2 :]}"
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def some(names: Sequence[object]) -> str:
+    """The first four of many.
+
+    >>> some(["a", "b", "c", "d", "e"])
+    'a, b, c, d and 1 more'
+    """
+    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    return ", ".join(printable(str(name)) for name in names[:4]) + more
 
 
 def bytes_text(count: int) -> str:

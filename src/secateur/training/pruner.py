@@ -19,7 +19,7 @@ from secateur.criteria import lamp
 from secateur.patterns import Pattern
 from secateur.pipeline import Masks, apply_
 from secateur.regrowth import DropAndGrow, Regrowth
-from secateur.report import Reported, Sheet
+from secateur.report import Reported
 from secateur.schedules import Moment, Schedule, step_of
 from secateur.support import Forward, Loss, Part, Undo, name_of, percent, repeatable, unwrapped
 from secateur.targets import left_alone
@@ -328,7 +328,7 @@ class Pruner(Reported):
             "make the Pruner as this one was made, and load_state_dict() there."
         )
 
-    def _parts(self) -> Iterator[Part]:
+    def content(self) -> Iterator[Part]:
         yield from str(self).splitlines()
         told = self.metrics()
         yield (
@@ -336,10 +336,7 @@ class Pruner(Reported):
             f"{percent(told['target'])} is asked for; the last update changed {percent(told['churn'])} of their masks."
         )
         yield ""
-        yield from self.masks._parts()
-
-    def _sheets(self) -> list[Sheet]:
-        return self.masks._sheets()
+        yield from self.masks.content()
 
     def __str__(self) -> str:
         return description(self._model, self._zeros.weights, self._zeros.rules, self._timetable, self._penalty)

@@ -1,13 +1,11 @@
 """`shrink_vocabulary`: removes tokens from a tokenizer, with their rows of the model's tensors."""
 
 from secateur.vocabulary.module import shrink_vocabulary
-from secateur.vocabulary.result import Sample, ShrunkVocabulary, Unseen, shrunken_sheets, vocabulary_parts
+from secateur.vocabulary.result import Sample, ShrunkVocabulary, Unseen
 
 __all__ = [
     "Sample",
     "ShrunkVocabulary",
     "Unseen",
     "shrink_vocabulary",
-    "shrunken_sheets",
-    "vocabulary_parts",
 ]

@@ -1,5 +1,6 @@
-"""The result of shrinking a vocabulary, as plain numbers and as tables. The tables of a smaller vocabulary on a page:
-tensors that became shorter, and tokens of the text that leave.
+"""The result of shrinking a vocabulary, as plain numbers and as tables.
+
+Law: what is said of unseen text was measured on text that was not counted; what was not measured is None.
 """
 
 from __future__ import annotations
@@ -11,13 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from secateur.report import Cells, Chart, Reported, Sheet
-from secateur.support import Part, Rows, bytes_text, percent, printable
+from secateur.report import Reported
+from secateur.support import Column, Part, Table, percent, printable, some, totals
 from secateur.vocabulary.tokens import Ids
 
-# ---- The result of shrinking a vocabulary, as plain numbers and as tables.
-#
-# Law: what is said of unseen text was measured on text that was not counted; what was not measured is None.
+_SHOWN = 1000  # rows of tokens
 
 
 @dataclass(frozen=True)
@@ -101,12 +100,30 @@ class ShrunkVocabulary(Reported):
     left_whole: tuple[str, ...] = ()
     sample: Sample | None = None
 
-    def _parts(self) -> Iterator[Part]:
-        return vocabulary_parts(self)
+    def content(self) -> Iterator[Part]:
+        """What is printed; the tensors that became shorter, and the most frequent tokens that leave."""
+        yield from self.summary()
+        before, after = self.rows
+        tensors = Table.of(
+            "tensors",
+            self.tensors.items(),
+            Column.name("Tensor"),
+            Column.count("Dimension"),
+            Column.change("Tokens", lambda _: (before, after)),
+            title="Tensor by tensor",
+        )
+        if tensors.rows:
+            yield tensors
+        gone = [*self.gone.items()][:_SHOWN]
+        if gone:
+            told = "How often the text has each token that leaves, the most frequent first."
+            title = "Tokens of the text that leave"
+            table = Table.of("gone", gone, Column("Token", show=_token), Column.count("In the text"), title=title)
+            yield table.drawn("in_the_text", title, told, label="times", series=["tokens"] * len(gone))
 
-    def _sheets(self) -> list[Sheet]:
-
-        return shrunken_sheets(self)
+    def summary(self) -> Iterator[Part]:
+        """Tokens, sizes, the effect on text, the proof, and where it is."""
+        return _printed(self)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ShrunkVocabulary) and np.array_equal(self.order, other.order)
@@ -114,20 +131,17 @@ class ShrunkVocabulary(Reported):
     __hash__ = None  # type: ignore[assignment]
 
 
-def vocabulary_parts(done: ShrunkVocabulary) -> Iterator[Part]:
-    """The printed lines and tables of a `ShrunkVocabulary`: tokens, sizes, the effect on text, and the proof."""
-    numbers = "{:,}".format
-    rows: list[tuple[str | None, ...]] = [
-        ("tokens", *map(numbers, done.rows), percent(done.rows[1] / done.rows[0])),
-        ("parameters", *map(numbers, done.parameters), percent(done.parameters[1] / done.parameters[0])),
-        ("bytes", *map(bytes_text, done.nbytes), percent(done.nbytes[1] / done.nbytes[0])),
-    ]
+def _token(token: str) -> str:
+    return printable(repr(token), 100)
+
+
+def _printed(done: ShrunkVocabulary) -> Iterator[Part]:
+    rows: dict[str, tuple[float, float]] = {"tokens": done.rows, "parameters": done.parameters, "bytes": done.nbytes}
     if done.words and done.tokens:
-        before, after = (count / done.words for count in done.tokens)
-        rows.append(("tokens a word", f"{before:.3f}", f"{after:.3f}", None))
-    yield Rows(("Total", ">before", ">after", ">left"), rows)
+        rows["tokens a word"] = done.tokens[0] / done.words, done.tokens[1] / done.words
+    yield totals(rows)
     yield ""
-    yield f"The tokenizer's kind is {done.kind}. Shorter: {_some(list(done.tensors))}."
+    yield f"The tokenizer's kind is {done.kind}. Shorter: {some([*done.tensors])}."
     if done.tokens is not None and done.seen is not None:
         yield f"Of the text's {done.tokens[0]:,} tokens, {percent(done.seen / done.tokens[0])} stay."
     if done.sample is not None:
@@ -138,6 +152,17 @@ def vocabulary_parts(done: ShrunkVocabulary) -> Iterator[Part]:
         most = ", ".join(f"{printable(token, 30)!r} {count:,}" for token, count in list(done.gone.items())[:6])
         yield f"Most frequent of those that leave: {most}."
     yield f"{done.proof[0].upper()}{done.proof[1:]}."
+    if done.left_out:
+        yield f"Left out, as they say the old numbers or hold the weights in other forms: {some(done.left_out)}."
+    if done.left_whole:
+        yield f"Left whole, as long as the vocabulary and no part of the model: {some(done.left_whole)}."
+    yield ""
+    took = f"{done.seconds:.1f} s, {done.counting:.1f} of them for counting"
+    if done.out is None:
+        yield f"Nothing was written ({took})."
+    else:
+        loads = "; from_pretrained loads it" if done.fields else ""  # of a table of tokens there is no configuration
+        yield f"Wrote {printable(str(done.out))}{loads} ({took})."
 
 
 def _sampled(found: Sample) -> Iterator[str]:
@@ -167,34 +192,3 @@ def _unseen(found: Unseen) -> Iterator[str]:
     if tokens > same:
         lost = tokens - same
         yield f"The other {lost:,} become {found.pieces:,} smaller pieces; {found.unknown:,} become unknown."
-
-
-def _some(names: list[str], count: int = 3) -> str:
-    more = f" and {len(names) - count} more" if len(names) > count else ""
-    return ", ".join(printable(name) for name in names[:count]) + more
-
-
-# ---- The tables of a smaller vocabulary on a page: tensors that became shorter, and tokens of the text that leave.
-#
-# Law: tokens are shown as text that holds no control character.
-
-_SHOWN = 1000  # rows of tokens
-
-
-def shrunken_sheets(done: ShrunkVocabulary) -> list[Sheet]:
-    """The sheets of a `ShrunkVocabulary`: the tensors that became shorter, and the most frequent tokens that leave."""
-    tensors = [
-        Cells("tensor", [printable(name, 1000) for name in done.tensors]),
-        Cells("dimension", list(done.tensors.values())),
-        Cells("before", [done.rows[0]] * len(done.tensors), [f"{done.rows[0]:,}"] * len(done.tensors)),
-        Cells("after", [done.rows[1]] * len(done.tensors), [f"{done.rows[1]:,}"] * len(done.tensors)),
-    ]
-    sheets = [Sheet("Tensor by tensor", tensors)] if done.tensors else []
-    gone = list(done.gone.items())[:_SHOWN]
-    if gone:
-        names, counts = [printable(repr(token), 100) for token, _ in gone], [count for _, count in gone]
-        cells = [Cells("token", names), Cells("in the text", counts, [f"{count:,}" for count in counts])]
-        told = "How often the text has each token that leaves, the most frequent first."
-        chart = Chart("Tokens of the text that leave", told, [f"t.{at}" for at in range(len(gone))], counts, "times")
-        sheets.append(Sheet("Tokens of the text that leave", cells, [chart]))
-    return sheets

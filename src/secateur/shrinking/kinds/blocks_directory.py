@@ -33,7 +33,7 @@ from secateur.checkpoints import (
 )
 from secateur.coupling import may_leave
 from secateur.models import DirectoryWalk, digest, held_batches
-from secateur.report import Reported, Sheet
+from secateur.report import Reported
 from secateur.shrinking.configuration import Described, has_configuration
 from secateur.shrinking.directory import config_text, origins_text
 from secateur.shrinking.kinds.blocks import (
@@ -47,7 +47,7 @@ from secateur.shrinking.kinds.blocks import (
     stacks_of,
 )
 from secateur.shrinking.request import example_for, request
-from secateur.shrinking.result import depth_parts
+from secateur.shrinking.result import blocks_content, patched_tables
 from secateur.shrinking.select import check_globs, select, too_few
 from secateur.support import Forward, Part, rank_and_world, track
 from secateur.version import __version__
@@ -88,13 +88,11 @@ class ShrunkDepth(Reported):
     left_out: tuple[Path, ...]
     seconds: float
 
-    def _sheets(self) -> list[Sheet]:
-        from secateur.shrinking.result import blocks_sheets
+    def content(self) -> Iterable[Part]:
+        return (*blocks_content(self), *patched_tables(self.patched))
 
-        return blocks_sheets(self)
-
-    def _parts(self) -> Iterable[Part]:
-        return depth_parts(self)
+    def summary(self) -> Iterable[Part]:
+        return blocks_content(self)
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ from secateur.checkpoints import (
 )
 from secateur.coupling import Group
 from secateur.models import DirectoryWalk, RunAlong, digest, held_batches
-from secateur.report import Reported, Sheet
+from secateur.report import Reported
 from secateur.shrinking.directory import config_text, origins_text
 from secateur.shrinking.kinds.expert_repair import OUTSIDE, Mended, MendedMixtures, leave_whole, mend
 from secateur.shrinking.kinds.experts import Fewer, choose_experts, ranked
@@ -59,7 +59,7 @@ from secateur.shrinking.kinds.mixtures import (
 )
 from secateur.shrinking.kinds.routing import PairedBlocks, new_values, of_directory
 from secateur.shrinking.request import Request, request
-from secateur.shrinking.result import experts_parts
+from secateur.shrinking.result import experts_content
 from secateur.shrinking.select import Choice
 from secateur.support import Forward, Part, on_rank_zero, rank_and_world
 
@@ -107,13 +107,11 @@ class ShrunkExperts(Reported):
     unmended: Mapping[str, str] = field(default_factory=dict, repr=False)
     repaired: tuple[str, ...] = field(default=(), repr=False)
 
-    def _sheets(self) -> list[Sheet]:
-        from secateur.shrinking.result import experts_sheets
+    def content(self) -> Iterable[Part]:
+        return experts_content(self, full=True)
 
-        return experts_sheets(self)
-
-    def _parts(self) -> Iterable[Part]:
-        return experts_parts(self)
+    def summary(self) -> Iterable[Part]:
+        return experts_content(self, full=False)
 
 
 def shrink_experts_checkpoint(

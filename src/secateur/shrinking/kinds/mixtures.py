@@ -26,7 +26,7 @@ from secateur.models import (
     run_through,
     store,
 )
-from secateur.report import Reported, Sheet
+from secateur.report import Reported
 from secateur.shrinking.apply import carry_out
 from secateur.shrinking.configuration import Configured, has_configuration
 from secateur.shrinking.directory import PROVED
@@ -370,15 +370,16 @@ class Profile(Reported):
     beyond: Mapping[Annotated[float, Between(0, 1)], Beyond] = field(default_factory=dict)
     source: Mapping[str, str] = field(default_factory=dict, repr=False)
 
-    def _parts(self) -> Iterator[Part]:
-        from secateur.shrinking.result import profile_parts
+    def content(self) -> Iterator[Part]:
+        from secateur.shrinking.result import every_expert
 
-        return profile_parts(self)
+        yield from self.summary()
+        yield every_expert(self, {})
 
-    def _sheets(self) -> list[Sheet]:
-        from secateur.shrinking.result import profile_sheets
+    def summary(self) -> Iterator[Part]:
+        from secateur.shrinking.result import profile_content
 
-        return profile_sheets(self, {})
+        return profile_content(self)
 
     def wrong(self) -> str | None:
         """Why no run has measured it."""

@@ -1,10 +1,10 @@
-"""A network described: every weight counted once, multiply-adds by hand."""
+"""Multiply-adds by hand."""
 
 import pytest
 import torch
 from torch import nn
 
-from secateur.report import count_multiply_adds, describe
+from secateur.report import count_multiply_adds
 
 
 def test_multiply_adds_by_hand() -> None:
@@ -54,28 +54,3 @@ def test_counting_leaves_no_hook_after_a_failure() -> None:
         count_multiply_adds(model, torch.ones(2, 4))
     assert not model[0]._forward_hooks
     assert [module.training for module in model.modules()] == [True, True, False]
-
-
-def test_describe_counts_every_weight_once() -> None:
-    torch.manual_seed(1)
-    weights = {"a": torch.randn(5, 7).half(), "b": torch.randn(3, 2, 3, 3).mT, "no mask": torch.randn(4)}
-    masks = {name: weights[name].abs() > 0.7 for name in ("a", "b")}
-    network = describe("x", weights, masks, bins=7)
-    assert sum(network.kept) == sum(int(mask.sum()) for mask in masks.values())
-    assert sum(network.kept) + sum(network.removed) == 35 + 54
-    assert [(layer.name, layer.shape, layer.weights) for layer in network.layers] == [
-        ("a", (5, 7), 35),
-        ("b", (3, 2, 3, 3), 54),
-    ]
-    assert network.edges[0] == -network.edges[-1] == pytest.approx(-max(float(weights[n].abs().max()) for n in masks))
-    assert describe("zeros", {"z": torch.zeros(3)}, {"z": torch.ones(3, dtype=torch.bool)}, bins=2).kept == (0, 3)
-
-
-def test_describe_names_what_does_not_fit() -> None:
-    weight = torch.ones(2, 3)
-    with pytest.raises(ValueError, match="a mask for b but no weight; weights has a"):
-        describe("x", {"a": weight}, {"b": weight > 0})
-    with pytest.raises(ValueError, match=r"mask of a has shape \(3, 2\), its weight \(2, 3\)"):
-        describe("x", {"a": weight}, {"a": weight.T > 0})
-    with pytest.raises(ValueError, match="a holds inf or NaN"):
-        describe("x", {"a": weight / 0}, {"a": weight > 0})
