@@ -17,10 +17,9 @@ from secateur.coupling.axes import (
 from secateur.coupling.axes import tied_to as representative
 from secateur.coupling.equations import Polynomial, counted, evaluated
 from secateur.coupling.finding import OUTPUT, UNUSED, find_coupling
-from secateur.coupling.flow import SameDraws
 from secateur.coupling.groups import Coupling, Group, Kept, Removed, Scope, may_leave, replacement
 from secateur.coupling.operations import Operation, Weight, declare, name_of, operation, rule, written_in_others
-from secateur.coupling.residual_streams import Branch
+from secateur.coupling.residual_streams import Branch, SameDraws
 from secateur.coupling.trace import Call, CallSites, Look, Spot, cycle_choices, tensors_of_tree
 
 __all__ = [

@@ -14,10 +14,9 @@ from torch import Tensor, nn
 
 import secateur.coupling.rules  # noqa: F401  they register themselves
 from secateur.coupling.axes import Axis, Product, freeze, leaves, resolved
-from secateur.coupling.flow import Flow
 from secateur.coupling.groups import Coupling
 from secateur.coupling.numbers import numbers_that_remember
-from secateur.coupling.residual_streams import Branch, branches_of, in_all
+from secateur.coupling.residual_streams import Branch, Flow, branches_of, in_all
 from secateur.coupling.trace import CallSites, Dims, Trace, Unseen
 from secateur.support import in_mode, private, restored, run_example, seeded, tensors_in, tensors_of
 
