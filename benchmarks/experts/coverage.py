@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from benchmarks.shrinking.comparison import TOLERANCE, gap, outputs, randomized, sliced
 from benchmarks.shrinking.correctness import ours
 from benchmarks.support.models import zoo
+from secateur import Experts
 from secateur.coupling import find_coupling
 from secateur.shrinking import shrink
 
@@ -87,11 +88,11 @@ def judged_experts(name: str) -> dict[str, Any]:
     dense = copy.deepcopy(model)
     uniform = True
     try:
-        shrink(model, inputs, experts=1 / 3, uniform=True)
+        shrink(model, inputs, leave=Experts(1 / 3), uniform=True)
     except ValueError as error:
         said, uniform = str(error), False
         try:
-            shrink(model, inputs, experts=1 / 3)
+            shrink(model, inputs, leave=Experts(1 / 3))
         except ValueError as other:
             return {"experts": "refused", "why": " ".join(str(other).split())}
     with torch.no_grad():

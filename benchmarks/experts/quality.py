@@ -21,7 +21,7 @@ from benchmarks.experts.training import CHOOSE, KINDS, Data, data, trained
 from benchmarks.support.processes import in_a_process
 from benchmarks.support.rows import add_row, read_rows
 from benchmarks.support.tables import head, row
-from secateur import shrink
+from secateur import Experts, shrink
 
 OURS, THEIRS = "reap, repaired", "llm-compressor's REAP"
 TRIED = ("by its outputs", "enumerated")
@@ -64,13 +64,15 @@ def smaller(model: Any, method: str, share: float, texts: Data) -> Any:
     """By `shrink`, without its proof, which changes nothing of what is measured here."""
     small = copy.deepcopy(model)
     batches = [{"input_ids": part} for kind in KINDS for part in texts.choose[kind].split(8)]
+    experts = Experts(share)
     if method == "random":
         how: dict[str, Any] = {"criterion": "random"}
     elif method == "magnitude":
         how = {}
     else:
-        how = {"batches": batches, "rank_experts": method.split(",")[0], "repair": "repaired" in method}
-    shrink(small, batches[0], experts=share, uniform=True, verify=False, **how)
+        how = {"batches": batches, "repair": "repaired" in method}
+        experts = Experts(share, rank=method.split(",")[0])
+    shrink(small, batches[0], leave=experts, uniform=True, verify=False, **how)
     return small.eval()
 
 

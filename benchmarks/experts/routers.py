@@ -27,7 +27,7 @@ from benchmarks.experts.choosing import mixtures_of
 from benchmarks.experts.training import CHOOSE, KINDS, Data, data, trained
 from benchmarks.support.rows import add_row, read_rows
 from benchmarks.support.tables import head, row
-from secateur import shrink
+from secateur import Experts, shrink
 from secateur.coupling import Group, find_coupling
 from secateur.shrinking.kinds.expert_repair import MendedMixtures, mend
 from secateur.shrinking.kinds.routing import PairedBlocks, of_model
@@ -307,8 +307,8 @@ def rows(tries: Tries) -> Iterator[dict[str, Any]]:
                     torch.manual_seed(seed)
                     if small is None:
                         small = copy.deepcopy(dense)
-                        how = {"experts": share, "uniform": True, "verify": False, "repair": False}
-                        shrink(small, batches[0], batches=batches, rank_experts="reap", **how)
+                        how = {"uniform": True, "verify": False, "repair": False}
+                        shrink(small, batches[0], batches=batches, leave=Experts(share, rank="reap"), **how)
                         small.eval()
                         groups = [each for each in find_coupling(small, batches[0]).groups if each.chosen]
                     model = copy.deepcopy(small)

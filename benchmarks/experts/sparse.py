@@ -131,13 +131,13 @@ def measured(command: Sequence[str]) -> tuple[float, float]:
 
 _REPAIRED = """
 import sys, torch
-from secateur.shrinking import shrink_experts_checkpoint
+from secateur import Experts, shrink
 source, out, activations, samples, length, repair = sys.argv[1:]
 draw = torch.Generator().manual_seed(0)
 # few words, so that what experts make up for on some batches they make up for on others, and blocks are written
 batches = [{"input_ids": torch.randint(0, 64, (1, int(length)), generator=draw)} for _ in range(int(samples))]
-done = shrink_experts_checkpoint(source, out, 0.25, batches=batches, activations=activations, verify=False,
-                                 repair=repair == "yes")
+done = shrink(source, leave=Experts(0.25), out=out, batches=batches, activations=activations, verify=False,
+              repair=repair == "yes")
 print(done)
 if repair == "yes" and not done.repaired:
     raise SystemExit("nothing was repaired, so that writing it was not measured")
@@ -148,7 +148,8 @@ _SLICED = """
 import sys, time
 from pathlib import Path
 source, out, plan, seconds, discard = sys.argv[1:]
-from secateur.shrinking import expert_directory
+from secateur import Experts, shrink
+from secateur.shrinking.kinds import experts_directory as expert_directory
 right, total = expert_directory.write_file, []
 def timed(checkpoint, target, place, *others):
     started = time.monotonic(), time.process_time()
@@ -160,7 +161,7 @@ def timed(checkpoint, target, place, *others):
         make_holes(target / place)
     return done
 expert_directory.write_file = timed
-expert_directory.shrink_experts_checkpoint(source, out, 0.25, plan=plan, verify=False)
+shrink(source, leave=Experts(0.25, plan=plan), out=out, verify=False)
 Path(seconds).write_text(" ".join(str(sum(each)) for each in zip(*total)))
 """
 

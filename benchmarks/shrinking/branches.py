@@ -21,7 +21,7 @@ from benchmarks.shrinking.sizes import count_of
 from benchmarks.support.language_models import MiniLM, SmolLM2
 from benchmarks.support.processes import in_a_process
 from benchmarks.support.tables import head, row
-from secateur import shrink
+from secateur import Branches, shrink
 from secateur.coupling import Branch, find_coupling
 from secateur.shrinking.kinds.branches import OutputCosts, influences
 
@@ -109,7 +109,7 @@ def measured(told: Mapping[str, Any]) -> dict[str, Any]:
         done = shrink(
             model,
             _example(batches[0], told["model"]),
-            branches=told["share"],
+            leave=Branches(told["share"]),
             include=told["names"],
             modes=[False],
             batches=batches if told["way"] == "patched" else None,

@@ -15,7 +15,7 @@ from benchmarks.shrinking import peers
 from benchmarks.shrinking.sizes import bytes_of, count_of, multiply_adds
 from benchmarks.support.models import zoo
 from benchmarks.support.timing import alternating, ratios, timed
-from secateur import demo
+from secateur import Branches, demo
 from secateur.shrinking import shrink
 from secateur.support import run_example
 
@@ -94,7 +94,7 @@ def depth(rounds: int = 25, **_: Any) -> dict[str, Any]:
     ):
         for share in (0.25, 0.5):
             smaller = copy.deepcopy(model)
-            proof, _ = timed(functools.partial(shrink, smaller, example, branches=share))
+            proof, _ = timed(functools.partial(shrink, smaller, example, leave=Branches(share)))
             with torch.no_grad():
                 calls = {
                     "smaller": functools.partial(run_example, smaller, example),

@@ -30,7 +30,7 @@ if not __package__:  # run as a script
 from benchmarks.support.processes import in_a_process
 from secateur.checkpoints import meta_model_of, open_checkpoint, write_header
 from secateur.coupling import Scope, find_coupling
-from secateur.shrinking import Configured, shrink_checkpoint
+from secateur.shrinking import Configured, shrink
 from secateur.shrinking.directory import _Weights
 
 EIGHT_BILLION = {
@@ -100,7 +100,7 @@ def warmed() -> float:
     config |= {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 1}
     with tempfile.TemporaryDirectory() as folder:
         write(Path(folder) / "tiny", config, 1 << 30, holes=False)
-        shrink_checkpoint(Path(folder) / "tiny", None, 0.5)
+        shrink(Path(folder) / "tiny", sparsity=0.5)
     return peak()
 
 
@@ -129,7 +129,7 @@ def plan(folder: Path) -> dict[str, Any]:
             yield block
 
     whole, _Weights.blocks = _Weights.blocks, timed
-    done = shrink_checkpoint(folder / "dense", None, 0.5)
+    done = shrink(folder / "dense", sparsity=0.5)
     return {
         "GB": checkpoint.nbytes / 1e9,
         "largest tensor GB": max(entry.nbytes for entry in checkpoint.entries.values()) / 1e9,
@@ -149,9 +149,9 @@ def cut(folder: Path) -> dict[str, float]:
     base = warmed()
     checkpoint = open_checkpoint(folder / "dense")
     clock, processor = time.perf_counter(), time.process_time()
-    planned = shrink_checkpoint(folder / "dense", None, 0.5)
+    planned = shrink(folder / "dense", sparsity=0.5)
     between = time.perf_counter()
-    done = shrink_checkpoint(folder / "dense", folder / "small", 0.5)
+    done = shrink(folder / "dense", sparsity=0.5, out=folder / "small")
     slicing = time.perf_counter() - between - (between - clock)
     return {
         "GB": checkpoint.nbytes / 1e9,

@@ -15,6 +15,9 @@ from . import targets as targets
 from .checkpoints import sparsify as sparsify
 from .checkpoints import verify_checkpoint as verify_checkpoint
 from .inference import pack as pack
+from .kinds import Blocks as Blocks
+from .kinds import Branches as Branches
+from .kinds import Experts as Experts
 from .models import oneshot as oneshot
 from .models import read_calibration as read_calibration
 from .patterns import NM as NM
@@ -35,8 +38,6 @@ from .shrinking import load_shrunken as load_shrunken
 from .shrinking import reached as reached
 from .shrinking import save_shrunken as save_shrunken
 from .shrinking import shrink as shrink
-from .shrinking import shrink_checkpoint as shrink_checkpoint
-from .shrinking import shrink_experts_checkpoint as shrink_experts_checkpoint
 from .shrinking import verify_shrunken as verify_shrunken
 from .storage import load_compressed as load_compressed
 from .storage import save_compressed as save_compressed

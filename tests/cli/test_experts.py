@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from secateur.checkpoints import slicing
-from secateur.shrinking import shrink_experts_checkpoint
+from secateur.kinds import Experts
+from secateur.shrinking import shrink
 from support.commands import fails, run
 from support.forks import forked
 from support.vocabularies import TEXT, wrapped
@@ -117,7 +118,7 @@ def test_a_directory_without_experts_is_told(tmp_path):
 def test_a_run_that_is_killed_leaves_no_directory_under_the_name(dense, tmp_path):
     def dying():
         slicing.write_cut = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-        shrink_experts_checkpoint(dense, tmp_path / "small", 1, rank="criterion", verify=False)
+        shrink(dense, leave=Experts(1, rank="criterion"), out=tmp_path / "small", verify=False)
 
     assert os.WTERMSIG(forked(dying)) == signal.SIGKILL
     assert not (tmp_path / "small").exists()

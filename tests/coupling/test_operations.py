@@ -13,6 +13,7 @@ import secateur.coupling.rules
 from secateur import shrink
 from secateur.coupling import SameDraws, declare, find_coupling, operation, operations, rule, unify
 from secateur.coupling.operations import OPERATIONS, Operation
+from secateur.kinds import Branches
 
 LIBRARY = torch.library.Library("secateur_tests", "FRAGMENT")
 OPS = torch.ops.secateur_tests
@@ -226,7 +227,7 @@ def test_a_sum_reaches_the_residual_streams_and_the_proof():
     assert find_coupling(model, x).branches == []
     declare("joined", stream="sum")
     assert len(find_coupling(model, x).branches) == 3
-    shrink(model, x, branches=0.5)
+    shrink(model, x, leave=Branches(0.5))
     assert sum(isinstance(each, Linear) for each in model.branches) == 1
 
 
@@ -244,7 +245,7 @@ def test_a_contraction_reaches_the_residual_streams():
     assert find_coupling(model, x).branches == []
     declare("times", stream="contraction")
     assert len(find_coupling(model, x).branches) == 3
-    shrink(model, x, branches=0.5)
+    shrink(model, x, leave=Branches(0.5))
     assert sum(isinstance(each, Times) for each in model.branches) == 1
 
 
@@ -259,7 +260,7 @@ def test_a_zero_reaches_what_stays_in_place_of_a_branch():
     assert forms(model)["zeros"] is not None
     declare("doubled", zero=True)
     assert forms(model) == {"zeros": None}
-    shrink(model, torch.randn(4, 5), branches=0.5)
+    shrink(model, torch.randn(4, 5), leave=Branches(0.5))
 
 
 @pytest.mark.parametrize("asks", ["sizes", "facts"])
@@ -280,10 +281,10 @@ def test_draws_reach_the_residual_streams_and_the_proof():
     assert not torch.equal(*drawn())
     model = Blocks(lambda: Linear(before=lambda x: x + OPS.noise(x)), after=lambda: lambda x: x + OPS.noise(x))
     with pytest.raises(ValueError, match="can leave"):
-        shrink(model, torch.randn(4, 5), branches=0.5)
+        shrink(model, torch.randn(4, 5), leave=Branches(0.5))
     declare("noise", draws=True)
     assert torch.equal(*drawn())
-    shrink(model, torch.randn(4, 5), branches=0.5)
+    shrink(model, torch.randn(4, 5), leave=Branches(0.5))
 
 
 def test_how_it_is_called_steadily_reaches_the_trace_and_the_proof():

@@ -13,6 +13,7 @@ from torch import nn
 import zoo
 from secateur import load_shrunken, save_shrunken, shrink, verify_shrunken
 from secateur.coupling import Removed, find_coupling
+from secateur.kinds import Branches
 from secateur.shrinking import costs, plans_of
 from secateur.shrinking import module as shrinking
 from secateur.shrinking.apply import carry_out
@@ -117,7 +118,7 @@ def test_zoo(name):
     ends, many = ZEROED[name]
     zeroed = copy.deepcopy(model)
     told = []
-    shrink(model, inputs, branches=0.5, report=told.append)
+    shrink(model, inputs, leave=Branches(0.5), report=told.append)
     (done,) = told
     assert len(done.branches) == many
     assert done.stayed == {}
@@ -224,12 +225,12 @@ def test_a_branch_that_is_read_stays_and_says_why():
 
     model, x = nn.Sequential(Reads(), Block(), Block()), torch.randn(4, 6)
     told = []
-    shrink(model, x, branches=0.6, report=told.append)
+    shrink(model, x, leave=Branches(0.6), report=told.append)
     assert set(told[0].stayed) <= {"0.up"}  # it was not among those that change least, or could not
     assert isinstance(model[0].up, nn.Linear)
     model = nn.Sequential(Reads(), Block(), Block())
     with pytest.raises(ValueError, match="0 of the 3 residual branches can leave, not 1") as error:
-        shrink(model, x, branches=0.3, include="0.*")
+        shrink(model, x, leave=Branches(0.3), include="0.*")
     assert "0.up: the model without it: it raises AttributeError" in str(error.value)
 
 
@@ -239,7 +240,7 @@ def test_a_norm_that_is_read_stays_and_the_branch_leaves():
             return x + self.f(self.norm(x.to(self.norm.weight.dtype)))
 
     model, x = nn.Sequential(Reads(), Block()), torch.randn(4, 6)
-    shrink(model, x, branches=0.5, include="0.*")
+    shrink(model, x, leave=Branches(0.5), include="0.*")
     assert isinstance(model[0].norm, nn.LayerNorm)
     assert isinstance(model[0].up, Removed)
 
@@ -249,7 +250,7 @@ def test_a_norm_that_is_read_stays_and_the_branch_leaves():
 
 def test_it_is_an_ordinary_module_afterwards():
     model, x = Stack("norm after", "scaled", "f(x).add_(x)", "dropped"), torch.randn(5, 4)
-    shrink(model, x, 0.3, branches=0.75)
+    shrink(model, x, 0.3, leave=Branches(0.75))
     model.eval()
     expected = model(x)
     assert_same([copy.deepcopy(model)(x)], [expected])
@@ -275,7 +276,7 @@ def test_decoders_still_generate(use_cache):
     )
     model = LlamaForCausalLM(config).eval()
     words = torch.randint(3, 50, (2, 6))
-    shrink(model, {"input_ids": words, "use_cache": use_cache}, branches=0.5, include="*self_attn*")
+    shrink(model, {"input_ids": words, "use_cache": use_cache}, leave=Branches(0.5), include="*self_attn*")
     assert model.model.layers[0].self_attn is not None
     assert isinstance(model.model.layers[0].self_attn, Removed) is not use_cache  # its keys are an output
     options = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0, "eos_token_id": 49}
@@ -299,7 +300,9 @@ def test_plans_compose(steps):
     model, x = Stack(*forms), torch.randn(5, 4)
     original = copy.deepcopy(model)
     for step in steps:
-        shrink(model, x, {"branches": 0.0, "channels": 0.15, "both": 0.4}[step], branches=0.2 * (step != "channels"))
+        shrink(
+            model, x, {"branches": 0.0, "channels": 0.15, "both": 0.4}[step], leave=Branches(0.2 * (step != "channels"))
+        )
     verify_shrunken(original, model, x)
     with tempfile.TemporaryDirectory() as folder:
         save_shrunken(model, folder)
@@ -316,7 +319,7 @@ def test_plans_with_modules_have_a_version_of_their_own(tmp_path):
     shrink(model, x, 0.3)
     save_shrunken(model, tmp_path)
     assert json.loads((tmp_path / "plan.json").read_text())["version"] == 1
-    shrink(model, x, branches=0.5)
+    shrink(model, x, leave=Branches(0.5))
     save_shrunken(model, tmp_path)
     read = json.loads((tmp_path / "plan.json").read_text())
     assert read["version"] == 2
@@ -360,7 +363,7 @@ def test_the_optimizer_lets_go_and_training_goes_on():
     model(x).sum().backward()
     optimizer.step()
     kept = optimizer.state[model[0].weight]["exp_avg"].clone()
-    shrink(model, x, branches=0.5, include="1.*", optimizer=optimizer)
+    shrink(model, x, leave=Branches(0.5), include="1.*", optimizer=optimizer)
     mine = {id(parameter) for parameter in model.parameters()}
     assert {id(each) for group in optimizer.param_groups for each in group["params"]} == mine
     assert {id(each) for each in optimizer.state} <= mine
@@ -378,7 +381,7 @@ def test_a_failing_call_changes_nothing():
     optimizer.step()
     state, groups = state_of(model), [list(group["params"]) for group in optimizer.param_groups]
     with pytest.raises(ValueError, match="can leave"):
-        shrink(model, x, 0.99, branches=0.5, optimizer=optimizer)
+        shrink(model, x, 0.99, leave=Branches(0.5), optimizer=optimizer)
     assert is_unchanged(model, state)
     assert plans_of(model) == []
     assert [list(group["params"]) for group in optimizer.param_groups] == groups
@@ -430,7 +433,7 @@ def test_the_rest_of_any_target(target, monkeypatch):
     model, x = Stack(*["x + f(x)"] * 4, width=16), torch.randn(5, 4)
     size = sum(parameter.numel() for parameter in model.parameters())
     told = []
-    shrink(model, x, 0.3, branches=0.25, target=target, report=told.append, round_to=1)
+    shrink(model, x, 0.3, leave=Branches(0.25), target=target, report=told.append, round_to=1)
     before, after = told[0].multiply_adds
     assert after < 0.9 * before
     if target == "macs":
@@ -444,17 +447,17 @@ def test_errors():
     model = Stack("x + f(x)", "scaled")
     state = state_of(model)
     with pytest.raises(ValueError, match="the model has no residual branch"):
-        shrink(nn.Sequential(nn.Linear(4, 9), nn.Linear(9, 3)), x, branches=0.5)
+        shrink(nn.Sequential(nn.Linear(4, 9), nn.Linear(9, 3)), x, leave=Branches(0.5))
     with pytest.raises(ValueError, match=r"1\.up is the only residual branch of the model, and one stays at least"):
-        shrink(Stack("x + f(x)"), x, branches=0.5)
+        shrink(Stack("x + f(x)"), x, leave=Branches(0.5))
     with pytest.raises(ValueError, match="sparsity is the fraction that is removed"):
-        shrink(model, x, branches=1.5)
+        shrink(model, x, leave=Branches(1.5))
     with pytest.raises(ValueError, match=r"no tensor or group matches 'nothing\.\*'"):
-        shrink(model, x, branches=0.5, exclude="nothing.*")
+        shrink(model, x, leave=Branches(0.5), exclude="nothing.*")
     with pytest.raises(ValueError, match="0 of the 2 residual branches can leave, not 1"):
-        shrink(model, x, branches=0.5, exclude=["1.up", "2.up"])
+        shrink(model, x, leave=Branches(0.5), exclude=["1.up", "2.up"])
     bad = copy.deepcopy(model)
     bad[1].down.weight.data[0, 0] = float("nan")
     with pytest.raises(ValueError, match=r"the score of the branch 1\.up is NaN"):
-        shrink(bad, x, branches=0.5)
+        shrink(bad, x, leave=Branches(0.5))
     assert is_unchanged(model, state)

@@ -14,7 +14,6 @@ from secateur.models import Pruned, bounds, walk_model
 from secateur.models.blocks import parts_of
 from secateur.models.bounds import Demand, demands_of, form_of
 from secateur.search import Sensitivity
-from secateur.shrinking import shrink_checkpoint
 from secateur.solvers import SolverWarning, from_criterion, sparsegpt
 from support.families import batches as llama
 from support.families import make
@@ -178,7 +177,7 @@ def test_levels_and_directories_say_what_was_summed_in_blocks(monkeypatch, tmp_p
 
     make("llama", intermediate_size=512).save_pretrained(tmp_path / "dense")
     with pytest.warns(SolverWarning, match="Gram matrix in"):
-        done = shrink_checkpoint(tmp_path / "dense", tmp_path / "small", 0.3, batches=llama("llama"), verify=False)
+        done = shrink(tmp_path / "dense", sparsity=0.3, out=tmp_path / "small", batches=llama("llama"), verify=False)
     assert any(name.endswith("down_proj.weight") for name in done.in_blocks)
     assert "Gram matrix in" in str(done)
 

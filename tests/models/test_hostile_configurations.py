@@ -15,7 +15,7 @@ from secateur.checkpoints import CheckpointError, open_checkpoint
 from secateur.cli.commands import app
 from secateur.criteria import magnitude
 from secateur.models import build_on_meta, oneshot
-from secateur.shrinking import shrink_checkpoint
+from secateur.shrinking import shrink
 from secateur.solvers import from_criterion
 from support.families import EVERY_FAMILY, batches, make
 from support.tokenizers_of_words import write_tokenizer
@@ -104,7 +104,7 @@ def test_a_hostile_field_is_one_line_or_does_no_harm(family, tmp_path):
 @pytest.mark.parametrize("name", WRONG_ARCHITECTURES, ids=repr)
 def test_an_architecture_is_the_class_of_a_model_of_the_family(name, broken):
     configured(broken, architectures=name if name is None else [name])
-    for build in (lambda: build_on_meta(open_checkpoint(broken)), lambda: shrink_checkpoint(broken, None, 0.5)):
+    for build in (lambda: build_on_meta(open_checkpoint(broken)), lambda: shrink(broken, sparsity=0.5)):
         with pytest.raises(CheckpointError, match=r"config\.json: names (no architectures|the architecture )"):
             build()
 

@@ -11,7 +11,7 @@ import signal
 import pytest
 import torch
 
-from secateur import Rows, shrink_checkpoint
+from secateur import Rows, shrink
 from secateur.checkpoints import CheckpointError, called_as, families, open_checkpoint, sparsify
 from secateur.checkpoints import run as resumable
 from secateur.checkpoints.run import JOURNAL
@@ -379,7 +379,7 @@ def test_the_record_of_a_source_is_carried_on_or_refused(llama, tmp_path):
     for call in (
         lambda out: oneshot(llama, batches("llama"), 0.5, out=out),
         lambda out: sparsify(llama, 0.5, out=out),
-        lambda out: shrink_checkpoint(llama, out, 0.5),
+        lambda out: shrink(llama, sparsity=0.5, out=out),
     ):
         with pytest.raises(
             CheckpointError, match=r"secateur\.json: damaged: .*nested too deeply.*; remove it"

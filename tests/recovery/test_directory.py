@@ -16,7 +16,7 @@ from secateur.checkpoints import run as resumable
 from secateur.models import files as block_files
 from secateur.recovery import directory as recovery
 from secateur.recovery import recover
-from secateur.shrinking import shrink_checkpoint
+from secateur.shrinking import shrink
 from secateur.storage import save_compressed
 from support.families import batches, make
 from support.forks import forked, killing
@@ -300,7 +300,7 @@ def test_a_device_that_is_not_there_is_one_line(directories):
 
 def test_a_narrower_directory_recovers_and_fewer_blocks_by_the_outputs(directories):
     dense = directories / "dense"
-    shrink_checkpoint(dense, directories / "narrow", 0.3, batches=batches("llama"))
+    shrink(dense, sparsity=0.3, out=directories / "narrow", batches=batches("llama"))
     done = recover(directories / "narrow", dense, batches("llama"), out=directories / "out", steps=3)
     assert len(done.parts) == 4
     assert not done.left_out

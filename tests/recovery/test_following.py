@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from secateur import sparsify
+from secateur.kinds import Blocks
 from secateur.recovery import recover
 from secateur.recovery.local import followed, sketch_of
-from secateur.shrinking import shrink_depth_checkpoint
+from secateur.shrinking import shrink
 from support.families import batches, make, saved_deep
 
 
@@ -81,7 +82,7 @@ def test_the_last_part_of_a_block_comes_near_to_what_the_teacher_passes_on_befor
 
 def test_a_directory_of_fewer_blocks_is_recovered_block_by_block(tmp_path):
     saved_deep("llama", tmp_path / "dense")
-    shrink_depth_checkpoint(tmp_path / "dense", tmp_path / "fewer", 0.25, batches=batches("llama"))
+    shrink(tmp_path / "dense", leave=Blocks(0.25), out=tmp_path / "fewer", batches=batches("llama"))
     done = recover(tmp_path / "fewer", tmp_path / "dense", batches("llama"), out=tmp_path / "out", steps=0)
     assert not done.left_out
     assert len(done.parts) == 6

@@ -56,7 +56,7 @@ KEEP = {"budget": None, "keep": 0.9, "evaluations": 10}
 def test_a_run_that_was_stopped_goes_on_to_the_same_bytes(dense, tmp_path, monkeypatch, given):
     """Twice: by a full disk, and where it went on, by hand."""
     fitted(dense, tmp_path / "once", **given)
-    verb = "oneshot" if "over" in given else "shrink_checkpoint"
+    verb = "oneshot" if "over" in given else "shrink"
 
     def not_again(*_args, **_named):
         raise AssertionError("it was chosen already")
@@ -195,7 +195,7 @@ def test_what_sensitivity_wrote_stays_whatever_its_name(dense, measured, tmp_pat
 @pytest.mark.parametrize("given", ["levels", "store", "as they are"])
 def test_levels_in_the_folder_of_a_run_are_not_what_it_begins_with(dense, tmp_path, monkeypatch, given):
     """Which is removed in the end."""
-    stopped(monkeypatch, "shrink_checkpoint", dense, tmp_path / "out")
+    stopped(monkeypatch, "shrink", dense, tmp_path / "out")
     lie = tmp_path / "out.unfinished" / "result" / "levels"
     named = {"store": lie} if given == "store" else {"levels": Levels.load(lie) if given == "as they are" else lie}
     before = contents(lie)
@@ -288,13 +288,13 @@ MLPS = {"include": "model.layers.*.mlp.*", "budget": {"params": 0.9}}
 
 def unlike_the_choice(monkeypatch):
     """Of the verb that takes units out: fewer stay than were chosen, so that the budget holds all the same."""
-    original = directory.shrink_checkpoint
+    original = directory.shrink
 
     def other(*args, allocate, **named):
         counts = {name: count - 2 for name, count in allocate.counts.items()}
         return original(*args, allocate=Units(counts), **named)
 
-    monkeypatch.setattr(directory, "shrink_checkpoint", other)
+    monkeypatch.setattr(directory, "shrink", other)
 
 
 def test_what_keeps_other_units_than_were_chosen_is_not_there(dense, tmp_path, monkeypatch):
@@ -329,7 +329,7 @@ def test_an_impossible_budget_leaves_levels_and_its_advice_can_be_followed(dense
         fitted(dense, tmp_path / "out", store=tmp_path / "file")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     (tmp_path / "file").unlink()
-    stopped(monkeypatch, "shrink_checkpoint", dense, tmp_path / "out")
+    stopped(monkeypatch, "shrink", dense, tmp_path / "out")
     before = contents(tmp_path / "out.unfinished" / "result" / "levels")
     with pytest.raises(ValueError, match="cannot come to 60"):
         fitted(dense, tmp_path / "out", budget={"params": 0.01})
@@ -345,7 +345,7 @@ def test_a_full_disk_leaves_what_the_next_run_goes_on_with(dense, tmp_path, monk
         raise directory.CheckpointError("the disk is full; free space and run the same command again.")
 
     with monkeypatch.context() as patch:
-        patch.setattr(directory, "shrink_checkpoint", full)
+        patch.setattr(directory, "shrink", full)
         with pytest.raises(ValueError, match="the disk is full"):
             fitted(dense, tmp_path / "out")
     assert (tmp_path / "out.unfinished" / "result" / "levels" / FILE).exists()

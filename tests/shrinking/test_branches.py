@@ -11,6 +11,7 @@ from torch import nn
 
 from secateur import shrink
 from secateur.coupling import find_coupling
+from secateur.kinds import Branches
 from secateur.shrinking import KEPT
 from secateur.shrinking.kinds import branches as depth
 from secateur.shrinking.kinds.branches import choose_branches, influences, named_branches
@@ -92,7 +93,7 @@ def test_a_score_that_is_no_number_is_refused():
 def test_those_of_which_the_names_are_given_leave():
     model = scaled(1.0, 0.5, 1.0)
     expected = model.each[0](X) + X
-    done = shrink(model, X, branches=["each.1", "each.2"], repair=False)
+    done = shrink(model, X, leave=Branches(["each.1", "each.2"]), repair=False)
     assert [name for name, _ in model.named_parameters()] == ["each.0.weight", "each.0.bias"]
     torch.testing.assert_close(model(X), expected)
     assert "2 of 3 residual branches leave" in str(done)
@@ -109,7 +110,7 @@ def test_names_that_cannot_leave_are_refused(names, message):
     model = scaled(1.0, 1.0, 1.0)
     state = state_of(model)
     with pytest.raises(ValueError, match=message):
-        shrink(model, X, branches=names)
+        shrink(model, X, leave=Branches(names))
     assert is_unchanged(model, state)
 
 

@@ -12,6 +12,7 @@ from torch import nn
 
 import zoo
 from secateur import criteria, oneshot, shrink
+from secateur.kinds import Branches
 from secateur.shrinking import WithoutDataWarning, calibrated, verify_shrunken
 from secateur.shrinking import measure as measuring
 from secateur.shrinking import request as subject
@@ -275,7 +276,7 @@ def test_uniform_keeps_equally_many_and_loads(tmp_path):
 
 def test_branches_leave_first(batches):
     model = words()
-    done = shrink(model, batches[0], 0.4, batches=batches, branches=0.25)
+    done = shrink(model, batches[0], 0.4, batches=batches, leave=Branches(0.25))
     assert len(done.plans) == 2
     assert done.got == pytest.approx(0.4, abs=0.05)
     assert model(batches[0]).isfinite().all()
@@ -354,7 +355,7 @@ def test_a_call_that_fails_leaves_everything_as_it_was(share, batches):
     assert torch.equal(model(batches[0]), words()(batches[0]))
 
 
-@pytest.mark.parametrize("more", [{}, {"branches": 0.3}], ids=["units", "branches"])
+@pytest.mark.parametrize("more", [{}, {"leave": "branches:30%"}], ids=["units", "branches"])
 def test_a_batch_of_another_shape_is_named(batches, more):
     model = words()
     state = state_of(model)

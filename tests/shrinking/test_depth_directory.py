@@ -11,10 +11,11 @@ import torch
 from secateur.checkpoints import CheckpointError, open_checkpoint, verify_checkpoint
 from secateur.checkpoints import run as resumable
 from secateur.checkpoints.run import JOURNAL
+from secateur.kinds import Blocks
 from secateur.models import files as block_files
 from secateur.shrinking.kinds import blocks_directory as depth_directory
 from secateur.shrinking.kinds.blocks import DepthCosts, passing
-from secateur.shrinking.kinds.blocks_directory import BLOCKS, shrink_depth_checkpoint
+from secateur.shrinking.kinds.blocks_directory import BLOCKS, shrink
 from support.commands import run
 from support.families import batches, saved_deep
 from support.forks import forked, killing
@@ -36,7 +37,7 @@ def made(tmp_path_factory):
     """A directory, and what is left of it without half of its blocks."""
     folder = tmp_path_factory.mktemp("made")
     saved(folder / "dense")
-    done = shrink_depth_checkpoint(folder / "dense", folder / "small", 0.5, batches=batches("llama", count=16))
+    done = shrink(folder / "dense", leave=Blocks(0.5), out=folder / "small", batches=batches("llama", count=16))
     return folder, done
 
 
@@ -47,7 +48,7 @@ def made(tmp_path_factory):
 def test_it_computes_what_the_model_does_whose_blocks_pass_on(tmp_path, family, dtype):
     dense = saved(tmp_path / "dense", family, dtype)
     before = contents(tmp_path / "dense")
-    done = shrink_depth_checkpoint(tmp_path / "dense", tmp_path / "out", 0.5, batches=batches(family), repair=False)
+    done = shrink(tmp_path / "dense", leave=Blocks(0.5), out=tmp_path / "out", batches=batches(family), repair=False)
     assert contents(tmp_path / "dense") == before
     dense, small = (type(dense).from_pretrained(tmp_path / name, dtype="auto").eval() for name in ("dense", "out"))
     assert small.dtype == dtype
@@ -90,10 +91,10 @@ def test_the_record_says_what_left_and_what_took_over(made):
 def test_without_out_it_says_what_would_leave(made, tmp_path):
     folder, done = made
     asked = {"batches": batches("llama", count=16)}
-    planned = shrink_depth_checkpoint(folder / "dense", None, 0.5, **asked)
+    planned = shrink(folder / "dense", leave=Blocks(0.5), **asked)
     assert (planned.gone, planned.parameters, planned.lost) == (done.gone, done.parameters, done.lost)
     assert planned.patched == {}
-    unproved = shrink_depth_checkpoint(folder / "dense", None, 0.5, **asked, verify=False)
+    unproved = shrink(folder / "dense", leave=Blocks(0.5), verify=False, **asked)
     assert unproved.gone == done.gone
     assert unproved.proof == "not proved, as asked"
 
@@ -112,7 +113,7 @@ STEPS = {
 
 def dying(moment, source, out):
     calls = killing(moment, **STEPS)
-    shrink_depth_checkpoint(source, out, 0.5, batches=batches("llama", count=16))
+    shrink(source, leave=Blocks(0.5), out=out, batches=batches("llama", count=16))
     out.with_name("counts.json").write_text(json.dumps(calls))
 
 
@@ -141,7 +142,7 @@ def stopped(made):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(depth_directory, "_publish", stop)
         with pytest.raises(KeyboardInterrupt):
-            shrink_depth_checkpoint(source, made[0] / "stopped", 0.5, batches=batches("llama", count=16))
+            shrink(source, leave=Blocks(0.5), out=made[0] / "stopped", batches=batches("llama", count=16))
     return made[0] / "stopped.unfinished"
 
 
@@ -165,9 +166,9 @@ def test_a_journal_of_what_the_model_has_not_is_refused(made, stopped, tmp_path,
     found["sha256"] = resumable._digest(found)
     journal.write_text(json.dumps(found))
     with pytest.raises(CheckpointError, match=rf"journal\.json: damaged: .*{message}"):
-        shrink_depth_checkpoint(made[0] / "dense", tmp_path / "out", 0.5, **asked)
+        shrink(made[0] / "dense", leave=Blocks(0.5), out=tmp_path / "out", **asked)
     with pytest.raises(CheckpointError, match=r"depth 0\.5, not 0\.25"):
-        shrink_depth_checkpoint(made[0] / "dense", tmp_path / "out", 0.25, **asked)
+        shrink(made[0] / "dense", leave=Blocks(0.25), out=tmp_path / "out", **asked)
 
 
 # ---- refused --------------------------------------------------------------------------------------------------------
@@ -178,7 +179,7 @@ def test_what_cannot_be_is_refused_before_anything_is_written(made, tmp_path):
 
     def refused(message, source=source, out=tmp_path / "out", share=0.5, **keywords):
         with pytest.raises(ValueError, match=message):
-            shrink_depth_checkpoint(source, out, share, **{"batches": batches("llama"), **keywords})
+            shrink(source, leave=Blocks(share), out=out, **{"batches": batches("llama"), **keywords})
         assert sorted(path.name for path in tmp_path.iterdir()) == ["bare", "taken"]
 
     (tmp_path / "taken").mkdir()
@@ -198,7 +199,7 @@ def test_a_block_that_the_proof_refuses_stays_and_is_named(tmp_path):
     """T5's first blocks hold the biases of all others."""
     saved(tmp_path / "dense", "t5")
     everything = 6 / 8
-    done = shrink_depth_checkpoint(tmp_path / "dense", None, everything, batches=batches("t5"))
+    done = shrink(tmp_path / "dense", leave=Blocks(everything), batches=batches("t5"))
     assert {"encoder.block.0", "decoder.block.0"}.isdisjoint(done.gone)
     assert len(done.gone) == 6
     for name, why in done.stayed.items():

@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import nn
 
+from secateur.kinds import Blocks
 from secateur.shrinking.kinds.blocks import DepthCosts, passing, place_in
-from secateur.shrinking.kinds.blocks_directory import shrink_depth_checkpoint
+from secateur.shrinking.kinds.blocks_directory import shrink
 from support.families import batches, saved_deep
 
 
@@ -56,14 +57,14 @@ def test_the_place_is_what_is_added_to_what_the_block_returns(kind, weight):
 def test_a_patch_that_makes_the_outputs_worse_is_taken_back(tmp_path, monkeypatch):
     saved_deep("llama", tmp_path / "dense")
     asked = {"include": "model.layers.3", "batches": batches("llama")}
-    plain = shrink_depth_checkpoint(tmp_path / "dense", tmp_path / "plain", 0.25, **asked, repair=False)
+    plain = shrink(tmp_path / "dense", leave=Blocks(0.25), out=tmp_path / "plain", repair=False, **asked)
     right = DepthCosts.__call__
     monkeypatch.setattr(
         DepthCosts,
         "__call__",
         lambda self, gone, more=(), written=False: {k: v + written for k, v in right(self, gone, more).items()},
     )
-    done = shrink_depth_checkpoint(tmp_path / "dense", tmp_path / "small", 0.25, **asked)
+    done = shrink(tmp_path / "dense", leave=Blocks(0.25), out=tmp_path / "small", **asked)
     assert done.gone == plain.gone
     assert done.patched == {}
     for name in ("model.safetensors", "config.json", "blocks.json"):
@@ -78,8 +79,8 @@ def test_the_stream_behind_is_nearer_to_the_dense_models(tmp_path, family):
     held = batches(family, count=16)
     asked = {"include": f"{stack}.3", "batches": held}
     share = 1 / 8 if family == "bart" else 1 / 4
-    done = shrink_depth_checkpoint(tmp_path / "dense", tmp_path / "small", share, **asked)
-    plain = shrink_depth_checkpoint(tmp_path / "dense", tmp_path / "plain", share, **asked, repair=False)
+    done = shrink(tmp_path / "dense", leave=Blocks(share), out=tmp_path / "small", **asked)
+    plain = shrink(tmp_path / "dense", leave=Blocks(share), out=tmp_path / "plain", repair=False, **asked)
     assert done.gone == plain.gone == (f"{stack}.3",)
     assert plain.patched == {}
     assert done.patched

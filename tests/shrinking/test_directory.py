@@ -26,7 +26,6 @@ from secateur.checkpoints import (
 from secateur.criteria import wanda
 from secateur.shrinking import directory as checkpoint_shrinking
 from secateur.shrinking import request as subject
-from secateur.shrinking import shrink_checkpoint
 from secateur.shrinking.directory import write_scaled
 
 LLAMA = {
@@ -58,7 +57,7 @@ def dense(tmp_path_factory):
 @pytest.fixture(scope="module")
 def smaller(dense):
     with called_as({"sparsity": 0.4}):
-        return shrink_checkpoint(dense, dense.parent / "small", 0.4)
+        return shrink(dense, sparsity=0.4, out=dense.parent / "small")
 
 
 def files_of(folder):
@@ -108,7 +107,7 @@ def test_a_large_model_is_proved_on_a_small_one_of_its_class(dense, smaller, mon
 
     right = subject.wrong_groups
     monkeypatch.setattr(subject, "wrong_groups", spy)
-    done = shrink_checkpoint(dense, None, 0.4)
+    done = shrink(dense, sparsity=0.4)
     assert proved_on
     assert max(proved_on) <= 10_000
     assert done.proof.startswith("on LlamaForCausalLM with random weights and num_hidden_layers")
@@ -123,7 +122,7 @@ def test_what_is_wrong_in_the_small_one_stays_whole_in_the_large(dense, monkeypa
         return [group for group in groups if "gate_proj" in group.name]
 
     monkeypatch.setattr(subject, "wrong_groups", wrong)
-    done = shrink_checkpoint(dense, None, 0.2, allocate="uniform")
+    done = shrink(dense, sparsity=0.2, allocate="uniform")
     assert done.frozen["model.layers.2.mlp.gate_proj.weight", 0] == "the smaller model computed something else"
     assert "intermediate_size" not in done.fields
     assert "num_attention_heads" in done.fields
@@ -141,7 +140,7 @@ def test_one_tensor_at_a_time(dense, monkeypatch):
 
     whole = Checkpoint.__getitem__
     monkeypatch.setattr(Checkpoint, "__getitem__", read)
-    shrink_checkpoint(dense, None, 0.4, verify=False, criterion=lambda weight: weight.abs())
+    shrink(dense, sparsity=0.4, verify=False, criterion=lambda weight: weight.abs())
     assert len(most) > 20
     assert max(most) <= 2  # the one before is let go of when the next is there
 
@@ -158,7 +157,7 @@ def test_scores_in_blocks_are_the_scores_of_the_whole(dense, smaller, monkeypatc
     monkeypatch.setattr(Checkpoint, "raw", read)
     monkeypatch.setattr(slicing, "PIECE", 1000)
     monkeypatch.setattr("secateur.shrinking.select._PIECE", 500)
-    done = shrink_checkpoint(dense, None, 0.4, verify=False)
+    done = shrink(dense, sparsity=0.4, verify=False)
     assert done.plan.to_json() == smaller.plan.to_json()
     assert max(stop - start for start, stop in blocks) <= 1000
 
@@ -218,7 +217,7 @@ def test_files_without_the_prefix_of_the_model(tmp_path):
     tensors = load_file(tmp_path / "dense" / "model.safetensors")
     bare = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
     save_file(bare, tmp_path / "dense" / "model.safetensors", {"format": "pt"})
-    done = shrink_checkpoint(tmp_path / "dense", tmp_path / "small", 0.4, allocate="uniform", verify=False)
+    done = shrink(tmp_path / "dense", sparsity=0.4, out=tmp_path / "small", allocate="uniform", verify=False)
     assert load_file(tmp_path / "small" / "model.safetensors").keys() == bare.keys()
     loaded = GPT2LMHeadModel.from_pretrained(tmp_path / "small")
     assert (loaded.config.n_embd, loaded.config.n_head, loaded.config.n_inner) == (24, 2, done.fields["n_inner"][1])
@@ -254,7 +253,7 @@ def changed(dense, folder, **config):
 def test_a_configuration_that_does_not_fit(dense, tmp_path, config, error):
     source = changed(dense, tmp_path / "odd", **config)
     with pytest.raises(CheckpointError, match=error):
-        shrink_checkpoint(source, tmp_path / "small", 0.4)
+        shrink(source, sparsity=0.4, out=tmp_path / "small")
     assert [path.name for path in tmp_path.iterdir()] == ["odd"]
 
 
@@ -265,39 +264,46 @@ def test_integers_rank_nothing(dense, tmp_path):
     name = next(iter(tensors))
     save_file({**tensors, name: tensors[name].to(torch.int8)}, shard, {"format": "pt"})
     with pytest.raises(CheckpointError, match="is of dtype I8, which ranks nothing by itself"):
-        shrink_checkpoint(source, tmp_path / "small", 0.4)
+        shrink(source, sparsity=0.4, out=tmp_path / "small")
 
 
 def test_a_missing_shard_and_a_missing_configuration(dense, tmp_path):
     source = changed(dense, tmp_path / "odd")
     (source / "config.json").unlink()
     with pytest.raises(CheckpointError, match=r"has no config\.json, .*; add it, or in Python give the model"):
-        shrink_checkpoint(source, tmp_path / "small", 0.4)
+        shrink(source, sparsity=0.4, out=tmp_path / "small")
     open_checkpoint(source).files[0].unlink()
     with pytest.raises(CheckpointError, match="is named here and is not in the directory"):
-        shrink_checkpoint(source, tmp_path / "small", 0.4)
+        shrink(source, sparsity=0.4, out=tmp_path / "small")
 
 
 def test_what_cannot_be_asked_for(dense, tmp_path):
     with pytest.raises(ValueError, match="'units' for a checkpoint, not 'latency'"):
-        shrink_checkpoint(dense, tmp_path / "small", 0.4, target="latency")
+        shrink(dense, sparsity=0.4, out=tmp_path / "small", target="latency")
     with pytest.raises(ValueError, match="in \\[0, 1\\]; got 40"):
-        shrink_checkpoint(dense, tmp_path / "small", 40)
+        shrink(dense, sparsity=40, out=tmp_path / "small")
     with pytest.raises(CheckpointError, match="lies inside the input"):
-        shrink_checkpoint(dense, dense / "small", 0.4)
-    with pytest.raises(ValueError, match="Linear has no config"):
-        shrink_checkpoint(dense, tmp_path / "small", 0.4, model=torch.nn.Linear(2, 2, device="meta"))
+        shrink(dense, sparsity=0.4, out=dense / "small")
+    with pytest.raises(ValueError, match="say how much leaves, by sparsity= or by leave="):
+        shrink(dense, out=tmp_path / "small")
+    for wrong in ({"sparsity": 0.2, "leave": "experts:2"}, {"leave": ["experts:2", "blocks:1"]}):
+        with pytest.raises(ValueError, match=r"of a directory one kind leaves a run.* with OUT as the directory"):
+            shrink(dense, out=tmp_path / "small", **wrong)
+    with pytest.raises(ValueError, match=r"leave out uniform, or Branches; of a directory .* leave=Blocks\(\.\.\.\)"):
+        shrink(dense, leave="branches:1", out=tmp_path / "small")
+    with pytest.raises(ValueError, match="report= is for modules: a directory is called as its configuration says"):
+        shrink(dense, sparsity=0.4, out=tmp_path / "small", report=print)
     with pytest.raises(ValueError, match="cannot be watched on the meta device"):
-        shrink_checkpoint(dense, tmp_path / "small", 0.4, example_inputs={"input_ids": "nothing"})
+        shrink(dense, sparsity=0.4, out=tmp_path / "small", example_inputs={"input_ids": "nothing"})
     with pytest.raises(TypeError, match="input_norm"):
-        shrink_checkpoint(dense, tmp_path / "small", 0.4, criterion=wanda, verify=False)
+        shrink(dense, sparsity=0.4, out=tmp_path / "small", criterion=wanda, verify=False)
     assert not list(tmp_path.iterdir())
 
 
 def test_an_output_that_is_there_and_a_full_disk(dense, tmp_path, monkeypatch):
     (tmp_path / "small").mkdir()
     with pytest.raises(CheckpointError, match="already exists"):
-        shrink_checkpoint(dense, tmp_path / "small", 0.4, verify=False)
+        shrink(dense, sparsity=0.4, out=tmp_path / "small", verify=False)
     (tmp_path / "small").rmdir()
     written = []
 
@@ -310,5 +316,5 @@ def test_an_output_that_is_there_and_a_full_disk(dense, tmp_path, monkeypatch):
     write = checkpoint_shrinking.write_bytes
     monkeypatch.setattr(checkpoint_shrinking, "write_bytes", full)
     with pytest.raises(OSError, match="No space left"):
-        shrink_checkpoint(dense, tmp_path / "small", 0.4, verify=False)
+        shrink(dense, sparsity=0.4, out=tmp_path / "small", verify=False)
     assert not list(tmp_path.iterdir())

@@ -47,7 +47,7 @@ def test_shrink_takes_its_example_from_the_batches():
     first = mixture(output_router_logits=True)
     second = copy.deepcopy(first)
     given = {**shorter(batches()[0]), "use_cache": False, "output_router_logits": False}
-    how = {"batches": batches(), "experts": 0.25, "uniform": True, "repair": False, "verify": False}
+    how = {"batches": batches(), "leave": "experts:25%", "uniform": True, "repair": False, "verify": False}
     mine, its = shrink(first, **how), shrink(second, given, **how)
     assert (mine.experts, mine.multiply_adds) == (its.experts, its.multiply_adds)
     assert all(map(torch.equal, first.parameters(), second.parameters()))

@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from secateur import shrink
 from secateur.checkpoints import CheckpointError, open_checkpoint, verify_checkpoint
+from secateur.kinds import Experts
 from secateur.models import divergence
-from secateur.shrinking import shrink_experts_checkpoint
 from secateur.shrinking.kinds.mixtures import mixtures_of, read_profile
 from secateur.shrinking.kinds.routing import mixture_of
 from secateur.shrinking.request import Request
@@ -38,6 +38,12 @@ def made(folder, kind="mixtral", **how):
     return model
 
 
+def shrunk(source, out, remove, verify=False, **how):
+    """`shrink` of which some options are those of `Experts`."""
+    its = {name: how.pop(name) for name in ("rank", "profile", "plan") if name in how}
+    return shrink(source, leave=Experts(remove, **its), out=out, verify=verify, **how)
+
+
 def batches(count=4):
     draw = torch.Generator().manual_seed(0)
     mask = torch.ones(2, 16, dtype=torch.long)
@@ -53,13 +59,13 @@ def dense(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def small(dense):
-    shrink_experts_checkpoint(dense, dense.parent / "small", 0.25, batches=batches(), verify=False, repair=False)
+    shrink(dense, leave=Experts(0.25), out=dense.parent / "small", batches=batches(), verify=False, repair=False)
     return dense.parent / "small"
 
 
 @pytest.fixture(scope="module")
 def mended(dense):
-    return shrink_experts_checkpoint(dense, dense.parent / "mended", 0.25, batches=batches(), verify=False)
+    return shrink(dense, leave=Experts(0.25), out=dense.parent / "mended", batches=batches(), verify=False)
 
 
 @pytest.fixture(scope="module", params=[("mixtral", {"max_shard_size": "90KB"}), ("gpt_oss", {})], ids=lambda it: it[0])
@@ -67,7 +73,7 @@ def without_repair(request, tmp_path_factory):
     """A model, its directory, and what that becomes without repair: none of them is changed by a test."""
     folder = tmp_path_factory.mktemp("without") / "dense"
     model = made(folder, request.param[0], **request.param[1])
-    done = shrink_experts_checkpoint(folder, folder.parent / "small", 0.25, batches=batches(), repair=False)
+    done = shrink(folder, leave=Experts(0.25), out=folder.parent / "small", batches=batches(), repair=False)
     return model, folder, done
 
 
@@ -78,7 +84,7 @@ def test_it_is_what_shrink_makes_in_memory(without_repair):
     assert set(done.counts.values()) == {(8, 6)}
     assert done.fields["num_local_experts"] == (8, 6)
     loaded = type(model).from_pretrained(done.out)
-    shrink(model, batches()[0], experts=0.25, batches=batches(), uniform=True, repair=False)
+    shrink(model, batches()[0], leave=Experts(0.25), batches=batches(), uniform=True, repair=False)
     assert loaded.config.num_local_experts == 6
     mine, its = model.state_dict(), loaded.state_dict()
     assert mine.keys() == its.keys()
@@ -92,7 +98,7 @@ def test_it_is_what_shrink_makes_in_memory(without_repair):
 def test_what_stays_is_repaired_as_in_memory(without_repair, tmp_path):
     model, dense, plain = without_repair
     model = copy.deepcopy(model)
-    done = shrink_experts_checkpoint(dense, tmp_path / "small", 0.25, batches=batches(), verify=False)
+    done = shrink(dense, leave=Experts(0.25), out=tmp_path / "small", batches=batches(), verify=False)
     assert plain.kept == done.kept
     assert (plain.mended, plain.repaired) == ({}, ())
     assert "recover" in str(done)
@@ -101,7 +107,7 @@ def test_what_stays_is_repaired_as_in_memory(without_repair, tmp_path):
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed == {*done.repaired}
     assert all(".w2." in name or "down_proj" in name for name in changed)
-    shrink(model, batches()[0], experts=0.25, batches=batches(), uniform=True)
+    shrink(model, batches()[0], leave=Experts(0.25), batches=batches(), uniform=True)
     loaded = type(model).from_pretrained(tmp_path / "small")
     for name, each in loaded.state_dict().items():
         torch.testing.assert_close(each, model.state_dict()[name], rtol=1e-3, atol=1e-5)
@@ -113,11 +119,11 @@ def test_a_configuration_that_asks_for_the_routers_scores_changes_nothing(dense,
     shutil.copytree(dense, asks)
     changed("config.json", output_router_logits=True)(asks)
     how = {"batches": batches(), "verify": False, "profile": tmp_path / "profile.json"}
-    done = shrink_experts_checkpoint(asks, None, **how)
+    done = shrink(asks, leave=Experts(0.0), **how)
     assert sorted(done.profile.beyond) == [0.125, 0.25, 0.5]
     assert done.counts == {}
     del how["profile"]
-    done = shrink_experts_checkpoint(asks, tmp_path / "small", 0.25, **how)
+    done = shrink(asks, leave=Experts(0.25), out=tmp_path / "small", **how)
     assert done.kept == mended.kept
     its, mine = (open_checkpoint(each.out) for each in (mended, done))
     assert all(torch.equal(its[name], mine[name]) for name in its)
@@ -161,7 +167,7 @@ def test_it_is_the_original_whose_router_has_no_chance_for_those_that_left(dense
 def profiled(dense):
     """What a run without OUT says, and its file: to be read, and copied."""
     path = dense.parent / "profile.json"
-    return shrink_experts_checkpoint(dense, None, batches=batches(), profile=path, verify=False), path
+    return shrink(dense, leave=Experts(0.0, profile=path), batches=batches(), verify=False), path
 
 
 def test_a_profile_plans_without_running(dense, profiled, tmp_path):
@@ -174,9 +180,9 @@ def test_a_profile_plans_without_running(dense, profiled, tmp_path):
     assert "Expert by expert" in page.text
     assert "<table" in first.profile._repr_html_()
     with pytest.raises(CheckpointError, match="is there already; give plan= to use it"):
-        shrink_experts_checkpoint(dense, None, batches=batches(), profile=path, verify=False)
+        shrink(dense, leave=Experts(0.0, profile=path), batches=batches(), verify=False)
     known = read_profile(path)
-    done = shrink_experts_checkpoint(dense, tmp_path / "small", 2, plan=path, verify=False)
+    done = shrink(dense, leave=Experts(2, plan=path), out=tmp_path / "small", verify=False)
     for name, stays in done.kept.items():
         scores = known.routed[name].scores("reap")
         assert {*range(8)} - {*stays} == {*np.argsort(scores)[:2].tolist()}
@@ -189,7 +195,7 @@ def test_what_is_behind_the_mixtures_is_what_the_smaller_model_gives(dense, prof
 
     model = MixtralForCausalLM.from_pretrained(dense).eval()
     small = MixtralForCausalLM.from_pretrained(dense).eval()
-    shrink(small, batches()[0], experts=2, batches=batches()[:3], repair=False)
+    shrink(small, batches()[0], leave=Experts(2), batches=batches()[:3], repair=False)
     with torch.no_grad():
         one, two = (each(**batches()[3]) for each in (model, small))
     found = read_profile(path).beyond
@@ -210,7 +216,7 @@ def test_the_mixtures_of_a_directory_are_found_and_named(dense):
 
 
 def test_without_data_magnitude_says_it_if_that_is_asked(dense, tmp_path):
-    done = shrink_experts_checkpoint(dense, tmp_path / "small", 1, rank="criterion", verify=False)
+    done = shrink(dense, leave=Experts(1, rank="criterion"), out=tmp_path / "small", verify=False)
     assert "Ranked by criterion, without data" in str(done)
     assert not list((tmp_path / "small").glob("*.tmp"))
 
@@ -219,10 +225,10 @@ def test_without_data_magnitude_says_it_if_that_is_asked(dense, tmp_path):
     ("how", "message"),
     [
         ({"rank": "reap"}, "needs data"),
-        ({"rank": "luck", "batches": batches()}, "rank_experts must be one of"),
+        ({"rank": "luck", "batches": batches()}, "the rank of experts is one of"),
         ({"batches": batches(), "plan": "p.json"}, "pass either batches= or plan="),
         ({"profile": "p.json"}, "profile= is written from batches"),
-        ({"remove": 0, "batches": batches()}, "remove is 0"),
+        ({"remove": 0, "batches": batches()}, "no expert leaves: say how many"),
         ({"remove": 7, "batches": batches()}, "at most 75.00% of the experts can leave"),
         ({"plan": "gone.json"}, "no such file"),
         ({"batches": batches()[:2], "profile": "p.json"}, "give 4 at least, not 2"),
@@ -233,7 +239,7 @@ def test_without_data_magnitude_says_it_if_that_is_asked(dense, tmp_path):
 def test_what_cannot_be_asked_for_leaves_nothing_behind(dense, tmp_path, how, message, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=message):
-        shrink_experts_checkpoint(dense, tmp_path / "small", **{"remove": 0.25, "verify": False, **how})
+        shrunk(dense, tmp_path / "small", **{"remove": 0.25, **how})
     assert not list(tmp_path.iterdir())
 
 
@@ -243,7 +249,7 @@ def test_a_run_that_fails_while_it_writes_leaves_nothing(dense, tmp_path, monkey
 
     monkeypatch.setattr("secateur.checkpoints.slicing.write_cut", full)
     with pytest.raises(OSError, match="disk full"):
-        shrink_experts_checkpoint(dense, tmp_path / "small", 1, rank="criterion", verify=False)
+        shrink(dense, leave=Experts(1, rank="criterion"), out=tmp_path / "small", verify=False)
     assert not list(tmp_path.iterdir())
 
 
@@ -284,7 +290,7 @@ def test_a_profile_that_says_something_else_is_refused(dense, profiled, tmp_path
     change(values)
     (tmp_path / "p.json").write_text(json.dumps(values))
     with pytest.raises(CheckpointError, match=message):
-        shrink_experts_checkpoint(dense, tmp_path / "small", 2, plan=tmp_path / "p.json", verify=False)
+        shrink(dense, leave=Experts(2, plan=tmp_path / "p.json"), out=tmp_path / "small", verify=False)
     assert not (tmp_path / "small").exists()
 
 
@@ -292,7 +298,7 @@ def test_a_profile_of_other_weights_is_refused(dense, profiled, tmp_path):
     other = shutil.copytree(dense, tmp_path / "other")
     tensor("gate", lambda each: each + 1)(other)
     with pytest.raises(CheckpointError, match=r"is of another model: model\.safetensors of the") as caught:
-        shrink_experts_checkpoint(other, tmp_path / "small", 2, verify=False, plan=profiled[1])
+        shrink(other, leave=Experts(2, plan=profiled[1]), out=tmp_path / "small", verify=False)
     assert "\n" not in str(caught.value)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other"]
 

@@ -7,6 +7,7 @@ import torch
 
 import zoo
 from secateur import shrink
+from secateur.kinds import Experts
 from secateur.models import Outputs, WeightView
 from secateur.shrinking.kinds import expert_repair
 from secateur.shrinking.kinds.expert_repair import _ridge
@@ -22,7 +23,7 @@ def shrunk(name="mixtral", dtype=torch.float32, **how):
     model, inputs = zoo.ZOO[name]()
     model = model.to(dtype).eval()
     dense = copy.deepcopy(model)
-    done = shrink(model, inputs, experts=1, **{"batches": batches(), **how})
+    done = shrink(model, inputs, leave=Experts(1), **{"batches": batches(), **how})
     return model.eval(), dense, done
 
 
@@ -69,7 +70,7 @@ def test_what_fails_later_takes_it_back():
         raise RuntimeError("no")
 
     with pytest.raises(RuntimeError, match="no"):
-        shrink(model, inputs, experts=1, batches=batches(), report=fails)
+        shrink(model, inputs, leave=Experts(1), batches=batches(), report=fails)
     assert is_unchanged(model, state)
 
 
@@ -106,7 +107,7 @@ def test_one_batch_is_enough():
 def test_a_block_that_runs_twice_is_left_as_it_is():
     model, inputs = zoo.ZOO["mixtral"]()
     model.model.layers[1] = model.model.layers[0]
-    done = shrink(model, inputs, experts=1, batches=batches())
+    done = shrink(model, inputs, leave=Experts(1), batches=batches())
     assert {*done.unmended.values()} == {"model.layers.0 runs more than once in a forward pass"}
 
 

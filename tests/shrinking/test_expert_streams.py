@@ -18,8 +18,9 @@ from secateur.checkpoints import CheckpointError, open_checkpoint, slicing
 from secateur.checkpoints import run as resumable
 from secateur.checkpoints.run import JOURNAL
 from secateur.coupling import find_coupling
+from secateur.kinds import Experts
 from secateur.models import files as block_files
-from secateur.shrinking import shrink_experts_checkpoint
+from secateur.shrinking import shrink
 from secateur.shrinking.kinds import expert_repair
 from secateur.shrinking.kinds import experts_directory as expert_directory
 from secateur.shrinking.kinds.mixtures import Mixtures
@@ -46,7 +47,8 @@ def dense(tmp_path_factory):
 
 
 def shrunk(source, out, **how):
-    return shrink_experts_checkpoint(source, out, **{"remove": 2, "batches": batches(), "verify": False, **how})
+    experts = Experts(how.pop("remove", 2), unreached_first=how.pop("unreached_first", False))
+    return shrink(source, leave=experts, out=out, **{"batches": batches(), "verify": False, **how})
 
 
 # ---- killed ---------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from torch import nn
 import zoo
 from secateur import shrink
 from secateur.coupling import find_coupling
+from secateur.kinds import Branches
 from secateur.shrinking.kinds import patching
 from secateur.shrinking.kinds.branches import OutputCosts
 from secateur.shrinking.kinds.patching import MatrixPatch, ScalePatch, patch
@@ -22,7 +23,7 @@ def without(model, held, *gone, repair=True, **given):
     """The model without the branches that hold these parameters."""
     count = len(find_coupling(model, held[0]).branches)
     small = copy.deepcopy(model)
-    done = shrink(small, held[0], branches=len(gone) / count, include=gone, batches=held, repair=repair, **given)
+    done = shrink(small, held[0], leave=Branches(len(gone) / count), include=gone, batches=held, repair=repair, **given)
     assert all(name not in dict(small.named_parameters()) for name in gone)
     return small, done
 
@@ -108,7 +109,7 @@ def test_a_patch_that_moves_outputs_further_is_taken_back(monkeypatch):
 
 def test_by_outputs_only_with_batches():
     with pytest.raises(ValueError, match="there are no batches"):
-        shrink(deep(), batches()[0], branches=0.2, batches=[])
+        shrink(deep(), batches()[0], leave=Branches(0.2), batches=[])
 
 
 def test_what_is_no_better_on_rows_that_were_not_seen_is_no_patch():
@@ -155,7 +156,7 @@ def test_families(family, is_patched):
     for repair in (False, True):
         small = copy.deepcopy(model)
         done = shrink(
-            small, inputs, branches=0.3, batches=[inputs] * 4, forward=run_example, repair=repair, modes=[False]
+            small, inputs, leave=Branches(0.3), batches=[inputs] * 4, forward=run_example, repair=repair, modes=[False]
         )
         held = OutputCosts(model, [inputs], run_example)
         held.model = small

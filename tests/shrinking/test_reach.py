@@ -6,6 +6,7 @@ from torch import nn
 
 import zoo
 from secateur import reached, shrink
+from secateur.kinds import Experts
 from secateur.models import NamedTexts
 from support.families import make
 
@@ -23,7 +24,7 @@ def test_an_expert_that_one_text_alone_is_sent_to_is_named_for_the_other():
     assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
     assert found.experts == model.config.num_hidden_layers * model.config.num_local_experts
     for name, its in texts.items():
-        alone = shrink(zoo.ZOO["mixtral"]()[0], zoo.ZOO["mixtral"]()[1], experts=1, batches=its, repair=False)
+        alone = shrink(zoo.ZOO["mixtral"]()[0], zoo.ZOO["mixtral"]()[1], leave=Experts(1), batches=its, repair=False)
         assert {**found.texts[name].experts} == {**alone.unreached}
         assert found.texts[name].tokens == len({*torch.cat([each["input_ids"] for each in its]).flatten().tolist()})
     assert f"{vocabulary - found.texts['low'].tokens} of {vocabulary}" in str(found)

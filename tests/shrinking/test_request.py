@@ -5,7 +5,7 @@ import inspect
 
 import pytest
 
-from secateur import allocation, criteria, shrink, shrink_checkpoint
+from secateur import allocation, criteria, shrink
 from secateur.shrinking import Request
 from secateur.shrinking.costs import TARGETS
 from secateur.shrinking.request import request
@@ -22,22 +22,13 @@ def test_words_are_values():
     assert request() == Request()
 
 
-def test_a_request_is_what_the_verbs_take():
-    """A verb has no field without a use: a directory is uniform, takes no branches or experts, and no evidence."""
+def test_a_request_is_what_the_verb_takes():
+    """A verb has no field without a use."""
     fields = {each.name for each in dataclasses.fields(Request)}
     assert fields <= inspect.signature(shrink).parameters.keys()
-    assert fields - inspect.signature(shrink_checkpoint).parameters.keys() == {
-        "branches",
-        "evidence",
-        "experts",
-        "rank_experts",
-        "unreached_first",
-        "uniform",
-    }
-    for verb in (shrink, shrink_checkpoint):
-        for name, parameter in inspect.signature(verb).parameters.items():
-            if name in fields and parameter.default is not inspect.Parameter.empty:
-                assert request(**{name: parameter.default}) == Request()
+    for name, parameter in inspect.signature(shrink).parameters.items():
+        if name in fields and parameter.default is not inspect.Parameter.empty:
+            assert request(**{name: parameter.default}) == Request()
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -50,9 +41,11 @@ def test_every_target_can_be_asked_for(target):
     [
         ({"target": "size"}, ValueError, "target must be one of 'params', .*, not 'size'"),
         ({"sparsity": 1.5}, ValueError, r"got 1\.5"),
-        ({"branches": -0.5}, ValueError, r"got -0\.5"),
+        ({"leave": "branches:-50%"}, ValueError, "a kind and how much of it"),
+        ({"leave": 0.5}, TypeError, r"leave= is Experts, Branches or Blocks.*, not 0\.5"),
+        ({"leave": ["experts:1", "experts:2"]}, ValueError, "names Experts twice"),
         ({"round_to": 0}, ValueError, "round_to must be at least 1, not 0"),
-        ({"uniform": True, "branches": 0.5}, ValueError, "no configuration describes removed branches"),
+        ({"uniform": True, "leave": "branches:50%"}, ValueError, "no configuration describes removed branches"),
         ({"criterion": "magnitud"}, ValueError, "magnitud"),
         ({"allocate": "evrywhere"}, ValueError, "evrywhere"),
         ({"keep": "a"}, TypeError, "keep"),

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from secateur.shrinking import shrink_checkpoint
+from secateur.shrinking import shrink
 from support.told import lines_of, tables_of
 
 
@@ -17,7 +17,7 @@ def directory(tmp_path_factory):
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_hidden_layers": 1}
     LlamaForCausalLM(LlamaConfig(vocab_size=9, **sizes)).save_pretrained(folder / "dense")
     torch.save({}, folder / "dense" / "pytorch_model.bin")
-    return shrink_checkpoint(folder / "dense", folder / "small", 0.4)
+    return shrink(folder / "dense", sparsity=0.4, out=folder / "small")
 
 
 def test_of_a_directory_it_says_what_was_left_out_and_where_it_is(directory):

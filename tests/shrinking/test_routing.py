@@ -10,6 +10,7 @@ from torch import nn
 import zoo
 from secateur import shrink
 from secateur.coupling import find_coupling
+from secateur.kinds import Experts
 from secateur.models import Tokens
 from secateur.shrinking.kinds.routing import Routed, Watching, mixture_of, routed_in_memory, scores_by
 from support.unchanged import is_unchanged, state_of
@@ -131,9 +132,9 @@ def test_padding_does_not_count():
 
 def test_what_nothing_is_seen_of_cannot_be_ranked_by_data():
     model, inputs, *_ = watched("mixture_of_copies")
-    with pytest.raises(ValueError, match='say rank_experts="criterion"'):
-        shrink(model, inputs, experts=1, batches=[inputs])
-    shrink(model, inputs, experts=1, batches=[inputs], rank_experts="criterion")
+    with pytest.raises(ValueError, match=r'say Experts\(\.\.\., rank="criterion"\)'):
+        shrink(model, inputs, leave=Experts(1), batches=[inputs])
+    shrink(model, inputs, leave=Experts(1, rank="criterion"), batches=[inputs])
     assert model.router.out_features == 5
 
 
@@ -145,10 +146,10 @@ def test_batches_say_who_leaves():
         model.held.up[4] *= 10
     kept = model.router.weight[[0, 1, 2, 3, 5]].clone()
     frequent = copy.deepcopy(model)
-    done = shrink(model, inputs, experts=1, batches=[torch.randn(8, 7, 16) for _ in range(4)])
+    done = shrink(model, inputs, leave=Experts(1), batches=[torch.randn(8, 7, 16) for _ in range(4)])
     assert torch.equal(model.router.weight, kept)
     assert not done.unreached
-    shrink(frequent, inputs, experts=1, batches=[inputs], rank_experts="criterion")
+    shrink(frequent, inputs, leave=Experts(1, rank="criterion"), batches=[inputs])
     assert not torch.equal(frequent.router.weight, kept)
 
 
@@ -162,12 +163,12 @@ def test_experts_that_no_token_reaches_are_told_and_leave_only_if_that_is_said()
         model.held.down[5] *= 100
     rows = model.router.weight.clone()
     first = copy.deepcopy(model)
-    done = shrink(model, inputs, experts=1, batches=batches)
+    done = shrink(model, inputs, leave=Experts(1), batches=batches)
     assert done.unreached == {"router.weight": (2, 3, 4, 5)}
     assert "No token of the batches reached 4 of the 6 experts" in str(done)
     assert "They are: router.weight 2, 3, 4, 5." in str(done)
     assert torch.equal(model.router.weight[-1], rows[5])  # the criterion has it before all others
-    shrink(first, inputs, experts=4, batches=batches, unreached_first=True)
+    shrink(first, inputs, leave=Experts(4, unreached_first=True), batches=batches)
     assert torch.equal(first.router.weight, rows[:2])
 
 
@@ -181,10 +182,10 @@ def test_ties_are_in_the_order_of_the_criterion_and_places_of_the_unreached_are_
 
 def test_words_and_batches_are_asked_for():
     model, inputs, *_ = watched("mixture_in_turn")
-    with pytest.raises(ValueError, match="rank_experts must be one of"):
-        shrink(model, inputs, experts=1, rank_experts="luck")
+    with pytest.raises(ValueError, match="the rank of experts is one of"):
+        shrink(model, inputs, leave=Experts(1, rank="luck"))
     with pytest.raises(ValueError, match="pass batches="):
-        shrink(model, inputs, experts=1, rank_experts="reap")
+        shrink(model, inputs, leave=Experts(1, rank="reap"))
 
 
 def test_a_forward_of_ones_own_says_padding_too():

@@ -8,6 +8,7 @@ from torch import nn
 
 from secateur import sensitivity, shrink
 from secateur.coupling import Coupling, Scope, find_coupling, leaves, may_leave
+from secateur.kinds import Experts
 from secateur.shrinking.request import request
 from secateur.shrinking.select import check_globs, groups_in_scope, names_of
 from support.configured import Blocks, random_of
@@ -107,7 +108,7 @@ CALLS = {
         random_of(Blocks, width=8, hidden=12, layers=2), torch.ones(2, 3), 0.2, include="layers.*.0.bias", uniform=True
     ),
     "data": lambda: shrink(words(), text()[0], 0.2, batches=text()),
-    "experts": lambda: shrink(*ZOO["mixture_of_all"](), experts=1),
+    "experts": lambda: shrink(*ZOO["mixture_of_all"](), leave=Experts(1)),
     "levels": lambda: sensitivity(words(), text()),
 }
 

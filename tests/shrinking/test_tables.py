@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from secateur import shrink
+from secateur.kinds import Branches
 from secateur.shrinking.result import unreached_lines
 from secateur.support import Table
 from support.planned import X, made
@@ -39,7 +40,7 @@ def test_what_is_printed_is_what_the_result_holds():
 @pytest.mark.parametrize("target", ["params", "macs", "units"])
 @pytest.mark.parametrize("branches", [0.0, 0.4])
 def test_what_was_asked_is_gone(target, branches):
-    done = shrink(made(), X, 0.5, target=target, branches=branches, round_to=1)
+    done = shrink(made(), X, 0.5, target=target, leave=Branches(branches), round_to=1)
     if done.beside[0] > 0.5:  # the branches are more than was asked
         assert branches
         assert done.got == done.beside[0] == done.beside[1]
@@ -85,11 +86,11 @@ def test_a_name_that_holds_control_characters_is_fit_to_be_printed():
 def test_a_directory_says_the_same(tmp_path: Path):
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from secateur import shrink_checkpoint
+    from secateur import shrink
 
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_hidden_layers": 2}
     LlamaForCausalLM(LlamaConfig(vocab_size=9, **sizes)).save_pretrained(tmp_path / "dense")
-    done = shrink_checkpoint(tmp_path / "dense", None, 0.4)
+    done = shrink(tmp_path / "dense", sparsity=0.4)
     assert done.got == pytest.approx(1 - done.parameters[1] / done.parameters[0])
     text = str(done)
     assert re.search(r"^intermediate_size +48 +\d+$", text, re.MULTILINE)

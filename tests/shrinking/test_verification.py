@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from secateur.checkpoints import CheckpointError, sparsify, verify_checkpoint
 from secateur.models import oneshot
-from secateur.shrinking import shrink_checkpoint
+from secateur.shrinking import shrink
 from support.commands import run
 from support.damaged import changed, tensor
 from support.families import batches, make
@@ -24,14 +24,14 @@ def made(tmp_path_factory):
     make("llama").save_pretrained(folder / "dense")
     (folder / "dense/tokenizer.json").write_text("{}")
     (folder / "dense/pytorch_model.bin").write_bytes(b"stale")
-    shrink_checkpoint(folder / "dense", folder / "small", 0.3, batches=batches("llama"), verify=False)
-    shrink_checkpoint(folder / "dense", folder / "plain", 0.3, verify=False)
+    shrink(folder / "dense", sparsity=0.3, out=folder / "small", batches=batches("llama"), verify=False)
+    shrink(folder / "dense", sparsity=0.3, out=folder / "plain", verify=False)
     return folder
 
 
 def test_biases_that_moved_are_named_and_not_compared(tmp_path):
     make("bert").save_pretrained(tmp_path / "dense")
-    shrink_checkpoint(tmp_path / "dense", tmp_path / "small", 0.2, batches=batches("bert"), verify=False)
+    shrink(tmp_path / "dense", sparsity=0.2, out=tmp_path / "small", batches=batches("bert"), verify=False)
     found = verify_checkpoint(tmp_path / "small", tmp_path / "dense")
     assert found.ok, found.problems
     biases = json.loads((tmp_path / "small/secateur.json").read_text())["calibration"]["biases"]

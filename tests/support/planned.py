@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from secateur import shrink
+from secateur.kinds import Branches
 from secateur.shrinking import apply as execution
 from secateur.shrinking import files
 from secateur.shrinking.plan import plans_of
@@ -107,5 +108,5 @@ def every_step(make, call, *names):
 
 
 def plans_for(model):
-    shrink(model, X, 0.4, branches=0.3, target="units")
+    shrink(model, X, 0.4, leave=Branches(0.3), target="units")
     return plans_of(model)

@@ -23,7 +23,7 @@ from secateur.cli.terminal import Answer, Asked, join_processes, read_text, resu
     "sparsity", "example", "out", "target", "criterion", "allocate", "include", "exclude", "round_to", "weights",
     "branches", "uniform", "without_data", *TEXT, "no_repair", "no_verify", "activations", "device",
     "dry_run", "verbose",
-    verb="shrinking/module.py:shrink", required=("sparsity",),
+    verb="shrinking/module.py:shrink", required=("sparsity",), branches=0.0,
 )  # fmt: skip
 def shrink(asked: Asked) -> Iterator[Any]:
     """Take whole channels, heads and hidden units out of a model, and write the smaller one.
@@ -57,7 +57,8 @@ HOW = ("target", "criterion", "allocate", "include", "exclude", "round_to")
 def _directory(asked: Asked) -> Answer:
     """A directory of shards."""
     from secateur.cli.measuring import inputs_of
-    from secateur.shrinking import shrink_checkpoint, shrink_depth_checkpoint
+    from secateur.kinds import Blocks
+    from secateur.shrinking import shrink as shrink_directory
 
     if asked.weights is not None:
         raise ValueError(f"{asked.model} is a directory: leave out --weights.")
@@ -74,12 +75,11 @@ def _directory(asked: Asked) -> Answer:
         given: dict[str, Any] = {"example_inputs": example, "verify": asked.verify}
         out = None if asked.dry_run else asked.out
         if asked.branches:
-            done: Any = shrink_depth_checkpoint(
-                asked.model, out, asked.branches, **asked.only("include", "exclude"), **given, **calibrated
-            )
+            leave, scope = Blocks(asked.branches), asked.only("include", "exclude")
+            done = shrink_directory(asked.model, leave=leave, out=out, **scope, **given, **calibrated)
         else:
             how = asked.only(*HOW) | {"criterion": asked.criterion or "magnitude"}
-            done = shrink_checkpoint(asked.model, out, asked.sparsity, **how, **given, **calibrated)
+            done = shrink_directory(asked.model, sparsity=asked.sparsity, out=out, **how, **given, **calibrated)
     return Answer(done, printed=done.content() if asked.verbose else None, title=", shrunk")
 
 
@@ -89,6 +89,7 @@ def _factory(asked: Asked) -> Iterator[Any]:
 
     from secateur.checkpoints import new_directory
     from secateur.cli.measuring import blamed, inputs_of, load_weights, model_of
+    from secateur.kinds import Branches
     from secateur.report import before_and_after
     from secateur.shrinking import save_shrunken
     from secateur.shrinking import shrink as shrink_model
@@ -113,7 +114,7 @@ def _factory(asked: Asked) -> Iterator[Any]:
                 model,
                 inputs,
                 asked.sparsity,
-                branches=asked.branches or 0.0,
+                leave=Branches(asked.branches or 0.0),
                 **asked.only("uniform", "verify", *HOW),
             )
         if folder is not None:
@@ -205,7 +206,7 @@ def _check_blocks(asked: Asked) -> None:
     "experts", "Take experts out of a mixture, by what a text says of them.", "directory",
     *TEXT, "remove", "out", "profile", "plan", "rank", "unreached_first", "no_repair", "include", "exclude",
     "no_verify", "dry_run", "activations", "device",
-    verb="shrinking/kinds/experts_directory.py:shrink_experts_checkpoint",
+    verb="shrinking/module.py:shrink", remove=0.0, unreached_first=False,
 )  # fmt: skip
 def experts(asked: Asked) -> Iterator[Any]:
     """Take experts out of a mixture, those that a text needs least; or see first what that would cost.
@@ -218,7 +219,8 @@ def experts(asked: Asked) -> Iterator[Any]:
     With --profile alone nothing leaves: what the model's outputs lose without a share of its experts is printed, and
     what the text says is kept for --plan.
     """
-    from secateur.shrinking import shrink_experts_checkpoint
+    from secateur.kinds import Experts
+    from secateur.shrinking import shrink as shrink_directory
     from secateur.support import printable
 
     asked["remove"] = asked.remove or None
@@ -233,14 +235,13 @@ def experts(asked: Asked) -> Iterator[Any]:
             asked[each] = None
     with resumable(asked.out is not None), asked.recorded():
         join_processes(asked.device)
-        done = shrink_experts_checkpoint(
+        its = asked.only("rank", "unreached_first", "profile", "plan")
+        done = shrink_directory(
             asked.directory,
-            None if asked.dry_run else asked.out,
-            asked.remove or 0.0,
+            leave=Experts(asked.remove or 0.0, **its, text=asked.data or ""),
+            out=None if asked.dry_run else asked.out,
             batches=None if asked.data is None else read_text(asked),
-            text=asked.data or "",
-            **asked.only("profile", "plan", "rank", "unreached_first", "repair", "include", "exclude", "activations"),
-            **asked.only("device", "verify"),
+            **asked.only("repair", "include", "exclude", "activations", "device", "verify"),
         )
     more = [] if asked.profile is None else [f"The profile is in {printable(str(asked.profile))}."]
     yield Answer(done, more=more, title=", its experts")

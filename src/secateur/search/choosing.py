@@ -147,7 +147,7 @@ class LevelSearch:
 
     Attributes:
         scope: ``{"include": globs or None, "exclude": globs or None}``: what may leave of all that has levels.
-        in_directory: that `shrink_checkpoint` carries it out, which watches the model on the meta device.
+        in_directory: that `shrink` of a directory carries it out, which watches the model on the meta device.
         stays: ``{group: why}`` of what has levels and stays whole all the same.
     """
 

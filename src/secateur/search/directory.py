@@ -52,7 +52,7 @@ from secateur.search.making import make_levels
 from secateur.search.result import Chosen, Fitted, cost_text
 from secateur.search.score import SCORES, HeldBack, Score
 from secateur.search.sensitivity import Sensitivity, given
-from secateur.shrinking import CheckpointShrinking, example_of, shrink_checkpoint
+from secateur.shrinking import CheckpointShrinking, example_of, shrink
 from secateur.support import Fields, described, plain, write_whole
 
 LEVELS = "levels"
@@ -261,17 +261,18 @@ class _Task:
         if units:
             where = smaller if entries else result
             if not where.exists():
-                shrunk = shrink_checkpoint(
+                done: Any = shrink(
                     self.source,
-                    where,
-                    0.5,  # the allocation says how many
+                    sparsity=0.5,  # the allocation says how many
                     target="units",
                     allocate=Units(units),
                     round_to=1,
                     batches=self.batches,
                     device=self.device,
+                    out=where,
                     **self.scope,
                 )
+                shrunk = done
             sizes = {name: mask.size for name, mask in self.levels.kept(self.chosen.choice).items()}
             _check_counts(where, {name: count for name, count in units.items() if count != sizes.get(name)})
         if not entries:

@@ -1,14 +1,15 @@
 """`shrink`: channels, heads, experts, blocks and hidden units are removed from a model, and the removal is proved."""
 
+from secateur.kinds import Blocks, Branches, Experts
 from secateur.shrinking.apply import carry_out
 from secateur.shrinking.configuration import Configured, has_configuration
 from secateur.shrinking.costs import CostPolynomial, TiedGroups, ties_around
-from secateur.shrinking.directory import CheckpointShrinking, coupling_on_meta, shrink_checkpoint
+from secateur.shrinking.directory import CheckpointShrinking, coupling_on_meta
 from secateur.shrinking.files import load_shrunken, save_shrunken
 from secateur.shrinking.grading import Grading, RepairedLevel, counts_at, gradable
-from secateur.shrinking.kinds.blocks_directory import ShrunkDepth, shrink_depth_checkpoint
+from secateur.shrinking.kinds.blocks_directory import ShrunkDepth
 from secateur.shrinking.kinds.branches import KEPT, running
-from secateur.shrinking.kinds.experts_directory import ShrunkExperts, shrink_experts_checkpoint
+from secateur.shrinking.kinds.experts_directory import ShrunkExperts
 from secateur.shrinking.measure import OVERFLOWING, Memory, check_finite, for_slopes, not_finite, remembering, slopes_of
 from secateur.shrinking.module import Shrunk, shrink
 from secateur.shrinking.plan import Plan, plan_of, plans_of
@@ -20,9 +21,12 @@ from secateur.shrinking.result import in_blocks_parts
 from secateur.shrinking.select import check_globs, names_of, tie_roles
 
 __all__ = [
+    "Blocks",
+    "Branches",
     "CheckpointShrinking",
     "Configured",
     "CostPolynomial",
+    "Experts",
     "Grading",
     "KEPT",
     "Memory",
@@ -60,9 +64,6 @@ __all__ = [
     "save_shrunken",
     "shorter",
     "shrink",
-    "shrink_checkpoint",
-    "shrink_depth_checkpoint",
-    "shrink_experts_checkpoint",
     "slopes_of",
     "tie_roles",
     "ties_around",

@@ -8,7 +8,7 @@ import contextlib
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from secateur.allocation import Allocation
 from secateur.checkpoints import (
     HINT,
     RECORD,
@@ -45,7 +44,6 @@ from secateur.checkpoints import (
     write_sliced,
 )
 from secateur.coupling import Coupling, Scope, find_coupling
-from secateur.criteria import magnitude
 from secateur.models import DirectoryWalk, digest, find_blocks, held_batches
 from secateur.report import Reported
 from secateur.shrinking.apply import Place, with_fields
@@ -53,7 +51,7 @@ from secateur.shrinking.calibrated import Streamed, chosen_in_directory
 from secateur.shrinking.configuration import Configured, Described, has_configuration
 from secateur.shrinking.files import text_of
 from secateur.shrinking.plan import Factors, Plan, factors_of, multiplied
-from secateur.shrinking.request import PruningTarget, Request, example_for, pruning_target, request
+from secateur.shrinking.request import PruningTarget, Request, example_for, pruning_target
 from secateur.shrinking.result import directory_content
 from secateur.shrinking.select import (
     Choice,
@@ -86,7 +84,7 @@ PROVED = 1 << 24  # parameters of the model that the proof is made on: its copie
 
 @dataclass(frozen=True)
 class CheckpointShrinking(Reported):
-    """The result of `shrink_checkpoint`; prints as a table.
+    """The result of `shrink` of a directory; prints as a table.
 
     Attributes:
         out: the directory that was written, if one was.
@@ -135,98 +133,33 @@ class CheckpointShrinking(Reported):
         return directory_content(self, full=False)
 
 
-def shrink_checkpoint(
-    source: Path | str,
+def shrink_units_directory(
+    source: Path,
     out: Path | str | None,
-    sparsity: float,
+    asked: Request,
+    example_inputs: Any,
     *,
-    model: nn.Module | None = None,
-    example_inputs: Any = None,
-    criterion: str | Callable[..., Tensor] = magnitude,
-    allocate: str | Allocation | None = None,
-    include: str | Iterable[str] | None = None,
-    exclude: str | Iterable[str] | None = None,
-    round_to: int | None = None,
-    target: str = "params",
-    batches: Iterable[Any] | None = None,
-    repair: bool = True,
-    forward: Forward | None = None,
-    activations: Path | str | None = None,
-    device: torch.device | str | None = None,
-    verify: bool = True,
+    batches: Iterable[Any] | None,
+    repair: bool,
+    forward: Forward | None,
+    activations: Path | str | None,
+    device: torch.device | str | None,
 ) -> CheckpointShrinking:
-    """Writes to ``out`` a smaller model than the Hugging Face directory ``source`` holds; ``from_pretrained`` loads it.
-
-    As ``shrink(model, …, uniform=True)`` of the loaded model chooses and slices, but the model is only built on the
-    meta device, and its files are read twice: once to rank, once to slice, one tensor at a time. Shards keep their
-    names, tensors their order, dtypes and ``__metadata__``; ``config.json`` and the index say the new sizes, others are
-    copied, ``secateur.json`` and ``plan.json`` (as of `save_shrunken`) are added.
-
-    With ``batches`` the model is run, block by block as by `oneshot`: once to measure which units and how many of each
-    group may leave, and once more to repair what multiplied them. One block's weights are in memory, twice while it is
-    repaired, and what blocks pass on. A run that was killed goes on where it was when it is started again, from
-    ``<out>.unfinished``, to the same bytes; in processes of `torch.distributed` each takes its share of the batches.
-
-    Args:
-        source: a directory with ``config.json`` and safetensors files, sharded or not.
-        out: must not exist, nor lie inside ``source``. None: only say what would leave.
-        sparsity: the fraction of ``target`` that leaves, in [0, 1), to the nearest that exists, as in `shrink`.
-        model: the model on the meta device; by default the first of ``architectures`` in ``config.json``, from
-            transformers. It has a ``config``; its code is the only one that runs.
-        example_inputs: as for `shrink`; by default what transformers takes as an example, without a cache.
-        criterion: one that needs no evidence, or evidence is asked for by a `TypeError`.
-        allocate, include, exclude, round_to: as in `shrink`.
-        target: ``"params"``, ``"macs"`` or ``"units"``.
-        batches: what a DataLoader yields, as for `oneshot`, for models of repeated blocks: units are chosen by what the
-            outputs of their consumers lose. Without, by the criterion, which a trained language model does not survive.
-        repair: with batches, solve for what stays of the consumers' weights, half of the way towards the dense model;
-            else columns only leave.
-        forward, activations, device: as for `oneshot`.
-        verify: prove on random weights that nothing else changes: on this model if it is small, otherwise on one of the
-            same class with few and narrow layers. What is not right there is frozen here.
-
-    Raises:
-        CheckpointError: a damaged checkpoint, one that is not of this model, or an ``out`` that cannot be.
-        ValueError: nothing can leave, or not as much as asked, or no configuration says it.
-        OSError: a full disk, a missing permission. Nothing is left under ``out`` in any case.
-
-    >>> import tempfile
-    >>> from transformers import LlamaConfig, LlamaForCausalLM
-    >>> sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_hidden_layers": 1}
-    >>> folder = Path(tempfile.mkdtemp())
-    >>> LlamaForCausalLM(LlamaConfig(vocab_size=9, **sizes)).save_pretrained(folder / "dense")
-    >>> done = shrink_checkpoint(folder / "dense", folder / "small", 0.5)
-    >>> smaller = LlamaForCausalLM.from_pretrained(folder / "small")
-    >>> smaller.num_parameters() == done.parameters[1]
-    True
-    """
+    """`shrink` of a directory into another one: channels, heads and hidden units leave."""
     started = time.monotonic()
-    if target == "latency":
+    if asked.target == "latency":
         raise ValueError("target must be one of 'params', 'macs', 'units' for a checkpoint, not 'latency'.")
-    asked = request(
-        sparsity=sparsity,
-        criterion=criterion,
-        allocate=allocate,
-        include=include,
-        exclude=exclude,
-        round_to=round_to,
-        target=target,
-        uniform=True,
-        verify=verify,
-    )
     root, out = places(source, out)
     checkpoint = open_checkpoint(root)
     previous = previous_record(root)
-    if batches is not None and model is not None:
-        raise ValueError("batches= runs the model that config.json says; leave out model=, or load it and use shrink.")
-    model = meta_model_of(checkpoint) if model is None else model
+    model = meta_model_of(checkpoint)
     if not has_configuration(model):
         raise ValueError(f"{type(model).__name__} has no config that could say the new sizes; load it and use shrink.")
     example_inputs = example_for(model) if example_inputs is None else example_inputs
     if batches is not None:
         every, held = held_batches(batches)
         place = _to_walk(checkpoint, model, held, out, forward=forward, activations=activations, device=device)
-    dense = _dense(checkpoint, model, example_inputs, verify=verify)
+    dense = _dense(checkpoint, model, example_inputs, verify=asked.verify)
     if batches is None:
         choice = choose(dense.subject, asked)
         planned = _planned(dense, asked, choice, out, started)

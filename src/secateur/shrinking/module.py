@@ -1,4 +1,4 @@
-"""Channels that leave: `shrink` takes coupled slices out of a model, which stays an ordinary module, but smaller.
+"""The verb `shrink`: coupled slices leave a model, which stays an ordinary module, but smaller; or a directory.
 
 Law: the smaller model computes what the original computes with the removed entries zeroed, and a call that fails leaves
 the model as it was.
@@ -10,7 +10,8 @@ import copy
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from secateur.allocation import Allocation
 from secateur.coupling import Branch, Coupling, Scope, find_coupling
 from secateur.criteria import magnitude
+from secateur.kinds import Kind
 from secateur.models import with_batch_in_errors
 from secateur.pipeline import reestimate_batchnorm
 from secateur.report import Reported
@@ -27,16 +29,29 @@ from secateur.shrinking.apply import carry_out
 from secateur.shrinking.calibrated import chosen_by_data
 from secateur.shrinking.configuration import Configured, has_configuration
 from secateur.shrinking.costs import cost_of, ratio_of_times
+from secateur.shrinking.directory import CheckpointShrinking, shrink_units_directory
+from secateur.shrinking.kinds.blocks_directory import ShrunkDepth, shrink_blocks_directory
 from secateur.shrinking.kinds.branches import OutputCosts, choose_branches, influences, named_branches
 from secateur.shrinking.kinds.expert_repair import MendedMixtures, mend_mixtures
 from secateur.shrinking.kinds.experts import choose_experts, tied_mixtures
+from secateur.shrinking.kinds.experts_directory import ShrunkExperts, shrink_experts_directory
 from secateur.shrinking.kinds.patching import patch
 from secateur.shrinking.kinds.routing import routed_in_memory
 from secateur.shrinking.plan import Plan, plan_without
 from secateur.shrinking.request import Request, example_of, pruning_target, request, shorter, warn_without_data
 from secateur.shrinking.result import model_content
 from secateur.shrinking.select import Choice, check_globs, choose, groups_in_scope, names_of, tie_roles
-from secateur.support import Forward, Part, Undo, check_batches, check_data, private, tensors_of
+from secateur.support import (
+    Forward,
+    Part,
+    Undo,
+    check_batches,
+    check_data,
+    for_directories,
+    private,
+    refuse,
+    tensors_of,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,36 +107,40 @@ class Shrunk(Reported):
         return model_content(self, full=False)
 
 
+@overload
+def shrink(model: nn.Module, *args: Any, **options: Any) -> Shrunk: ...
+@overload
+def shrink(model: Path | str, *args: Any, **options: Any) -> CheckpointShrinking | ShrunkExperts | ShrunkDepth: ...
 def shrink(
-    model: nn.Module,
+    model: nn.Module | Path | str,
     example_inputs: Any = None,
     sparsity: float | None = None,
     *,
-    criterion: str | Callable[..., Tensor] = magnitude,
-    allocate: str | Allocation | None = None,
+    leave: Kind | str | Iterable[Kind | str] | None = None,
+    target: str = "params",
+    batches: Iterable[Any] | None = None,
     include: str | Iterable[str] | None = None,
     exclude: str | Iterable[str] | None = None,
+    criterion: str | Callable[..., Tensor] = magnitude,
+    allocate: str | Allocation | None = None,
     round_to: int | None = None,
-    target: str = "params",
+    uniform: bool = False,
     evidence: Mapping[str, Mapping[str, Tensor]] | None = None,
-    batches: Iterable[Any] | None = None,
     repair: bool = True,
     forward: Forward | None = None,
     modes: Iterable[bool] | None = None,
     more_inputs: Iterable[Any] = (),
-    branches: float | Iterable[str] = 0.0,
-    experts: float = 0.0,
-    rank_experts: str | None = None,
-    unreached_first: bool = False,
     optimizer: torch.optim.Optimizer | None = None,
-    uniform: bool = False,
     verify: bool = True,
     report: Callable[[Shrunk], None] | None = None,
-) -> Shrunk:
+    out: Path | str | None = None,
+    activations: Path | str | None = None,
+    device: torch.device | str | None = None,
+) -> Shrunk | CheckpointShrinking | ShrunkExperts | ShrunkDepth:
     """Take whole channels, heads and hidden units out of a model, in place; returns what left, which prints as a table.
 
     Which slices live and die together is found by watching a forward pass (`find_coupling`); the outputs of the model
-    keep their shapes.
+    keep their shapes. With ``leave``, experts, residual branches or blocks leave before.
 
     With ``batches``, data decides what leaves: the units whose removal costs the outputs of the layers behind them
     least after these are repaired (optimal brain surgery on the Gram matrix of their inputs, as in ZipLM,
@@ -130,15 +149,28 @@ def shrink(
     the criterion's scores over all entries that would leave with it, divided by its group's mean; biases and
     normalizations count only where a group has no matrices.
 
+    Of a Hugging Face directory a smaller one is written, which ``from_pretrained`` loads, as with ``uniform`` of the
+    loaded model. The model is only built on the meta device, and its files are read twice: once to rank, once to slice,
+    one tensor at a time. Shards keep their names, tensors their order, dtypes and ``__metadata__``; ``config.json`` and
+    the index say the new sizes, others are copied, ``secateur.json`` and what each tensor was are added. With
+    ``batches`` the model is run, block by block as by `oneshot`: once to measure, and once more to repair what
+    multiplied the units. One block's weights are in memory, twice while it is repaired, and what blocks pass on. A run
+    that was killed goes on where it was when it is started again, from ``<out>.unfinished``, to the same bytes; in
+    processes of `torch.distributed` each takes its share of the batches.
+
     Args:
-        model: any module; its parameters stay the same objects, with smaller data.
+        model: any module; its parameters stay the same objects, with smaller data. Or a directory with ``config.json``
+            and safetensors files, sharded or not.
         example_inputs: a tensor, a tuple of positional arguments or a dict of keyword arguments. None: the first of
             ``batches``, without a cache or routers' scores beside the results; of it two rows, and a few tokens of a
             text, but for a ``target`` of time.
         sparsity: the fraction of ``target`` that leaves, in [0, 1): what leaves is the nearest that exists, off by at
             most half of the smallest step. Where steps are so coarse that this is more than a twentieth of the target,
             the smaller of the two nearest models is taken. None: the units that are zero in all members leave, or, with
-            ``branches`` or ``experts``, nothing but these.
+            ``leave``, nothing but that.
+        leave: what leaves first: `Experts` and `Branches` of a module, each a value or a word, such as
+            ``"experts:25%"`` or ``["branches:3", Experts(2)]``; units make up what is missing to ``sparsity``. Of a
+            directory one kind leaves a run, `Experts` or `Blocks`, and nothing else.
         criterion: ``(weight, *, <evidence>) -> scores``, higher = keep, or its name; see `secateur.criteria`.
         allocate: how many units each group keeps, or its word; it is given the groups by their names. By default the
             same fraction of each, but the width of a residual stream stays until others have lost half, and heads as
@@ -148,44 +180,38 @@ def shrink(
         round_to: counts are multiples of this, or all. By default of 16 in groups of 64 units or more, since other
             counts run no faster; of 8, 4, 2 or 1 where one such step would be more than 1 % of the target.
         target: what ``sparsity`` is a fraction of: ``"params"`` (entries of parameters), ``"macs"`` (multiply-adds of
-            the example), ``"latency"`` (time of the example in evaluation mode, measured beside the model's own),
-            ``"units"``.
+            the example), ``"latency"`` (time of the example in evaluation mode, measured beside the model's own; not of
+            a directory), ``"units"``.
         evidence: ``{name: {keyword: Tensor}}`` for a criterion that names some; see `secateur.evidence.collect`.
         batches: real inputs: what a DataLoader yields, or
             `secateur.read_calibration`. They are run through it twice, in evaluation mode, a block at a time; padding
             by an ``attention_mask`` does not count. The criterion ranks only units that nothing is measured of: no
-            matrix in a block multiplies what they give. With ``branches`` they say which of these leave, too.
+            matrix in a block multiplies what they give. They say which branches and experts leave, too.
         repair: move what stays, too: columns, what branches added is merged into the weights before them, and the last
             matrices of experts that stay. Without batches it means nothing.
         forward: ``(model, batch) -> outputs``, how a batch is run; see `secateur.oneshot`.
         modes, more_inputs: which passes to watch; see `find_coupling`.
-        branches: the fraction of the residual branches, the f of ``x + f(x)``, that leave first, rounded up; one stays
-            at least. Channels make up what is missing to ``sparsity``. Those leave whose loss moves the model's outputs
-            least, one after the other, by the batches; without, those of the least influence on the examples, which
-            have to be real ones then (`influences` of `kinds/branches.py`). Or the names of those that leave.
-        experts: the fraction of the experts of each mixture that leave before other units do, or how many (1, 2, ...),
-            and never so many that fewer are left than are chosen at a time. Channels make up what is missing to
-            ``sparsity``.
-        rank_experts: which leave, those of the least: ``"reap"``, the mean over an expert's tokens of its outputs' norm
-            times its weight (REAP, arXiv:2510.13999), the default with batches; ``"frequency"``, its tokens; or the
-            score by the ``"criterion"``, the default without.
-        unreached_first: experts that no token of the batches is sent to leave first. Otherwise they leave when the
-            criterion says so, since a text may just not have what they are for.
         optimizer: its state (moments, momentum) loses the same slices, so that training goes on.
         uniform: keep what the model's configuration can say, in general as many units in each layer, and change it, so
             that ``save_pretrained`` and ``from_pretrained`` need nothing else; a model without a configuration keeps
             equally many units in groups that play the same role. Which units leave is still each layer's own choice.
         verify: compare, on a copy with random weights in float64, with the original whose removed entries are zero.
-            What does not agree is frozen, and the rest tried again.
+            What does not agree is frozen, and the rest tried again. Of a directory's large model the proof is on one of
+            the same class with few and narrow layers.
         report: called in the end with what is returned; if it raises, the model is as it was.
+        out: for a directory, the one to write, which must not exist. None: only say what would leave.
+        activations, device: for a directory with batches, as for `oneshot`.
 
     Returns:
-        A `Shrunk`: what was asked and what left, what is frozen and why; ``.model`` is the module, the same object.
+        A `Shrunk`: what was asked and what left, what is frozen and why; ``.model`` is the module, the same object. Of
+        a directory a `CheckpointShrinking`, `ShrunkExperts` or `ShrunkDepth`.
 
     Raises:
         ValueError: nothing can leave, or not as much as asked; the message says what is frozen and why. With
             ``batches``: there are none, one does not run through the model, they hold NaN,
             or nothing that may leave is measured.
+        CheckpointError: a damaged checkpoint, one that is not of its model, or an ``out`` that cannot be. After any
+            error nothing is left under it.
 
     Warns:
         WithoutDataWarning: a model of residual blocks is to lose units, and neither ``batches`` nor a criterion with
@@ -223,9 +249,20 @@ def shrink(
     >>> done = shrink(blocks, batches[0], 0.45, batches=batches, include="*.0.bias", uniform=True)
     >>> [block[0].out_features for block in blocks], torch.allclose(blocks(batches[0]), before, atol=1e-3)
     ([3, 3], True)
+
+    >>> import tempfile
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_hidden_layers": 1}
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> LlamaForCausalLM(LlamaConfig(vocab_size=9, **sizes)).save_pretrained(folder / "dense")
+    >>> done = shrink(folder / "dense", sparsity=0.5, out=folder / "small")
+    >>> LlamaForCausalLM.from_pretrained(folder / "small").num_parameters() == done.parameters[1]
+    True
     """
+    in_directory = isinstance(model, Path | str)
     asked = request(
         sparsity=sparsity,
+        leave=leave,
         criterion=criterion,
         allocate=allocate,
         include=include,
@@ -233,15 +270,24 @@ def shrink(
         round_to=round_to,
         target=target,
         evidence=evidence,
-        branches=branches,
-        experts=experts,
-        rank_experts=rank_experts,
-        unreached_first=unreached_first,
-        uniform=uniform,
+        uniform=uniform or in_directory,
         verify=verify,
     )
-    if batches is None and asked.rank_experts not in (None, "criterion"):
-        raise ValueError(f'rank_experts="{asked.rank_experts}" runs the model on real inputs; pass batches=.')
+    if isinstance(model, Path | str):
+        why = "is for modules: a directory is called as its configuration says; load the model for this."
+        refuse(why, evidence=evidence, modes=modes, more_inputs=more_inputs or None, optimizer=optimizer, report=report)
+        how = {"batches": batches, "repair": repair, "forward": forward, "activations": activations, "device": device}
+        return _shrunk_directory(Path(model), out, asked, example_inputs, how)
+    for_directories(out=out, activations=activations, device=device)
+    refuse(
+        "is of a directory; a module's experts leave by batches=.",
+        profile=asked.experts.profile,
+        plan=asked.experts.plan,
+    )
+    if asked.blocks:
+        raise ValueError("Blocks leave a directory; of a module residual branches leave: leave=Branches(...).")
+    if batches is None and asked.experts.rank not in (None, "criterion"):
+        raise ValueError(f'the rank "{asked.experts.rank}" of experts runs the model on real inputs; pass batches=.')
     given, inside = model, private.inside_compiled(model)
     model = model if inside is None else inside
     _check_values(model)
@@ -289,7 +335,7 @@ def shrink(
         experts_stay: dict[str, tuple[int, int]] = {}
         unreached: dict[str, tuple[int, ...]] = {}
         repaired = MendedMixtures()
-        if asked.experts:
+        if asked.experts.remove:
             share_left = _share_left(model, coupling, example_inputs, target)
             scope = Scope.of(coupling)
             configured = Configured(model, scope) if uniform and has_configuration(model) else None
@@ -297,7 +343,7 @@ def shrink(
             subject = pruning_target(model, scope, inputs, configured=configured, proved_on=model if verify else None)
             check_globs(names_of(coupling) | known, rest.globs)
             routed = None
-            if held is not None and rest.rank_experts != "criterion":
+            if held is not None and rest.experts.rank != "criterion":
                 routed = routed_in_memory(model, coupling, groups_in_scope(scope, rest, chosen=True), held, forward)
             fewer = choose_experts(subject, rest, known, routed)
             left, experts_stay, unreached = fewer.choice, fewer.counts, fewer.unreached
@@ -313,7 +359,7 @@ def shrink(
             share *= share_left(coupling)
             rest = replace(asked, sparsity=0.0 if sparsity is None else max(0.0, 1 - (1 - sparsity) / share))
             configured = None
-        alone = not rest.sparsity and (asked.branches or asked.experts)
+        alone = not rest.sparsity and (asked.branches or asked.experts.remove)
         scope = Scope.of(coupling)
         if uniform and has_configuration(model) and not alone:
             configured = Configured(model, scope)
@@ -359,6 +405,25 @@ def shrink(
         if report is not None:
             report(done)
     return done
+
+
+def _shrunk_directory(
+    source: Path, out: Path | str | None, asked: Request, example_inputs: Any, how: Mapping[str, Any]
+) -> CheckpointShrinking | ShrunkExperts | ShrunkDepth:
+    """The smaller directory, by the one kind that leaves it."""
+    if len(asked.leave) + bool(asked.sparsity) > 1:
+        raise ValueError(
+            f"{source}: of a directory one kind leaves a run, or units by sparsity=. Ask for one of them, and then for "
+            "the next with OUT as the directory."
+        )
+    if asked.blocks:
+        return shrink_blocks_directory(source, out, asked, example_inputs, **how)
+    if asked.leave:
+        refuse("is not needed: a directory's experts are found by its configuration.", example_inputs=example_inputs)
+        return shrink_experts_directory(source, out, asked, **how)
+    if asked.sparsity is None:
+        raise ValueError(f"{source}: say how much leaves, by sparsity= or by leave=.")
+    return shrink_units_directory(source, out, asked, example_inputs, **how)
 
 
 def _reestimate(

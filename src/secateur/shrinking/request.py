@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from secateur import allocation, criteria
+from secateur import allocation, criteria, kinds
 from secateur.allocation import Allocation, check_sparsity
 from secateur.coupling import Coupling, Group, Kept, Scope
 from secateur.criteria import magnitude
 from secateur.evidence import needs
+from secateur.kinds import Blocks, Branches, Experts, Kind
 from secateur.models import find_blocks
 from secateur.shrinking.configuration import Configured
 from secateur.shrinking.costs import TARGETS
-from secateur.shrinking.kinds.routing import RANKS
 from secateur.shrinking.proof import wrong_groups
 from secateur.support import mapped, tensors_in
 
@@ -101,10 +101,7 @@ class Request:
         round_to: counts are multiples of this; None: of 16 in groups of 64 or more, where such a step is small.
         uniform: the counts are those that a configuration can say.
         verify: nothing leaves that is not proved to change nothing else.
-        branches: the fraction of the residual branches that leave first, or the names of those.
-        experts: the fraction of the experts that leave before other units, or how many of each mixture.
-        rank_experts: one of `RANKS`; None: "reap" with batches, else "criterion".
-        unreached_first: experts that no token of the batches reaches leave before others.
+        leave: what leaves before other units, at most one of each kind.
     """
 
     sparsity: float | None = None
@@ -117,10 +114,7 @@ class Request:
     round_to: int | None = None
     uniform: bool = False
     verify: bool = True
-    branches: float | tuple[str, ...] = 0.0
-    experts: float = 0.0
-    rank_experts: str | None = None
-    unreached_first: bool = False
+    leave: tuple[Kind, ...] = ()
 
     def __post_init__(self) -> None:
         if self.round_to is not None and self.round_to < 1:
@@ -131,13 +125,28 @@ class Request:
         """All of them: each has to match something."""
         return (*(self.include or ()), *self.exclude)
 
+    @property
+    def experts(self) -> Experts:
+        """The experts that leave; 0 of them where none do."""
+        return next((each for each in self.leave if isinstance(each, Experts)), Experts())
+
+    @property
+    def branches(self) -> float | tuple[str, ...]:
+        """How many residual branches leave, or which."""
+        return next((each.names or each.share for each in self.leave if isinstance(each, Branches)), 0.0)
+
+    @property
+    def blocks(self) -> float:
+        """How many blocks of a directory leave."""
+        return next((each.remove for each in self.leave if isinstance(each, Blocks)), 0.0)
+
 
 def request(
     *,
     criterion: str | Callable[..., Tensor] = magnitude,
     allocate: str | Allocation | None = None,
     evidence: Mapping[str, Mapping[str, Tensor]] | None = None,
-    branches: float | Iterable[str] = 0.0,
+    leave: Kind | str | Iterable[Kind | str] | None = None,
     include: str | Iterable[str] | None = None,
     exclude: str | Iterable[str] | None = None,
     **given: Any,
@@ -156,21 +165,18 @@ def request(
         evidence=evidence or {},
         include=None if include is None else _globs(include),
         exclude=() if exclude is None else _globs(exclude),
-        branches=branches if isinstance(branches, int | float) else tuple(dict.fromkeys(_globs(branches))),
+        leave=kinds.parse(leave),
         **given,
     )
     if made.target not in TARGETS:
         raise ValueError(f"target must be one of {', '.join(map(repr, TARGETS))}, not {made.target!r}.")
     if made.sparsity is not None:
         check_sparsity(made.sparsity)
-    if made.rank_experts not in (None, *RANKS):
-        raise ValueError(f"rank_experts must be one of {', '.join(map(repr, RANKS))}, not {made.rank_experts!r}.")
-    if not isinstance(made.branches, tuple):
-        check_sparsity(made.branches)
-    if not (0 <= made.experts < 1 or (made.experts >= 1 and made.experts == int(made.experts))):
-        raise ValueError(f"experts must be a fraction in [0, 1), or a number of experts, not {made.experts}.")
     if made.branches and made.uniform:
-        raise ValueError("no configuration describes removed branches: leave out uniform, or branches.")
+        raise ValueError(
+            "no configuration describes removed branches: leave out uniform, or Branches; of a directory whole blocks "
+            "leave, by leave=Blocks(...)."
+        )
     return made
 
 

@@ -36,7 +36,7 @@ def model_content(done: Shrunk, *, full: bool) -> Iterator[Part]:
         yield from _branches(done)
     if done.experts:
         yield _counts("experts", done.experts, "Experts", "Stay", full=full)
-        yield from unreached_lines(done.unreached, done.experts, first=done.asked.unreached_first)
+        yield from unreached_lines(done.unreached, done.experts, first=done.asked.experts.unreached_first)
         yield from _mended(done.mended, done.unmended)
         yield ""
     kept = {

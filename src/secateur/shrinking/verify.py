@@ -34,7 +34,7 @@ PLAN = "plan.json"
 
 
 def structure_of(directory: Path, read: Fields) -> Structure:
-    """What the record of `shrink_checkpoint`, `shrink_depth_checkpoint` or `shrink_experts_checkpoint` claims."""
+    """What the record of `shrink` claims."""
     checkpoint, problems, unchecked = open_checkpoint(directory), list[str](), list[str]()
     if is_plan := "groups" in read.values:
         file, moved, plan = PLAN, _repaired(read), _plan(directory / PLAN)

@@ -46,7 +46,7 @@ from secateur.shrinking.kinds.blocks import (
     renamed,
     stacks_of,
 )
-from secateur.shrinking.request import example_for, request
+from secateur.shrinking.request import Request, example_for
 from secateur.shrinking.result import blocks_content, patched_tables
 from secateur.shrinking.select import check_globs, select, too_few
 from secateur.support import Forward, Part, rank_and_world, track
@@ -58,7 +58,7 @@ FORMAT = "secateur blocks"
 
 @dataclass(frozen=True)
 class ShrunkDepth(Reported):
-    """The result of `shrink_depth_checkpoint`; prints as a table.
+    """The result of `shrink` with ``leave=Blocks(...)``; prints as a table.
 
     Attributes:
         out: the directory that was written, if one was.
@@ -118,63 +118,25 @@ class _Deep:
         return found
 
 
-def shrink_depth_checkpoint(
-    source: Path | str,
+def shrink_blocks_directory(
+    source: Path,
     out: Path | str | None,
-    branches: float,
+    asked: Request,
+    example_inputs: Any,
     *,
-    batches: Iterable[Any],
-    repair: bool = True,
-    include: str | Iterable[str] | None = None,
-    exclude: str | Iterable[str] | None = None,
-    example_inputs: Any = None,
-    forward: Forward | None = None,
-    activations: Path | str | None = None,
-    device: torch.device | str | None = None,
-    verify: bool = True,
+    batches: Iterable[Any] | None,
+    repair: bool,
+    forward: Forward | None,
+    activations: Path | str | None,
+    device: torch.device | str | None,
 ) -> ShrunkDepth:
-    """Writes to ``out`` the model of a Hugging Face directory with fewer blocks; ``from_pretrained`` loads it.
-
-    A configuration counts blocks, so that of a directory residual branches leave with all others of their block. Which
-    blocks leave is chosen by what the outputs lose, one after the other (as with batches of `shrink`), and
-    what they added is merged into the last weight before them whose outputs are added to the stream (ReplaceMe,
-    arXiv:2505.02819), or into the scales of a layer normalization (LinearPatch, arXiv:2505.24680). What follows stays
-    as it is. One block's weights are in memory at a time. ``secateur.json`` and ``blocks.json``, what each tensor was,
-    are added.
-
-    Args:
-        source: a directory with ``config.json`` and safetensors files, sharded or not.
-        out: must not exist, nor lie inside ``source``. None: only say what would leave.
-        branches: the fraction of the blocks, rounded up; one of each stack stays.
-        batches: what a DataLoader yields, as for `oneshot`.
-        repair: merge what they added into the weights before them, unless the outputs are further off by that.
-        include, exclude: globs over names of blocks.
-        example_inputs: what the proof runs; by default what transformers takes as an example.
-        forward, activations, device: as for `oneshot`.
-        verify: prove on random weights, on a narrow model of the class, that nothing else changes.
-
-    Raises:
-        CheckpointError: a damaged checkpoint, one of another model, or an ``out`` that cannot be.
-        ValueError: nothing can leave, or not as much as asked, or there are several processes.
-        OSError: a full disk, a missing permission. Nothing is left under ``out`` in any case.
-
-    >>> import tempfile
-    >>> from transformers import LlamaConfig, LlamaForCausalLM
-    >>> sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_hidden_layers": 4}
-    >>> folder = Path(tempfile.mkdtemp())
-    >>> LlamaForCausalLM(LlamaConfig(vocab_size=9, **sizes)).save_pretrained(folder / "deep")
-    >>> batches = [torch.randint(0, 9, (2, 8)) for _ in range(4)]
-    >>> done = shrink_depth_checkpoint(folder / "deep", folder / "short", 0.5, batches=batches)
-    >>> done.counts, LlamaForCausalLM.from_pretrained(folder / "short").config.num_hidden_layers
-    ({'model.layers': (4, 2)}, 2)
-    """
+    """`shrink` of a directory into another one: whole blocks leave, and what follows stays as it is."""
     started = time.monotonic()
-    asked = request(branches=branches, include=include, exclude=exclude, verify=verify)
-    share = 0.0 if isinstance(asked.branches, tuple) else asked.branches
-    if not share:
-        raise ValueError("say how many of the blocks leave: branches is 0.")
+    if batches is None:
+        raise ValueError(f"{source}: blocks leave by what the outputs lose on a text; pass batches=.")
     if rank_and_world()[1] > 1:
         raise ValueError("blocks of a directory are chosen by one process: start it without torchrun.")
+    verify, amount = asked.verify, asked.blocks
     root, out = places(source, out)
     every, held = held_batches(batches)
     checkpoint = open_checkpoint(root)
@@ -200,10 +162,11 @@ def shrink_depth_checkpoint(
     deep.place.check()
     example_inputs = example_for(model) if example_inputs is None and verify else example_inputs
     candidates = _candidates(deep, asked.include, asked.exclude)
-    target = math.ceil(share * sum(len(stack.blocks) for stack in deep.stacks) - 1e-9)
+    every_block = sum(len(stack.blocks) for stack in deep.stacks)
+    target = int(amount) if amount >= 1 else math.ceil(amount * every_block - 1e-9)
     request_said = {
         "method": "shrink",
-        "depth": share,
+        "depth": amount,
         "data": digest(every),
         "include": asked.include,
         "exclude": asked.exclude,

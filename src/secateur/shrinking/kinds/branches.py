@@ -179,7 +179,8 @@ def _is_finite(outputs: Any) -> bool:
 # The choice of residual branches to remove: those whose removal changes the outputs least on real inputs; without
 # inputs those that change their stream least, or have the smallest weights. Each removal has to pass the proof.
 #
-# Law: of N branches ``ceil(share * N)`` leave, and at least one stays; the branches within a branch leave with it.
+# Law: of N branches ``ceil(share * N)`` leave, or so many as are asked, and at least one stays; those within a branch
+# leave with it.
 
 KEPT = "kept, as asked"
 
@@ -259,8 +260,8 @@ def choose_branches(
     exclude: Iterable[str] = (),
     verify: bool = True,
 ) -> tuple[list[Branch], dict[str, str]]:
-    """The ``share`` of the branches with the lowest scores, and why others could not leave: ``{name: why}``.
-    Costs of outputs are no scores: what one branch costs depends on which others are gone.
+    """The ``share`` of the branches with the lowest scores, or so many, and why others could not leave:
+    ``{name: why}``. Costs of outputs are no scores: what one branch costs depends on which others are gone.
 
     Raises:
         ValueError: fewer branches than that can leave.
@@ -271,7 +272,7 @@ def choose_branches(
             "the model has no residual branch, x + f(x) where only f has its modules; leave branches out, "
             "or give an example that runs through the sums."
         )
-    target = min(math.ceil(share * len(every) - 1e-9), len(every) - 1)
+    target = min(int(share) if share >= 1 else math.ceil(share * len(every) - 1e-9), len(every) - 1)
     if not target:
         raise ValueError(f"{every[0].name} is the only residual branch of the model, and one stays at least.")
     scores = {} if isinstance(score, OutputCosts) else score(model, coupling, inputs)

@@ -45,7 +45,7 @@ def ranked(
     subject: PruningTarget, groups: Sequence[Group], asked: Request, routed: Mapping[str, Routed] | None
 ) -> dict[str, Tensor]:
     """The scores of experts, higher = keep; weights are read only where the data leaves ties."""
-    rank = asked.rank_experts or ("criterion" if routed is None else "reap")
+    rank = asked.experts.rank or ("criterion" if routed is None else "reap")
     if routed is None or rank == "criterion":
         return scores_of(subject, groups, asked)
     unsettled = [
@@ -59,7 +59,7 @@ def ranked(
             rank,
             routed[group.name],
             by_criterion[group.name].numpy() if group.name in by_criterion else np.zeros(group.size),
-            unreached_first=asked.unreached_first,
+            unreached_first=asked.experts.unreached_first,
         )
         for group in groups
     }
@@ -81,9 +81,8 @@ def choose_experts(
     groups = groups_in_scope(subject.scope, asked, chosen=True)
     scores = ranked(subject, groups, asked, routed)
     every = sum(group.size for group in groups)
-    number = (
-        sum(min(asked.experts, group.size - 1) for group in groups) if asked.experts >= 1 else asked.experts * every
-    )
+    remove = asked.experts.remove
+    number = sum(min(remove, group.size - 1) for group in groups) if remove >= 1 else remove * every
     choice = choose(subject, replace(asked, sparsity=number / every), known, chosen=True, given=scores)
     stay = [group for group in groups if group.name in choice.kept]
     counts = {group.name: (group.size, int(choice.kept[group.name].sum())) for group in stay}

@@ -58,7 +58,7 @@ from secateur.shrinking.kinds.mixtures import (
     write_profile,
 )
 from secateur.shrinking.kinds.routing import PairedBlocks, new_values, of_directory
-from secateur.shrinking.request import Request, request
+from secateur.shrinking.request import Request
 from secateur.shrinking.result import experts_content
 from secateur.shrinking.select import Choice
 from secateur.support import Forward, Part, on_rank_zero, rank_and_world
@@ -70,7 +70,7 @@ _HELD_OUT = 4  # every fourth batch of a profile's text ranks nothing: on it is 
 
 @dataclass(frozen=True)
 class ShrunkExperts(Reported):
-    """The result of `shrink_experts_checkpoint`; prints as a table.
+    """The result of `shrink` of a directory with ``leave=Experts(...)``; prints as a table.
 
     Attributes:
         out: the directory that was written, if one was.
@@ -114,81 +114,21 @@ class ShrunkExperts(Reported):
         return experts_content(self, full=False)
 
 
-def shrink_experts_checkpoint(
-    source: Path | str,
+def shrink_experts_directory(
+    source: Path,
     out: Path | str | None,
-    remove: float = 0.0,
+    asked: Request,
     *,
-    batches: Iterable[Any] | None = None,
-    profile: Path | str | None = None,
-    plan: Path | str | None = None,
-    rank: str | None = None,
-    unreached_first: bool = False,
-    repair: bool = True,
-    include: str | Iterable[str] | None = None,
-    exclude: str | Iterable[str] | None = None,
-    text: str = "batches",
-    forward: Forward | None = None,
-    activations: Path | str | None = None,
-    device: torch.device | str | None = None,
-    verify: bool = True,
+    batches: Iterable[Any] | None,
+    repair: bool,
+    forward: Forward | None,
+    activations: Path | str | None,
+    device: torch.device | str | None,
 ) -> ShrunkExperts:
-    """Writes to ``out`` the model of a Hugging Face directory with fewer experts; ``from_pretrained`` loads it.
-
-    The model runs block by block, with one block's weights in memory, and data says what each expert does (`shrink`,
-    ``rank_experts``). The configuration says the new number, all mixtures of one size keep the same, and never fewer
-    than are chosen at a time. Then, with batches, the smaller model runs beside the dense one, and the last matrices of
-    the experts that stay take over what the others gave; nothing else of what stays is changed. ``secateur.json`` and
-    ``experts.json``, what each tensor was, are added.
-
-    A run that was killed goes on where it was when it is started again, from ``<out>.unfinished``, to the same bytes;
-    in processes of `torch.distributed` each takes its share of the batches.
-
-    Args:
-        source: a directory with ``config.json`` and safetensors files, sharded or not, each expert by itself or not.
-        out: must not exist, nor lie inside ``source``. None: nothing is written but a profile.
-        remove: the fraction of the experts of each mixture, or how many (1, 2, ...).
-        batches: what a DataLoader yields, as for `oneshot`.
-        profile: a file for what the batches say, which must not exist. A quarter of the batches ranks nothing then, and
-            says what the model's outputs lose without experts.
-        plan: such a file, in place of batches: nothing is run.
-        rank: ``"reap"``, ``"frequency"`` or ``"criterion"`` (magnitude; the default without data), as ``rank_experts``
-            of `shrink`.
-        unreached_first: experts that no token reached leave first.
-        repair: with batches, solve for the last matrices of the experts that stay, towards the dense model's stream.
-        include, exclude: globs over names of routers and tensors of mixtures.
-        text: what the profile calls the batches.
-        forward, activations, device: as for `oneshot`.
-        verify: prove on random weights, on a smaller model of the class, that nothing else changes.
-
-    Raises:
-        CheckpointError: a damaged checkpoint or profile, one of another model, or an ``out`` that cannot be.
-        ValueError: nothing can leave, or not as much as asked, or no configuration says it.
-        OSError: a full disk, a missing permission. Nothing is left under ``out`` in any case.
-
-    >>> import tempfile
-    >>> from transformers import MixtralConfig, MixtralForCausalLM
-    >>> sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2}
-    >>> config = MixtralConfig(vocab_size=9, num_hidden_layers=1, num_local_experts=4, **sizes)
-    >>> folder = Path(tempfile.mkdtemp())
-    >>> MixtralForCausalLM(config).save_pretrained(folder / "whole")
-    >>> batches = [{"input_ids": torch.randint(0, 9, (2, 8))} for _ in range(4)]
-    >>> done = shrink_experts_checkpoint(folder / "whole", folder / "small", 0.25, batches=batches)
-    >>> done.counts
-    {'model.layers.0.mlp.gate.weight': (4, 3)}
-    >>> MixtralForCausalLM.from_pretrained(folder / "small").config.num_local_experts
-    3
-    """
+    """`shrink` of a directory into another one: experts leave, and the last matrices of those that stay take over what
+    the others gave. All mixtures of one size keep the same number."""
     started = time.monotonic()
-    asked = request(
-        experts=remove,
-        rank_experts=rank,
-        unreached_first=unreached_first,
-        include=include,
-        exclude=exclude,
-        verify=verify,
-        uniform=True,
-    )
+    rank, profile, plan = asked.experts.rank, asked.experts.profile, asked.experts.plan
     by_data = rank != "criterion"
     if batches is not None and plan is not None:
         raise ValueError("pass either batches= or plan=, not both.")
@@ -199,8 +139,8 @@ def shrink_experts_checkpoint(
     if profile is not None and os.path.lexists(profile):
         raise CheckpointError(f"{profile}: is there already; give plan= to use it, or name another file.")
     root, out = places(source, out)
-    if out is not None and not remove:
-        raise ValueError("remove is 0, so no expert leaves: pass a fraction in (0, 1), or a number of experts.")
+    if out is not None and not asked.experts.remove:
+        raise ValueError("no expert leaves: say how many, such as leave=Experts(0.25) or Experts(2).")
     checkpoint = open_checkpoint(root)
     previous = previous_record(root)
     planned = None if plan is None else read_profile(Path(plan))
@@ -212,7 +152,9 @@ def shrink_experts_checkpoint(
         _check_same(planned, mixtures, Path(plan or ""))
     text_run = None
     if batches is not None and (by_data or (repair and out is not None)):
-        text_run = _run_of(mixtures, asked, batches, text, forward, activations, device, profiled=profile is not None)
+        text_run = _run_of(
+            mixtures, asked, batches, asked.experts.text, forward, activations, device, profiled=profile is not None
+        )
 
     measured = text_run if by_data else None
 
@@ -254,7 +196,7 @@ def _planned(
     """What leaves, the origin of each tensor that is written, and the facts for the result."""
     checkpoint = mixtures.checkpoint
     routed = None if known is None else {group.name: known.routed[group.name] for group in mixtures.groups}
-    fewer = choose_experts(mixtures.subject, asked, (), routed) if asked.experts else None
+    fewer = choose_experts(mixtures.subject, asked, (), routed) if asked.experts.remove else None
     written = mixtures.written(fewer.choice.plan) if fewer else {name: (name, {}) for name in checkpoint}
     entries = checkpoint.entries
     shapes = {name: shape_of_cut(entries[old], cuts) for name, (old, cuts) in written.items()}
@@ -263,7 +205,7 @@ def _planned(
     groups = [group for group in mixtures.groups if fewer and group.name in fewer.choice.kept]
     done = ShrunkExperts(
         out=out,
-        rank=asked.rank_experts or ("criterion" if known is None else "reap"),
+        rank=asked.experts.rank or ("criterion" if known is None else "reap"),
         counts=fewer.counts if fewer else {},
         kept={group.name: tuple(fewer.choice.kept[group.name].nonzero()[0].tolist()) for group in groups if fewer},
         unreached=_unreached(known),
@@ -272,7 +214,7 @@ def _planned(
         parameters=(sum(each.numel for each in entries.values()), sum(map(math.prod, shapes.values()))),
         nbytes=(checkpoint.nbytes, nbytes),
         proof=mixtures.proof,
-        unreached_first=asked.unreached_first,
+        unreached_first=asked.experts.unreached_first,
         left_out=() if out is None else other_weights(checkpoint),
         seconds=time.monotonic() - started,
     )
@@ -363,7 +305,7 @@ def _profiled(run: _Calibration, source: Mapping[str, str]) -> Profile:
         beyond = mixtures.beyond(run.unseen, run.walk, scores)
     return Profile(
         Text(run.name, digest(run.every), *run.counts),
-        run.asked.rank_experts or "reap",
+        run.asked.experts.rank or "reap",
         routed,
         beyond,
         source,
@@ -390,9 +332,9 @@ def _said_of(asked: Request, run: _Calibration | None, planned: Profile | None, 
         "data": None if run is None else {"sha256": digest(run.every)},
         "held_out": None if run is None else run.counts[1],
         "plan": planned,
-        "remove": asked.experts,
-        "rank": asked.rank_experts,
-        "unreached_first": asked.unreached_first,
+        "remove": asked.experts.remove,
+        "rank": asked.experts.rank,
+        "unreached_first": asked.experts.unreached_first,
         "include": asked.include,
         "exclude": asked.exclude,
         "verify": asked.verify,

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from secateur.checkpoints import Checkpoint, CheckpointError, Origin, meta_model_of
 from secateur.coupling import Coupling, Group, Scope, find_coupling
+from secateur.kinds import RANKS, Experts
 from secateur.models import (
     DirectoryWalk,
     Replay,
@@ -31,7 +32,7 @@ from secateur.shrinking.apply import carry_out
 from secateur.shrinking.configuration import Configured, has_configuration
 from secateur.shrinking.directory import PROVED
 from secateur.shrinking.kinds.experts import choose_experts, tied_mixtures
-from secateur.shrinking.kinds.routing import MOST, RANKS, Routed, Watching, check_seen, mixture_of
+from secateur.shrinking.kinds.routing import MOST, Routed, Watching, check_seen, mixture_of
 from secateur.shrinking.plan import Plan, plan_of
 from secateur.shrinking.request import PruningTarget, Request, example_for, pruning_target
 from secateur.shrinking.select import groups_in_scope, rows_at_once
@@ -299,7 +300,7 @@ def _proved(configured: Configured, example: Any) -> str:
     small = configured.build(changes, "cpu")
     said = Configured(small, Scope.of(find_coupling(small, example)))
     subject = pruning_target(small, said.scope, [example], configured=said, proved_on=small)
-    choose_experts(subject, Request(experts=1), ())
+    choose_experts(subject, Request(leave=(Experts(1),)), ())
     sizes = ", ".join(f"{'.'.join(map(str, place))} {value}" for place, value in changes.items())
     return f"on {type(small).__name__} with random weights{f' and {sizes}' if sizes else ''}"
 

@@ -58,7 +58,6 @@ from secateur.support import (
 # one output gradient is used for all tokens, and the gradient at an expert's outputs is that gradient times the
 # weight. So it is the same for experts that run in turn or all at once, with the weight on their outputs or inputs.
 
-RANKS = ("reap", "frequency", "criterion")
 MOST = 1e300  # of a sum
 
 Array = npt.NDArray[np.float64]
@@ -293,7 +292,7 @@ def check_seen(groups: Sequence[Group], routed: Mapping[str, Routed]) -> None:
         if not found.tokens.any():
             raise ValueError(
                 f"{group.name}: no outputs of the experts that it chooses between were seen while the batches ran, so "
-                'data cannot rank them; say rank_experts="criterion".'
+                'data cannot rank them; say Experts(..., rank="criterion").'
             )
         if not np.isfinite(found.weighted).all():
             raise ValueError(f"{group.name}: the outputs of its experts hold NaN or infinity; correct the weights.")
