@@ -20,7 +20,7 @@ from mkdocs.structure.files import File
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src/secateur"
-WORDS = ["targets", "criteria", "patterns", "allocation", "schedules", "regrowth"]
+WORDS = ["targets", "criteria", "patterns", "allocation", "schedules", "regrowth", "kinds"]
 ROOMS = ["prune", "evidence", "solvers", "models", "coupling", "inference", "storage", "report"]
 FRAMEWORKS = ["integrations.transformers", "integrations.lightning"]
 BESIDE = ["pipeline", "training", "shrinking", "vocabulary", "checkpoints"]  # of these, what guides name

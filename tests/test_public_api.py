@@ -2,11 +2,14 @@
 
 import ast
 import importlib
+import inspect
 import pkgutil
 import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+
+import pytest
 
 import secateur
 
@@ -15,8 +18,47 @@ MODULES = sorted(
     for module in pkgutil.walk_packages(secateur.__path__, "secateur.")
     if module.name not in {"secateur.__main__", "secateur.version"}
 )
-WORDS = {"allocation", "criteria", "patterns", "regrowth", "schedules", "targets"}
+WORDS = {"allocation", "criteria", "kinds", "patterns", "regrowth", "schedules", "targets"}
 ROOMS = {"models", "coupling", "evidence", "inference", "prune", "report", "solvers", "storage"}
+
+
+VERBS = ("sparsify", "shrink", "oneshot", "fit", "sensitivity", "recover", "shrink_vocabulary", "verify_checkpoint")
+
+
+def test_there_is_one_verb_wherever_the_model_is():
+    """Seven take a module or a directory, and all of them together 150 parameters at most."""
+    assert {name for name in secateur.__all__ if name.endswith("_checkpoint")} == {"verify_checkpoint"}
+    signatures = {verb: inspect.signature(getattr(secateur, verb)).parameters for verb in VERBS}
+    assert sum(map(len, signatures.values())) <= 150
+    for verb, parameters in signatures.items():
+        if verb != "verify_checkpoint":
+            assert next(iter(parameters)) == "model"
+            assert parameters["model"].annotation == "nn.Module | Path | str"
+            assert ("out" in parameters) == (verb != "sensitivity")
+
+
+@pytest.mark.parametrize("verb", ["sparsify", "oneshot", "fit", "recover"])
+def test_a_directory_needs_a_place_for_what_is_written(verb, tmp_path):
+    between = {"recover": [tmp_path], "sparsify": []}.get(verb, [])
+    given = {"sparsify": [0.5], "fit": [[1]], "recover": [[1]], "oneshot": [[1], 0.5]}[verb]
+    how = {"budget": {"params": 0.5}} if verb == "fit" else {}
+    with pytest.raises(ValueError, match="is a directory, which is not changed; name the one to write with out="):
+        getattr(secateur, verb)(tmp_path, *between, *given, **how)
+
+
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb not in ("sensitivity", "verify_checkpoint")])
+def test_a_module_is_changed_in_place_and_has_no_out(verb, tmp_path):
+    import torch
+
+    model, batches = torch.nn.Linear(4, 4), [torch.ones(2, 4), torch.zeros(2, 4)]
+    given = {"sparsify": [0.5], "shrink": [batches[0], 0.5], "recover": [torch.nn.Linear(4, 4), batches]}
+    given |= {"oneshot": [batches, 0.5], "fit": [batches], "shrink_vocabulary": [None, ["a"]]}
+    how = {"budget": {"params": 0.5}} if verb == "fit" else {}
+    before = {name: each.clone() for name, each in model.state_dict().items()}
+    with pytest.raises(ValueError, match="out= is for directories; a model in memory is run where it is and changed"):
+        getattr(secateur, verb)(model, *given[verb], out=tmp_path / "out", **how)
+    assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
+    assert not (tmp_path / "out").exists()
 
 
 def test_there_are_modules_to_look_at():

@@ -1,4 +1,4 @@
-"""What may leave a model beside single units, as `secateur.shrink` is told by ``leave=``: experts, branches, blocks.
+"""What may leave a model beside single units, the values of ``leave=`` of `secateur.shrink`: experts, branches, blocks.
 
 Law: a kind holds what is its own, so that the verb does not have to; words stand for values where people type.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["RANKS", "Blocks", "Branches", "Experts", "parse"]
+__all__ = ["Blocks", "Branches", "Experts", "RANKS", "parse"]
 
 RANKS = ("reap", "frequency", "criterion")
 

@@ -15,7 +15,8 @@ from secateur.kinds import Blocks
 from secateur.models import files as block_files
 from secateur.shrinking.kinds import blocks_directory as depth_directory
 from secateur.shrinking.kinds.blocks import DepthCosts, passing
-from secateur.shrinking.kinds.blocks_directory import BLOCKS, shrink
+from secateur.shrinking import shrink
+from secateur.shrinking.kinds.blocks_directory import BLOCKS
 from support.commands import run
 from support.families import batches, saved_deep
 from support.forks import forked, killing

@@ -6,7 +6,7 @@ from torch import nn
 
 from secateur.kinds import Blocks
 from secateur.shrinking.kinds.blocks import DepthCosts, passing, place_in
-from secateur.shrinking.kinds.blocks_directory import shrink
+from secateur.shrinking import shrink
 from support.families import batches, saved_deep
 
 
