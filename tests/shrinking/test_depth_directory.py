@@ -13,9 +13,9 @@ from secateur.checkpoints import run as resumable
 from secateur.checkpoints.run import JOURNAL
 from secateur.kinds import Blocks
 from secateur.models import files as block_files
+from secateur.shrinking import shrink
 from secateur.shrinking.kinds import blocks_directory as depth_directory
 from secateur.shrinking.kinds.blocks import DepthCosts, passing
-from secateur.shrinking import shrink
 from secateur.shrinking.kinds.blocks_directory import BLOCKS
 from support.commands import run
 from support.families import batches, saved_deep

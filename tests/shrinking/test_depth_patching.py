@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from secateur.kinds import Blocks
-from secateur.shrinking.kinds.blocks import DepthCosts, passing, place_in
 from secateur.shrinking import shrink
+from secateur.shrinking.kinds.blocks import DepthCosts, passing, place_in
 from support.families import batches, saved_deep
 
 

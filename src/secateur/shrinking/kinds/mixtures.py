@@ -141,7 +141,7 @@ class Mixtures:
     def _of_another_form(self, name: str) -> CheckpointError:
         return CheckpointError(
             f"{self.checkpoint.root}: {printable(name)} holds experts in a form of which none can be taken. Load the "
-            "model, use shrink(..., experts=..., uniform=True), and save it."
+            "model, use shrink(..., leave=Experts(...), uniform=True), and save it."
         )
 
     # ---- data -----------------------------------------------------------------------------------------------------
@@ -233,7 +233,7 @@ class Mixtures:
             if not any(path == block or path.startswith(f"{block}.") for block in walk.blocks):
                 raise ValueError(
                     f"{group.name}: its experts are in none of the blocks that are run one by one; load the model and "
-                    "use shrink(..., experts=..., batches=...)."
+                    "use shrink(..., leave=Experts(...), batches=...)."
                 )
         return Watching(walk.model, self.subject.coupling, self.groups)
 
@@ -286,7 +286,7 @@ def _watched(model: nn.Module) -> tuple[Coupling, dict[str, Any]]:
         except Exception as error:  # whatever the model raises
             raise ValueError(
                 f"{type(model).__name__} cannot be watched on the meta device ({type(error).__name__}: "
-                f"{printable(str(error), 200)}); load it and use shrink(..., experts=..., uniform=True)."
+                f"{printable(str(error), 200)}); load it and use shrink(..., leave=Experts(...), uniform=True)."
             ) from error
         undo.roll_back()
     return coupling, example
