@@ -186,7 +186,7 @@ def test_what_cannot_be_is_refused_before_anything_is_written(made, tmp_path):
     (tmp_path / "taken").mkdir()
     shutil.copytree(source, tmp_path / "bare")
     (tmp_path / "bare/config.json").unlink()
-    refused("branches is 0", share=0.0)
+    refused("no block leaves: say how many", share=0.0)
     refused("1.5", share=1.5)
     refused("already exists", out=tmp_path / "taken")
     refused("there are no batches", batches=[])

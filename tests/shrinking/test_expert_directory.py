@@ -118,11 +118,10 @@ def test_a_configuration_that_asks_for_the_routers_scores_changes_nothing(dense,
     asks = tmp_path / "asks"
     shutil.copytree(dense, asks)
     changed("config.json", output_router_logits=True)(asks)
-    how = {"batches": batches(), "verify": False, "profile": tmp_path / "profile.json"}
-    done = shrink(asks, leave=Experts(0.0), **how)
+    how = {"batches": batches(), "verify": False}
+    done = shrink(asks, leave=Experts(profile=tmp_path / "profile.json"), **how)
     assert sorted(done.profile.beyond) == [0.125, 0.25, 0.5]
     assert done.counts == {}
-    del how["profile"]
     done = shrink(asks, leave=Experts(0.25), out=tmp_path / "small", **how)
     assert done.kept == mended.kept
     its, mine = (open_checkpoint(each.out) for each in (mended, done))

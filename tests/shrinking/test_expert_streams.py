@@ -47,7 +47,8 @@ def dense(tmp_path_factory):
 
 
 def shrunk(source, out, **how):
-    experts = Experts(how.pop("remove", 2), unreached_first=how.pop("unreached_first", False))
+    its = {name: how.pop(name) for name in ("rank", "unreached_first") if name in how}
+    experts = Experts(how.pop("remove", 2), **its)
     return shrink(source, leave=experts, out=out, **{"batches": batches(), "verify": False, **how})
 
 

@@ -185,7 +185,7 @@ def chosen_in_directory(
     named = {group.name: group for group in subject.coupling.groups}
 
     def measure() -> _Walked:
-        return _measured_by_walk(subject, asked, place, named, stacklevel=6 + (run is not None))
+        return _measured_by_walk(subject, asked, place, named, stacklevel=8 + (run is not None))
 
     walked = measure() if run is None else run.stage("measured", _Walked, measure, lambda its: its.misfit(named))
     measured, tokens = walked.measured(), walked.tokens

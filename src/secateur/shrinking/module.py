@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from secateur.allocation import Allocation
 from secateur.coupling import Branch, Coupling, Scope, find_coupling
 from secateur.criteria import magnitude
-from secateur.kinds import Kind
+from secateur.kinds import Blocks, Kind
 from secateur.models import with_batch_in_errors
 from secateur.pipeline import reestimate_batchnorm
 from secateur.report import Reported
@@ -416,7 +416,7 @@ def _shrunk_directory(
             f"{source}: of a directory one kind leaves a run, or units by sparsity=. Ask for one of them, and then for "
             "the next with OUT as the directory."
         )
-    if asked.blocks:
+    if asked.leave and isinstance(asked.leave[0], Blocks):
         return shrink_blocks_directory(source, out, asked, example_inputs, **how)
     if asked.leave:
         refuse("is not needed: a directory's experts are found by its configuration.", example_inputs=example_inputs)

@@ -132,6 +132,8 @@ def shrink_blocks_directory(
 ) -> ShrunkDepth:
     """`shrink` of a directory into another one: whole blocks leave, and what follows stays as it is."""
     started = time.monotonic()
+    if not asked.blocks:
+        raise ValueError("no block leaves: say how many, such as leave=Blocks(0.1) or Blocks(2).")
     if batches is None:
         raise ValueError(f"{source}: blocks leave by what the outputs lose on a text; pass batches=.")
     if rank_and_world()[1] > 1:
