@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Blocks", "Branches", "Experts", "RANKS", "parse"]
+__all__ = ["Blocks", "Branches", "Experts", "Kind", "RANKS", "parse"]
 
 RANKS = ("reap", "frequency", "criterion")
 

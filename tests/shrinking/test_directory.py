@@ -284,6 +284,8 @@ def test_what_cannot_be_asked_for(dense, tmp_path):
         shrink(dense, sparsity=40, out=tmp_path / "small")
     with pytest.raises(CheckpointError, match="lies inside the input"):
         shrink(dense, sparsity=0.4, out=dense / "small")
+    with pytest.raises(TypeError, match=r"what the model is called with; pass sparsity=0\.4"):
+        shrink(dense, 0.4)
     with pytest.raises(ValueError, match="say how much leaves, by sparsity= or by leave="):
         shrink(dense, out=tmp_path / "small")
     for wrong in ({"sparsity": 0.2, "leave": "experts:2"}, {"leave": ["experts:2", "blocks:1"]}):

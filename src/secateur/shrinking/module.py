@@ -260,6 +260,8 @@ def shrink(
     True
     """
     in_directory = isinstance(model, Path | str)
+    if isinstance(example_inputs, float):
+        raise TypeError(f"the second argument is what the model is called with; pass sparsity={example_inputs}.")
     asked = request(
         sparsity=sparsity,
         leave=leave,
