@@ -50,8 +50,8 @@ def bytes_text(count: int) -> str:
 def percent(fraction: float | None) -> str:
     """A share that reads 0% or 100% only where it is.
 
-    >>> [percent(share) for share in (0.0, 1e-6, 0.5, 0.99999, 1.0, None)]
-    ['0%', '<0.1%', '50.0%', '>99.9%', '100%', '-']
+    >>> [percent(share) for share in (0.0, 1e-6, 0.5, 0.99999, 1.0, 1.25, None)]
+    ['0%', '<0.1%', '50.0%', '>99.9%', '100%', '125.0%', '-']
     """
     if fraction is None:
         return "-"
@@ -59,7 +59,7 @@ def percent(fraction: float | None) -> str:
         return f"{fraction:.0%}"
     if fraction < 0.001:
         return "<0.1%"
-    return ">99.9%" if fraction > 0.999 else f"{fraction:.1%}"
+    return ">99.9%" if 0.999 < fraction < 1 else f"{fraction:.1%}"
 
 
 def percents(fractions: list[float | None], *, opaque: bool) -> str:
