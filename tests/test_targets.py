@@ -156,11 +156,9 @@ def test_names_decide_where_there_is_a_module_too():
     assert kinds.pop("words.weight") == "embeddings"
     assert kinds == kinds_by_name(shapes_of(model), ["words.weight"])
     assert kinds == {
-        "class_token": "not named *.weight",
-        "norm.weight": "normalizations",
-        "embed.weight": "embeddings",
+        "class_token": "not named *.weight", "norm.weight": "normalizations", "embed.weight": "embeddings",
         "head.weight": "output heads",
-    }
+    }  # fmt: skip
     assert list(find_targets(model, include="head.weight")) == ["head.weight"]
     assert left_alone(model, find_layers(model, include="body.*"))["head.weight"] == "output heads"
 

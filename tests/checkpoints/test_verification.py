@@ -388,9 +388,7 @@ records = st.fixed_dictionaries(
                     ),
                     *("NM(n=2, m=4, axis=0)", "NM(n=1, m=2, axis=-1)", "NM(n=2, m=4, axis=7)", "NM(n=x)", "NM(1, 2)"),
                     *(
-                        "Block(height=0, width=1, reduce=None)",
-                        "Block(height=3, width=2, reduce=None)",
-                        "Rows()",
+                        "Block(height=0, width=1, reduce=None)", "Block(height=3, width=2, reduce=None)", "Rows()",
                         "Rows((",
                     ),
                 ]

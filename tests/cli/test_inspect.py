@@ -40,15 +40,9 @@ def test_inspect_json(model, tmp_path):
     assert found["files"] == ["model.safetensors"]
     by_name = {tensor["name"]: tensor for tensor in found["tensors"]}
     assert by_name["model.layers.3.mlp.up_proj.weight"] == {
-        "name": "model.layers.3.mlp.up_proj.weight",
-        "file": "model.safetensors",
-        "dtype": "F16",
-        "shape": [16, 16],
-        "parameters": 256,
-        "bytes": 512,
-        "sparsity": 0.5,
-        "pattern": "2:4",
-    }
+        "name": "model.layers.3.mlp.up_proj.weight", "file": "model.safetensors", "dtype": "F16", "shape": [16, 16],
+        "parameters": 256, "bytes": 512, "sparsity": 0.5, "pattern": "2:4",
+    }  # fmt: skip
 
 
 def test_inspect_shows_names_and_not_what_they_do(tmp_path):

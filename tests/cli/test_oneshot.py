@@ -30,13 +30,9 @@ def folder(tmp_path):
 
 def call(folder, *words, data="text.txt", out="sparse"):
     arguments = [
-        "oneshot",
-        str(folder / "dense"),
-        "--data",
-        data if "=" in data else str(folder / data),
-        "--out",
+        "oneshot", str(folder / "dense"), "--data", data if "=" in data else str(folder / data), "--out",
         str(folder / out),
-    ]
+    ]  # fmt: skip
     return CliRunner().invoke(app, [*arguments, "--samples", "8", "--sequence-length", "16", *words])
 
 

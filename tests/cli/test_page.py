@@ -10,21 +10,9 @@ from support.commands import fails, run
 from support.reports import Page
 
 LONG = {
-    "inspect",
-    "prune",
-    "shrink",
-    "oneshot",
-    "verify",
-    "compress",
-    "expand",
-    "pack",
-    "bench",
-    "vocabulary",
-    "experts",
-    "sensitivity",
-    "fit",
-    "recover",
-}
+    "inspect", "prune", "shrink", "oneshot", "verify", "compress", "expand", "pack", "bench", "vocabulary", "experts",
+    "sensitivity", "fit", "recover",
+}  # fmt: skip
 
 
 def text_of(path):

@@ -306,12 +306,10 @@ def test_forms_that_compute_places_twice_add_once(library, size, kernel):
 @pytest.mark.parametrize(
     "into",
     [
-        torch.zeros(2, 2, 2, 3),
-        torch.zeros(2, 2, 2, 2).double(),
-        torch.zeros(2, 2, 2, 2).transpose(2, 3),
+        torch.zeros(2, 2, 2, 3), torch.zeros(2, 2, 2, 2).double(), torch.zeros(2, 2, 2, 2).transpose(2, 3),
         torch.zeros(2, 2, 2, 2, device="meta"),
     ],
-)
+)  # fmt: skip
 def test_memory_that_does_not_fit_is_left_alone(into):
     x = torch.randn(2, 2, 4, 4)
     given = {"x": x, "values": torch.randn(4)}

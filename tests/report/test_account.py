@@ -33,17 +33,12 @@ def made(**changes: object) -> Account:
         "title": f"{HOSTILE}, pruned",
         "command": f"secateur prune {HOSTILE_TOO}",
         "asked": {
-            "sparsity": 0.9,
-            "include": ["a", HOSTILE],
-            "exclude": [],
-            "seed": None,
-            "zstd": False,
-            "dry-run": True,
+            "sparsity": 0.9, "include": ["a", HOSTILE], "exclude": [], "seed": None, "zstd": False, "dry-run": True,
         },
         "got": [sums, "", f"Wrote 0.5 MB to {HOSTILE_TOO}.", table()],
         "seconds": 1.25,
         "versions": {"torch": "2", "processor": HOSTILE},
-    }
+    }  # fmt: skip
     return Account(**{**given, **changes})  # type: ignore[arg-type]
 
 

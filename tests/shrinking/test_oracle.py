@@ -16,14 +16,9 @@ from secateur.shrinking.plan import plan_of
 from secateur.shrinking.proof import differs, outputs, wrong_groups
 
 MIXTURES = [
-    "mixture_in_turn",
-    "mixture_of_copies",
-    "mixture_of_all",
-    "mixture_in_groups",
-    "mixture_by_place",
-    "mixture_by_count",
-    "mixture_of_pairs",
-]
+    "mixture_in_turn", "mixture_of_copies", "mixture_of_all", "mixture_in_groups", "mixture_by_place",
+    "mixture_by_count", "mixture_of_pairs",
+]  # fmt: skip
 
 
 def found(name, *, gone=(0,)):

@@ -29,16 +29,9 @@ from support.unchanged import is_unchanged, state_of
 
 # hand-written models whose every slice has an effect; those of attention have a bias of keys that has none
 SPOILT = [
-    "mlp",
-    "resnet_basic",
-    "mobilenet_v2",
-    "unet_bilinear",
-    "lstm_two_layers",
-    "gru_by_hand",
-    "gqa_interleave",
-    "res2net",
-    "layer_norm_mlp",
-]
+    "mlp", "resnet_basic", "mobilenet_v2", "unet_bilinear", "lstm_two_layers", "gru_by_hand", "gqa_interleave",
+    "res2net", "layer_norm_mlp",
+]  # fmt: skip
 
 
 class Encoder(nn.Module):

@@ -52,13 +52,9 @@ def test_every_field_is_found_where_it_lies():
     values = config.to_dict()
     found = dict(fields_in(config, values))
     assert found == {
-        ("depth",): [2, 3],
-        ("rate",): 0.5,
-        ("name",): "it",
-        ("part", "width"): 8,
-        ("part", "unset"): None,
+        ("depth",): [2, 3], ("rate",): 0.5, ("name",): "it", ("part", "width"): 8, ("part", "unset"): None,
         ("part", "part"): None,
-    }
+    }  # fmt: skip
     assert dict(integer_fields(config, values)) == {("depth", 0): 2, ("depth", 1): 3, ("part", "width"): 8}
     assert list(unset_fields(config, values)) == [("part", "unset"), ("part", "part")]
     assert [place for place, _ in configurations_in(config)] == [(), ("part",)]

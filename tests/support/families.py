@@ -61,9 +61,7 @@ FAMILIES = {
         "Qwen2MoeConfig",
         SMALL
         | {
-            "num_experts": 4,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 16,
+            "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
             "shared_expert_intermediate_size": 24,
         },
     ),

@@ -14,20 +14,15 @@ FOUND = {
     "tied": {"model.embed_tokens.weight", "lm_head.weight"},
     "encoder": {"embeddings.word_embeddings.weight"},
     "bert": {
-        "bert.embeddings.word_embeddings.weight",
-        "cls.predictions.bias",
-        "cls.predictions.decoder.weight",
+        "bert.embeddings.word_embeddings.weight", "cls.predictions.bias", "cls.predictions.decoder.weight",
         "cls.predictions.decoder.bias",
     },
     "t5": {"shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"},
     "bart": {
-        "final_logits_bias",
-        "model.shared.weight",
-        "model.encoder.embed_tokens.weight",
-        "model.decoder.embed_tokens.weight",
-        "lm_head.weight",
+        "final_logits_bias", "model.shared.weight", "model.encoder.embed_tokens.weight",
+        "model.decoder.embed_tokens.weight", "lm_head.weight",
     },
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("family", FOUND)

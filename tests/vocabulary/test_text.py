@@ -51,15 +51,10 @@ def test_other_fields_stay(values):
 @pytest.mark.parametrize(
     ("text", "script"),
     [
-        ("aZéß", "Latin"),
-        ("ЯЖ", "Cyrillic"),
-        ("αω", "Greek"),
-        ("漢字", "Han"),
-        ("ひ", "Hiragana"),
-        ("한", "Hangul"),
+        ("aZéß", "Latin"), ("ЯЖ", "Cyrillic"), ("αω", "Greek"), ("漢字", "Han"), ("ひ", "Hiragana"), ("한", "Hangul"),
         ("अ", "Devanagari"),
     ],
-)
+)  # fmt: skip
 def test_scripts_of_letters(text, script):
     assert {script_of(each) for each in text} == {script}
     assert check_scripts([script.lower()]) == {script}

@@ -36,12 +36,10 @@ class FunctionalConvolutions(nn.Module):
         super().__init__()
         self.p = nn.ParameterDict(
             {
-                "w1": torch.randn(14, 3, 3, 3) * 0.3,
-                "w2": torch.randn(22, 14, 3, 3) * 0.1,
-                "g": torch.ones(22),
+                "w1": torch.randn(14, 3, 3, 3) * 0.3, "w2": torch.randn(22, 14, 3, 3) * 0.1, "g": torch.ones(22),
                 "b": torch.zeros(22),
             }
-        )
+        )  # fmt: skip
         self.register_buffer("running_mean2", torch.randn(22) * 0.3)
         self.register_buffer("running_var2", torch.rand(22) + 0.5)
         self.fc = nn.Linear(22, 10)
