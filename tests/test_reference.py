@@ -29,14 +29,14 @@ WITHOUT = {  # {reason: names that the reference has, and no example}
     "needs several processes, or their files": """
         evidence.sum_over_ranks""",
     "needs a directory of transformers, which docs/guides/command.md makes": """
-        models.BlockFiles models.DirectoryWalk models.build_on_meta
+        models.BlockFiles models.InFiles models.build_on_meta models.loaded_model
         models.parameters_on_meta""",
     "a part of the walk over blocks, which docs/architecture.md explains": """
-        models.InMemory models.Inputs models.Job models.MatrixJob models.ProductCall models.PairedStats
+        models.Host models.InMemory models.Inputs models.Job models.MatrixJob models.ProductCall models.PairedStats
         models.Pruned models.Replay models.Rows models.RunAgain models.Solved models.Weights
-        models.find_next models.held_batches models.in_place models.is_turned models.naming_batch
-        models.prepared models.refuse_repeated models.run_through models.store models.walk_model
-        models.with_all_outputs evidence.Patches solvers.Solver""",
+        models.held_batches models.in_place models.is_turned models.naming_batch
+        models.pass_through models.prepared models.run_through
+        models.watched models.with_all_outputs evidence.Patches solvers.Solver""",
     "met while a model is watched, by a rule such as those of docs/guides/coupling.md": """
         coupling.Call coupling.Look coupling.Operation coupling.SameDraws coupling.Spot coupling.evaluated
         coupling.written_in_others""",

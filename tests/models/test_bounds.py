@@ -10,7 +10,7 @@ from torch import nn
 
 from secateur import NM, Block, Channels, Rows, Unstructured, oneshot, sensitivity, shrink
 from secateur.evidence import collect
-from secateur.models import Pruned, bounds, walk_model
+from secateur.models import InMemory, Pruned, bounds
 from secateur.models.blocks import parts_of
 from secateur.models.bounds import Demand, demands_of, form_of
 from secateur.search import Sensitivity
@@ -67,7 +67,7 @@ def summed_in(model, monkeypatch, memory):
     monkeypatch.setattr(bounds, "LEAST", 64)
     free(monkeypatch, memory)
     with contextlib.nullcontext() if memory is None else pytest.warns(SolverWarning, match="blocks of"):
-        walk_model(model, batches(), job)
+        InMemory(model, batches()).walk(job)
     return job
 
 

@@ -9,7 +9,7 @@ import torch
 from secateur import Unstructured, allocation
 from secateur.allocation import by_name, owl, progression, uniform
 from secateur.models import oneshot
-from secateur.models.in_memory import DenseScores
+from secateur.models.in_directory import DenseScores
 from support.families import batches, make
 from support.stacks import MAGNITUDE, data, stack
 

@@ -10,7 +10,7 @@ from secateur import Unstructured, criteria
 from secateur.checkpoints import open_checkpoint
 from secateur.models import oneshot
 from secateur.models.blocks import find_blocks
-from secateur.models.observation import find_next, prepared, store
+from secateur.models.observation import prepared
 from secateur.models.replay import Replay
 from secateur.solvers import from_criterion, sparsegpt
 from secateur.support import device_of, mapped, run_batch
@@ -42,12 +42,12 @@ def test_replaying_all_blocks_is_the_full_forward_pass(family):
         outputs = [run_batch(model, batch) for batch in data]
         for hook in hooks:
             hook.remove()
-        replay = Replay(model, blocks, device=device_of(model))
+        replay = Replay(model, blocks, data, device=device_of(model))
         order, held = [], set()
         with replay.installed():
             while len(order) < len(blocks):
-                order.append(find_next(replay, data))
-                store(replay, data, order[-1])
+                order.append(replay.find_next())
+                replay.store(order[-1])
                 held.add(len(replay.outputs.names()))
                 for number in range(len(data)):
                     got, wanted = leaves(replay.outputs.load(order[-1], number)), leaves(expected[order[-1]][number])

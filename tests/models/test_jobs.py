@@ -1,6 +1,5 @@
 """The seam: a job of one's own is given stages and what met them, and its values are what later stages see."""
 
-import contextlib
 from dataclasses import dataclass, field
 
 import pytest
@@ -8,10 +7,8 @@ import torch
 
 from secateur.models import Pruned, Solved
 from secateur.models.blocks import find_blocks
-from secateur.models.in_memory import InMemory
-from secateur.models.observation import in_place, prepared
-from secateur.models.replay import Outputs, Replay
-from secateur.models.walk import walk
+from secateur.models.hosts import InMemory
+from secateur.models.observation import in_place
 from support.stacks import Block2, data, stack
 
 
@@ -52,11 +49,7 @@ class Columns:
 
 
 def walked(model, job):
-    blocks = find_blocks(model)
-    replay = Replay(model, blocks, dense=Outputs() if job.beside_dense else None)
-    with prepared(model), replay.installed(), contextlib.ExitStack() as stack_:
-        stack_.callback(replay.clear)
-        return list(walk(replay, InMemory(blocks), data(), job))
+    return InMemory(model, data(), blocks=find_blocks(model)).walk(job)
 
 
 def job_for(model, leave, **settings):

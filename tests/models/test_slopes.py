@@ -11,7 +11,7 @@ import transformers
 from torch import nn
 
 from secateur.checkpoints import open_checkpoint
-from secateur.models import DirectoryWalk
+from secateur.models import InFiles
 from secateur.models.slopes import slopes
 from support.families import SMALL, batches, make
 from support.unchanged import is_unchanged, state_of
@@ -251,7 +251,7 @@ def test_block_by_block_in_a_directory_they_are_those_in_memory(family, tmp_path
     names = [name for name, each in model.named_parameters() if each.dim() > 1]
     given = batches(family)
     wanted = slopes(model, given, names)
-    place = DirectoryWalk(open_checkpoint(tmp_path / "dense"), tmp_path / "dense", given, activations=tmp_path)
+    place = InFiles(open_checkpoint(tmp_path / "dense"), tmp_path / "dense", given, activations=tmp_path)
     inside = {
         piece: each for piece, each in wanted.items() if piece.name.startswith(tuple(f"{b}." for b in place.blocks))
     }
@@ -275,7 +275,7 @@ def test_block_by_block_of_all_positions_together_there_are_none(tmp_path):
     model.save_pretrained(tmp_path / "dense")
     names = [name for name, each in model.named_parameters() if each.dim() > 1]
     given = batches("bert")
-    place = DirectoryWalk(open_checkpoint(tmp_path / "dense"), tmp_path / "dense", given, activations=tmp_path)
+    place = InFiles(open_checkpoint(tmp_path / "dense"), tmp_path / "dense", given, activations=tmp_path)
     assert slopes(model, given, names)
     assert slopes(model, given, names, unless_pooled=True) == place.slopes(names, given) == {}
     assert not any("forward" in vars(block) for block in place.blocks.values())
@@ -286,7 +286,7 @@ def test_block_by_block_of_all_positions_together_there_are_none(tmp_path):
 def test_one_block_is_in_memory_at_a_time(tmp_path, monkeypatch):
     make("llama").save_pretrained(tmp_path)
     given = batches("llama")
-    place = DirectoryWalk(open_checkpoint(tmp_path), tmp_path, given)
+    place = InFiles(open_checkpoint(tmp_path), tmp_path, given)
     there, load = [], place.files.load
 
     def loading(block, *, finished):
@@ -302,7 +302,7 @@ def test_one_block_is_in_memory_at_a_time(tmp_path, monkeypatch):
 def test_what_fails_on_the_way_leaves_no_block_in_memory(tmp_path):
     make("llama").save_pretrained(tmp_path / "dense")
     given = batches("llama")
-    place = DirectoryWalk(open_checkpoint(tmp_path / "dense"), tmp_path / "dense", given, activations=tmp_path)
+    place = InFiles(open_checkpoint(tmp_path / "dense"), tmp_path / "dense", given, activations=tmp_path)
 
     def failing(model, batch):
         model(**batch)

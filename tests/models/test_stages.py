@@ -6,7 +6,7 @@ import torch
 from secateur import Rows, Unstructured
 from secateur.models import oneshot
 from secateur.models.blocks import choose_targets, find_blocks
-from secateur.models.observation import find_next, prepared, stages_of, store
+from secateur.models.observation import prepared, stages_of
 from secateur.models.replay import Replay
 from secateur.solvers import admm, aimed, sparsegpt
 from support.families import Encoder, batches, make
@@ -42,12 +42,12 @@ def stages_in(model, found):
     """``{block: stages}``, names as `EXPECTED` has them."""
     blocks = find_blocks(model)
     targets, _ = choose_targets(model, blocks, None, None)
-    replay, stages = Replay(model, blocks), {}
+    replay, stages = Replay(model, blocks, found), {}
     with prepared(model), replay.installed():
-        while (name := find_next(replay, found)) is not None:
+        while (name := replay.find_next()) is not None:
             wanted = {local: p for local, p in blocks[name].named_parameters() if f"{name}.{local}" in targets}
-            stages[name], _ = stages_of(replay, found, name, wanted)
-            store(replay, found, name)
+            stages[name], _ = stages_of(replay, name, wanted)
+            replay.store(name)
     return stages
 
 

@@ -106,9 +106,9 @@ def test_a_teacher_on_the_disk_teaches_the_same_bytes(directories, options, monk
 
 def test_a_teacher_on_the_disk_that_fails_lets_go_of_its_blocks(directories):
     from secateur.checkpoints import open_checkpoint
-    from secateur.models import DirectoryWalk
+    from secateur.models import InFiles
 
-    walk = DirectoryWalk(open_checkpoint(directories / "dense"), directories / "dense", batches("llama"))
+    walk = InFiles(open_checkpoint(directories / "dense"), directories / "dense", batches("llama"))
     with pytest.raises(IndexError), torch.no_grad(), walk.files.in_turn():
         walk.model(input_ids=torch.full((1, 4), 10**6))
     with pytest.raises(RuntimeError, match="shape"), torch.no_grad(), walk.files.in_turn():

@@ -281,7 +281,7 @@ def test_a_full_disk_leaves_what_was_made(tmp_path, monkeypatch):
 
 def test_what_is_there_already_is_loaded(tmp_path, monkeypatch):
     levels = make_levels(words(), text(), shares=(0.5,), store=tmp_path)
-    monkeypatch.setattr(making, "walk_model", None)
+    monkeypatch.setattr(making, "InMemory", None)
     again = make_levels(words(), text(), shares=(0.5,), store=tmp_path)
     assert isinstance(again, Levels)
     assert dict(again) == dict(levels)

@@ -13,7 +13,8 @@ from torch import nn
 import zoo
 from secateur import criteria, oneshot, shrink
 from secateur.kinds import Branches
-from secateur.shrinking import WithoutDataWarning, calibrated, verify_shrunken
+from secateur.models import InMemory
+from secateur.shrinking import WithoutDataWarning, verify_shrunken
 from secateur.shrinking import measure as measuring
 from secateur.shrinking import request as subject
 from support.families import make
@@ -147,7 +148,7 @@ def test_batches_of_every_kind(form, batches):
 
 def test_the_same_tokens_in_other_batches_come_to_the_same(batches, monkeypatch):
     """To the rounding of sums; slopes are of the first batches, and drawn."""
-    monkeypatch.setattr(calibrated, "slopes", lambda *_, **__: {})
+    monkeypatch.setattr(InMemory, "slopes", lambda *_: {})
     tokens = torch.cat(batches)
     model, other = words(dtype=torch.float64), words(dtype=torch.float64)
     first = shrink(model, batches[0], 0.2, batches=batches)
@@ -483,13 +484,13 @@ def test_slopes_that_overflow_are_told_of(batches, monkeypatch):
     def overflowing(*arguments, **keywords):
         return {piece: torch.full_like(each, torch.nan) for piece, each in slopes(*arguments, **keywords).items()}
 
-    slopes = calibrated.slopes
+    slopes = InMemory.slopes
     one, two = words(), words()
-    monkeypatch.setattr(calibrated, "slopes", overflowing)
+    monkeypatch.setattr(InMemory, "slopes", overflowing)
     with pytest.warns(RuntimeWarning, match=r"slopes .* along those of \S+ hold NaN .* wider dtype") as said:
         shrink(one, batches[0], 0.3, batches=batches)
     assert [Path(each.filename).name for each in said] == [Path(__file__).name]
-    monkeypatch.setattr(calibrated, "slopes", lambda *_, **__: {})
+    monkeypatch.setattr(InMemory, "slopes", lambda *_: {})
     shrink(two, batches[0], 0.3, batches=batches)
     assert same(one, two)
 

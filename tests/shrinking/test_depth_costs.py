@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from secateur.checkpoints import open_checkpoint
-from secateur.models import DirectoryWalk, Tokens, divergence
+from secateur.models import InFiles, Tokens, divergence
 from secateur.shrinking.kinds.blocks import DepthCosts, least, passing
 from secateur.shrinking.kinds.branches import few_batches
 from support.families import batches, saved_deep
@@ -14,7 +14,7 @@ from support.stacks import contents
 
 
 def place_of(folder, held):
-    return DirectoryWalk(open_checkpoint(folder), folder, held)
+    return InFiles(open_checkpoint(folder), folder, held)
 
 
 def in_memory(model, held, gone):

@@ -19,12 +19,13 @@ from secateur.checkpoints import run as resumable
 from secateur.checkpoints.run import JOURNAL
 from secateur.coupling import find_coupling
 from secateur.kinds import Experts
+from secateur.models import InMemory
 from secateur.models import files as block_files
 from secateur.shrinking import shrink
 from secateur.shrinking.kinds import expert_repair
 from secateur.shrinking.kinds import experts_directory as expert_directory
 from secateur.shrinking.kinds.mixtures import Mixtures
-from secateur.shrinking.kinds.routing import PairedBlocks, of_model, runs_again
+from secateur.shrinking.kinds.routing import PairedBlocks
 from support.forks import forked, killing, on_ranks
 from support.mixtures import SMALL, batches
 from support.stacks import contents
@@ -230,7 +231,8 @@ def test_of_a_model_beside_itself_nothing_is_lacking():
     model, _ = zoo.ZOO["mixtral"]()
     groups = [each for each in find_coupling(model, batches()[0]).groups if each.chosen]
     seen = []
-    with of_model(copy.deepcopy(model), batches(), None) as dense, of_model(model, batches(), None) as small:
+    whole, less = InMemory(copy.deepcopy(model), batches()), InMemory(model, batches())
+    with whole.replaying() as dense, less.replaying() as small, torch.no_grad():
         beside = PairedBlocks(dense, small, groups)
 
         def look(name, its):
@@ -246,7 +248,8 @@ def test_of_a_model_beside_itself_nothing_is_lacking():
 def test_a_normalization_behind_a_mixture_is_seen():
     model, inputs = zoo.ZOO["mixture_gemma4"]()
     groups = [each for each in find_coupling(model, inputs).groups if each.chosen]
-    with of_model(copy.deepcopy(model), [inputs], None) as dense, of_model(model, [inputs], None) as small:
+    whole, less = InMemory(copy.deepcopy(model), [inputs]), InMemory(model, [inputs])
+    with whole.replaying() as dense, less.replaying() as small, torch.no_grad():
         beside = PairedBlocks(dense, small, groups)
         for _ in beside.run(lambda *_: None):
             pass
@@ -255,6 +258,6 @@ def test_a_normalization_behind_a_mixture_is_seen():
 
 def test_what_runs_again_is_named():
     model, inputs = zoo.ZOO["mixtral"]()
-    assert runs_again(model, inputs, None) is None
+    assert InMemory(model, [inputs]).repeated() is None
     model.model.layers[1] = model.model.layers[0]
-    assert runs_again(model, inputs, None) == "model.layers.0"
+    assert InMemory(model, [inputs]).repeated() == "model.layers.0"

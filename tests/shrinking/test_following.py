@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from secateur.models import walk_model
+from secateur.models import InMemory
 from secateur.shrinking.repair import StreamCorrection
 from support.deep import batches, deep
 
 
 def walked(model, given, moved, **options):
     held = batches()
-    walk_model(model, held, StreamCorrection(given, moved, **options))
+    InMemory(model, held).walk(StreamCorrection(given, moved, **options))
     return torch.cat([model(each) for each in held]).detach()
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from secateur.coupling import Scope, find_coupling
-from secateur.models import parts_of, walk_model
+from secateur.models import InMemory, parts_of
 from secateur.shrinking.grading import SCATTERED, Grading, counts_at, gradable
 from secateur.shrinking.measure import Measuring
 from secateur.shrinking.repair import free_in
@@ -25,7 +25,7 @@ def graded(model, batches, shares):
     groups = [group for each in tied for group in each.groups]
     free = free_in(model, parts_of(model))
     job = Grading(coupling, groups, counts, {}, free, lambda group, grades: found.update({group.name: (group, grades)}))
-    walk_model(model, batches, job)
+    InMemory(model, batches).walk(job)
     return coupling, found, stays
 
 
@@ -43,7 +43,7 @@ def test_the_order_is_that_of_measuring():
     model, batches = words(), text()
     coupling, found, _ = graded(model, batches, (0.5,))
     measuring = Measuring(coupling, [group for group, _ in found.values()])
-    walk_model(model, batches, measuring)
+    InMemory(model, batches).walk(measuring)
     scores = measuring.measured.scores
     for group, (grade,) in found.values():
         if group.name in measuring.measured.consumers:

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from secateur.coupling import find_coupling
-from secateur.models import WeightView, walk_model
+from secateur.models import InMemory, WeightView
 from secateur.shrinking.costs import TiedGroups, by_tie
 from secateur.shrinking.measure import Curve, Measured, Measuring, chunk_of, counts_of
 from secateur.solvers import Elimination
@@ -20,7 +20,7 @@ def measured(model, batches, **options):
     """The coupling's groups by name, and what was measured of them."""
     coupling = find_coupling(model, batches[0])
     measuring = Measuring(coupling, coupling.groups, **options)
-    walk_model(model, batches, measuring)
+    InMemory(model, batches).walk(measuring)
     return {group.name: group for group in coupling.groups}, measuring.measured
 
 
@@ -131,7 +131,7 @@ def test_what_is_kept_of_variances_multiplies_and_divergences_add_up():
     axis = tied.groups[0].name
 
     def loss(of, slopes=None):
-        curves = {axis: Curve(np.array([1, axis.size]), np.array([of, 0.0]))}
+        curves = {axis: Curve(np.array([1, tied.groups[0].size]), np.array([of, 0.0]))}
         return Measured({}, curves, {}, slopes or {}).loss(tied, 1)
 
     assert loss(0.0) == 0
@@ -145,7 +145,7 @@ def test_what_is_kept_of_variances_multiplies_and_divergences_add_up():
 def test_what_several_blocks_hold_is_not_measured():
     coupling = find_coupling(model := words(), text()[0])
     measuring = Measuring(coupling, coupling.groups, shared=frozenset(["blocks.0.down.weight"]))
-    walk_model(model, text(), measuring)
+    InMemory(model, text()).walk(measuring)
     assert "blocks.0.down.weight" not in measuring.targets
     assert not any("blocks.0.down.weight" in names for names in measuring.measured.consumers.values())
     assert any("blocks.1.down.weight" in names for names in measuring.measured.consumers.values())
@@ -160,7 +160,7 @@ def test_of_every_family_the_units_of_mlps_are_measured(family):
     )
     coupling = find_coupling(model, batch)
     measuring = Measuring(coupling, coupling.groups)
-    walk_model(model, [batch], measuring)
+    InMemory(model, [batch]).walk(measuring)
     consumers = set().union(*measuring.measured.consumers.values())
     wanted = {"gpt2": ".mlp.c_proj.weight", "t5": ".DenseReluDense.wo.weight"}
     if family in wanted:
@@ -182,7 +182,7 @@ def test_padding_is_not_measured():
     groups, plain = measured(model, short)
     coupling = find_coupling(model, short[0])
     measuring = Measuring(coupling, coupling.groups)
-    walk_model(model, longer, measuring)
+    InMemory(model, longer).walk(measuring)
     padded = {group.name: measuring.measured.curves.get(group.name) for group in coupling.groups}
     for name, group in groups.items():
         if group.name in plain.curves:
@@ -220,7 +220,7 @@ def test_what_a_loss_counts_is_a_share_of_the_variance():
             return super().solve_stage(block, module, stage, met)
 
     coupling = find_coupling(model, text()[0])
-    walk_model(model, text(), Looking(coupling, coupling.groups))
+    InMemory(model, text()).walk(Looking(coupling, coupling.groups))
     assert len(found) == 2
     for counts in found:
         assert counts[0] < 1e-3 * counts[1:].min()

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from secateur.coupling import find_coupling
-from secateur.models import parts_of, walk_model
+from secateur.models import InMemory, parts_of
 from secateur.shrinking.measure import Measuring, counts_of
 from secateur.shrinking.repair import Repairing, free_in
 from support.measured import text, words
@@ -39,7 +39,7 @@ def walked(model, batches, share=0.6, groups=lambda group: True, **options):
     coupling = find_coupling(model, batches[0])
     chosen = [group for group in coupling.groups if groups(group)]
     measuring = Measuring(coupling, chosen)
-    walk_model(model, batches, measuring)
+    InMemory(model, batches).walk(measuring)
     measured = measuring.measured
     kept = {}
     for group in chosen:
@@ -49,7 +49,7 @@ def walked(model, batches, share=0.6, groups=lambda group: True, **options):
             kept[group.name][ranks[: max(1, round(share * group.size))]] = True
     left = [group for group in chosen if group.name in kept]
     job = Looking(coupling, left, kept, measured, free_in(model, parts_of(model)), **options)
-    walk_model(model, batches, job)
+    InMemory(model, batches).walk(job)
     return job
 
 

@@ -8,10 +8,11 @@ import torch
 from torch import nn
 
 from secateur import shrink
+from secateur.models import InMemory
 from secateur.shrinking import calibrated
 from secateur.shrinking.apply import carry_out
 from secateur.shrinking.plan import Plan
-from secateur.shrinking.repair import rescale
+from secateur.shrinking.repair import rescaled
 from support.measured import answers, apart, text, words
 from support.unchanged import is_unchanged, state_of
 
@@ -84,9 +85,14 @@ def test_entries_that_were_always_zero_leave_and_nothing_else_changes(kind, monk
     shrink(model, given[0], LEAVES / WIDTH, **whole)
     assert model.enter.out_features == WIDTH - LEAVES
     assert apart(model, given, wanted) < 1e-6
-    monkeypatch.setattr(calibrated, "rescale", lambda *_, **__: None)
+    monkeypatch.setattr(calibrated, "rescaled", lambda *_: {})
     shrink(dense, given[0], LEAVES / WIDTH, **whole)
     assert apart(dense, given, wanted) > 0.01
+
+
+def rescale(model, plan, batches, **how):
+    host = InMemory(model, batches, blocks={}, **how)
+    host.change(rescaled(host, plan))
 
 
 def cut(width, kept, *names, numbers=()):
@@ -152,7 +158,7 @@ def test_a_stream_that_narrows_is_nearer_to_what_it_was(monkeypatch):
     wanted = answers(words(), other)
     for without in (False, True):
         if without:
-            monkeypatch.setattr(calibrated, "rescale", lambda *_, **__: None)
+            monkeypatch.setattr(calibrated, "rescaled", lambda *_: {})
         model = words()
         shrink(model, text()[0], 0.25, target="units", include="embed.weight", batches=text(), round_to=1)
         error.append(apart(model, other, wanted))

@@ -11,8 +11,8 @@ import zoo
 from secateur import shrink
 from secateur.coupling import find_coupling
 from secateur.kinds import Experts
-from secateur.models import Tokens
-from secateur.shrinking.kinds.routing import Routed, Watching, mixture_of, routed_in_memory, scores_by
+from secateur.models import InMemory
+from secateur.shrinking.kinds.routing import Routed, mixture_of, routed_by, scores_by
 from support.unchanged import is_unchanged, state_of
 
 
@@ -64,7 +64,7 @@ def test_it_is_what_the_formula_says_by_hand():
     coupling = find_coupling(around, inputs)
     (group,) = [each for each in coupling.groups if each.chosen]
     assert mixture_of(around, group)[0] == "inner"
-    routed = routed_in_memory(around, coupling, [group], [inputs[:1], inputs[1:]], None)[group.name]
+    routed = routed_by(InMemory(around, [inputs[:1], inputs[1:]]), coupling, [group])[group.name]
     np.testing.assert_allclose([routed.tokens, routed.weighted], expected, rtol=1e-4)
     np.testing.assert_allclose(routed.scores("reap"), expected[1] / expected[0].clip(1), rtol=1e-4)
     assert routed.scores("frequency").tolist() == expected[0].tolist()
@@ -74,7 +74,7 @@ def test_it_is_what_the_formula_says_by_hand():
 def test_what_is_behind_the_mixture_scales_all_alike():
     model, inputs, coupling, (group,) = watched("mixture_in_turn")
     expected = by_hand(model, inputs)
-    routed = routed_in_memory(model, coupling, [group], [inputs], None)[group.name]
+    routed = routed_by(InMemory(model, [inputs]), coupling, [group])[group.name]
     assert routed.tokens.tolist() == expected[0].tolist()
     factors = routed.weighted / expected[1]
     np.testing.assert_allclose(factors[expected[0] > 0], factors[expected[0] > 0][0], rtol=1e-4)
@@ -87,7 +87,7 @@ def test_mixtures_of_transformers_are_seen(name):
     """Without an expert's tensors a mixture gives less by what it adds: what is summed, seen from outside."""
     model, inputs, coupling, groups = watched(name)
     state = state_of(model)
-    routed = routed_in_memory(model, coupling, groups, [inputs], None)
+    routed = routed_by(InMemory(model, [inputs]), coupling, groups)
     assert is_unchanged(model, state)
     for group in groups:
         assert routed[group.name].tokens.sum() > 0
@@ -123,8 +123,8 @@ def test_padding_does_not_count():
     mask = torch.ones_like(ids)
     mask[:, -2:] = 0
     short = {"input_ids": ids[:, :-2], "attention_mask": mask[:, :-2]}
-    whole = routed_in_memory(model, coupling, groups, [{"input_ids": ids, "attention_mask": mask}], None)
-    less = routed_in_memory(model, coupling, groups, [short], None)
+    whole = routed_by(InMemory(model, [{"input_ids": ids, "attention_mask": mask}]), coupling, groups)
+    less = routed_by(InMemory(model, [short]), coupling, groups)
     for group in groups:
         assert whole[group.name].tokens.tolist() == less[group.name].tokens.tolist()
         np.testing.assert_allclose(whole[group.name].weighted, less[group.name].weighted, rtol=1e-4)
@@ -191,17 +191,20 @@ def test_words_and_batches_are_asked_for():
 def test_a_forward_of_ones_own_says_padding_too():
     model, inputs, coupling, groups = watched("mixtral")
     seen = []
-    watching = Watching(model, coupling, groups)
-    run = watching.forward(lambda model, batch: seen.append(model(**batch)))
     mask = torch.ones_like(inputs["input_ids"])
-    run(model, {**inputs, "attention_mask": mask})
-    assert isinstance(watching.tokens, Tokens)
-    assert watching.tokens.own.all()
-    assert len(seen) == 1
+    mask[:, -1] = 0
+    batch = {**inputs, "attention_mask": mask}
+    host = InMemory(model, [batch], forward=lambda model, batch: seen.append(1) or model(**batch))
+    hosts = host, InMemory(model, [batch]), InMemory(model, [inputs])
+    own, plain, whole = (routed_by(each, coupling, groups) for each in hosts)
+    assert seen == [1]
+    for group in groups:
+        assert own[group.name].tokens.tolist() == plain[group.name].tokens.tolist()
+        assert 0 < own[group.name].tokens.sum() < whole[group.name].tokens.sum()
 
 
 def test_a_router_that_is_not_finite_is_named():
     model, inputs, coupling, groups = watched("mixture_in_turn")
     model.router.weight.data[0, 0] = torch.nan
     with pytest.raises(ValueError, match=r"router\.weight: the weight of shape .* has entries that are NaN"):
-        routed_in_memory(model, coupling, groups, [inputs], None)
+        routed_by(InMemory(model, [inputs]), coupling, groups)

@@ -19,7 +19,7 @@ from secateur import shrink
 from secateur.checkpoints import CheckpointError, open_checkpoint, slicing, verify_checkpoint
 from secateur.checkpoints import run as resumable
 from secateur.checkpoints.run import JOURNAL
-from secateur.models import DirectoryWalk, WeightView, build_on_meta
+from secateur.models import InFiles, WeightView, build_on_meta
 from secateur.models import files as block_files
 from secateur.shrinking import directory
 from secateur.shrinking.measure import Measuring
@@ -179,7 +179,7 @@ def test_slopes_that_overflow_are_told_of(llama, tmp_path, monkeypatch):
             piece = WeightView("lm_head.weight", 0, (64, 16), (16, 1))
             return {} if value is None else {piece: torch.full((64,), value)}
 
-        monkeypatch.setattr(DirectoryWalk, "slopes", slopes)
+        monkeypatch.setattr(InFiles, "slopes", slopes)
         said = pytest.warns(RuntimeWarning, match=r"slopes .* along those of lm_head\.weight hold NaN")
         with contextlib.nullcontext() if value is None else said as warned:
             done[name] = unproved(llama, tmp_path / name, 0.3, batches=batches("llama"))
@@ -190,7 +190,7 @@ def test_slopes_that_overflow_are_told_of(llama, tmp_path, monkeypatch):
 
 def test_of_the_blocks_one_is_in_memory(llama, tmp_path, monkeypatch):
     places, there = [], []
-    begin = DirectoryWalk.__init__
+    begin = InFiles.__init__
 
     def beginning(self, *arguments, **keywords):
         begin(self, *arguments, **keywords)
@@ -206,7 +206,7 @@ def test_of_the_blocks_one_is_in_memory(llama, tmp_path, monkeypatch):
 
         return call
 
-    monkeypatch.setattr(DirectoryWalk, "__init__", beginning)
+    monkeypatch.setattr(InFiles, "__init__", beginning)
     monkeypatch.setattr(Measuring, "solve_stage", counting(Measuring.solve_stage))
     monkeypatch.setattr(Repairing, "solve_stage", counting(Repairing.solve_stage))
     unproved(llama, tmp_path / "small", 0.3, batches=batches("llama"), activations=tmp_path)
@@ -380,7 +380,7 @@ def test_a_full_disk_keeps_the_finished_blocks(llama, tmp_path, monkeypatch):
         unproved(llama, tmp_path / "out", 0.3, batches=batches("llama"))
     assert not (tmp_path / "out").exists()
     monkeypatch.undo()
-    monkeypatch.setattr(DirectoryWalk, "walk", full)
+    monkeypatch.setattr(InFiles, "walk", full)
     unproved(llama, tmp_path / "out", 0.3, batches=batches("llama"))
     monkeypatch.undo()
     unproved(llama, tmp_path / "whole", 0.3, batches=batches("llama"))

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from secateur import shrink
 from secateur.coupling import find_coupling
-from secateur.models import parts_of, unexplained, walk_model
+from secateur.models import InMemory, parts_of, unexplained
 from secateur.shrinking import grading as trying
 from secateur.shrinking.grading import GroupAblation
 from secateur.shrinking.kinds.branches import OutputCosts
@@ -61,7 +61,7 @@ def both(model, batches):
     """The groups by name, what was measured, and the job that tries."""
     coupling = find_coupling(model, batches[0])
     job = GroupAblation(Measuring(coupling, coupling.groups), free_in(model, parts_of(model)))
-    walk_model(model, batches, job)
+    InMemory(model, batches).walk(job)
     return {group.name: group for group in coupling.groups}, job.measuring.measured, job
 
 

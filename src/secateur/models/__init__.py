@@ -10,28 +10,28 @@ from secateur.models.batches import (
 )
 from secateur.models.blocks import block_of, choose_targets, find_blocks, full_name, parts_of
 from secateur.models.files import BlockFiles, build_on_meta, loaded_model, parameters_on_meta
-from secateur.models.in_directory import DirectoryWalk
-from secateur.models.in_memory import InMemory, calls_of, walk_model
+from secateur.models.hosts import Host, InFiles, InMemory
 from secateur.models.jobs import (
     Job,
     Layer,
     Pruned,
     Solved,
 )
-from secateur.models.observation import find_next, in_place, prepared, store
+from secateur.models.observation import in_place, prepared
 from secateur.models.oneshot import oneshot
 from secateur.models.pairs import PairedStats, ProductCall, is_turned
 from secateur.models.products import AllMetError, Inputs, InputStats, Products, Rows, Tokens, WeightView
-from secateur.models.replay import LostOutputError, Outputs, Replay
+from secateur.models.replay import LostOutputError, Outputs, Replay, Weights
 from secateur.models.result import OneShot
-from secateur.models.slopes import RunAgain, divergence, slopes, unexplained
+from secateur.models.slopes import RunAgain, added_to, divergence, slopes, unexplained, watched
 from secateur.models.solving import MatrixJob, RunAlong, Solve, digest, held_batches
-from secateur.models.walk import Weights, run_through, with_all_outputs
+from secateur.models.walk import pass_through, run_through, with_all_outputs
 
 __all__ = [
     "AllMetError",
     "BlockFiles",
-    "DirectoryWalk",
+    "Host",
+    "InFiles",
     "InMemory",
     "InputStats",
     "Inputs",
@@ -55,14 +55,13 @@ __all__ = [
     "Tokens",
     "WeightView",
     "Weights",
+    "added_to",
     "block_of",
     "build_on_meta",
-    "calls_of",
     "choose_targets",
     "digest",
     "divergence",
     "find_blocks",
-    "find_next",
     "full_name",
     "held_batches",
     "in_place",
@@ -73,14 +72,14 @@ __all__ = [
     "oneshot",
     "parameters_on_meta",
     "parts_of",
+    "pass_through",
     "prepared",
     "read_calibration",
     "refuse_empty",
     "run_through",
     "slopes",
-    "store",
     "unexplained",
-    "walk_model",
+    "watched",
     "with_all_outputs",
     "with_batch_in_errors",
 ]

@@ -30,6 +30,7 @@ from secateur.checkpoints import (
     parameters_counted,
     write_tensor,
 )
+from secateur.models.replay import Weights
 from secateur.support import ONE_AT_A_TIME, NewTensors, printable, private
 
 # ------------------------------------------------------------------------------------ names in files and in the model
@@ -172,7 +173,7 @@ class Written(NamedTuple):
     kept_as_they_were: bool
 
 
-class BlockFiles:
+class BlockFiles(Weights):
     """The weights of a model on the meta device: read from a checkpoint, and written into a copy of it.
 
     Args:
@@ -198,6 +199,7 @@ class BlockFiles:
         for group in groups_of(model, source):
             self.group_of.update(dict.fromkeys(group.targets, group))
         self.names = {module: name for name, module in model.named_modules()}
+        self.dense: Collection[nn.Module] = ()
         self.resting = {
             (module, key): parameter
             for module in model.modules()
@@ -224,12 +226,19 @@ class BlockFiles:
                         made = group.read([torch.empty(entry.shape, device="meta") for entry in entries])
                         self._check_shape(full, made.get(full, next(iter(made.values()))), parameter)
 
-    def load(self, block: str, *, finished: bool, dense: Collection[nn.Module] = ()) -> None:
-        """Puts a block's weights in place, from the source, or from the pruned copy, but for those of modules that are
-        ``dense`` all the same."""
+    def load(self, block: str, *, finished: bool) -> None:
+        """Puts a block's weights in place, from the source, or from the pruned copy."""
         modules = list(self.blocks[block].modules())
-        self._fill([each for each in modules if each not in dense], pruned=finished)
-        self._fill([each for each in modules if each in dense], pruned=False)
+        self._fill([each for each in modules if each not in self.dense], pruned=finished)
+        self._fill([each for each in modules if each in self.dense], pruned=False)
+
+    @contextlib.contextmanager
+    def keeping(self, dense: Collection[nn.Module]) -> Iterator[None]:
+        self.dense = dense
+        try:
+            yield
+        finally:
+            self.dense = ()
 
     def unload(self, block: str) -> None:
         """Back to the meta device."""

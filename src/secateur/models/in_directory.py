@@ -1,50 +1,65 @@
-"""The walk over a directory: weights are read from files, and written into a copy that becomes the result.
+"""What `oneshot` does with a model in memory, and with a directory; how it shares the sparsity out.
 
-Law: the source is not changed; a run that was killed goes on where it was, to the same bytes.
+Law: of a model in memory what can be refused is refused before any weight changes; if a block fails, those before it
+stay pruned, and the error names them. Of a directory the source is not changed; a run that was killed goes on where it
+was, to the same bytes.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
-from secateur.checkpoints import (
-    HEADER_KEY,
-    Checkpoint,
-    CheckpointError,
-    Run,
-    begun,
-    blaming_config,
-    check_new,
-    check_places,
-    open_checkpoint,
-    previous_record,
-    unfinished_copy,
-)
-from secateur.models.batches import passes, which
-from secateur.models.blocks import choose_targets, find_blocks, widened
-from secateur.models.bounds import Form, form_of
-from secateur.models.files import BlockFiles, Written, build_on_meta
-from secateur.models.in_memory import share_out
-from secateur.models.jobs import Job, Pruned, Solved
-from secateur.models.observation import find_next, prepared
+from secateur.allocation import uniform
+from secateur.checkpoints import Run, check_new, check_places, open_checkpoint, previous_record, unfinished_copy
+from secateur.models.blocks import WHOLE, block_of, choose_targets, full_name
+from secateur.models.files import BlockFiles, Written
+from secateur.models.hosts import Host, InFiles, InMemory
+from secateur.models.jobs import Pruned, Solved
+from secateur.models.observation import observe
 from secateur.models.products import WeightView
-from secateur.models.replay import Outputs, Replay
+from secateur.models.replay import Replay, Weights
 from secateur.models.result import OneShot, PrunedBlock, PrunedTensor, Tally, said_of, write_record
-from secateur.models.slopes import slopes_by_block
-from secateur.models.solving import Request, held_batches
-from secateur.models.walk import Weights, check_pruned, never_run, run_through, walk
-from secateur.support import Between, Forward, barrier, on_rank_zero, printable, private, run_batch, track, usable
+from secateur.models.solving import Request, complete, held_batches
+from secateur.models.walk import check_pruned, never_run, walk
+from secateur.selection import LazyScores
+from secateur.support import Between, on_rank_zero, printable, track
+from secateur.targets import stored_inputs_first
 
-_Note = Callable[[Pruned, Mapping[str, Solved], Mapping[str, Written]], Any]
 _Share = Annotated[float, Between(0, 1)]
+
+
+def prune_in_memory(model: nn.Module, batches: Iterable[Any], request: Request) -> OneShot:
+    """`oneshot` of a module, in place; an exception says which of its blocks are pruned already."""
+    started = time.monotonic()
+    host = InMemory(model, batches, forward=request.forward, activations=request.activations)
+    _refuse_unready(host.model)
+    tally = Tally()
+    try:
+        _prune(host, request, tally)
+    except BaseException as error:
+        if tally.layers:
+            names = list(dict.fromkeys(layer.block for layer in tally.layers))
+            error.add_note(f"Pruned already, and left so: {names[0]} to {names[-1]} ({len(names)} blocks).")
+        raise
+    return tally.outcome(time.monotonic() - started)
+
+
+def _refuse_unready(model: nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        if parameter.device.type == "meta":
+            raise ValueError(f"{name} is on the meta device and has no values; load the model, or pass its directory.")
+        if name.endswith("_orig"):
+            raise ValueError(
+                f"{name}: a mask is attached, and what the model multiplies with is no parameter; make it permanent "
+                "with prune.remove, or take it off with detach."
+            )
 
 
 def prune_directory(
@@ -57,7 +72,7 @@ def prune_directory(
     checkpoint = open_checkpoint(source)
     previous = previous_record(source)
     every, held = held_batches(batches)
-    place = DirectoryWalk(
+    host = InFiles(
         checkpoint,
         unfinished_copy(out),
         held,
@@ -65,42 +80,53 @@ def prune_directory(
         activations=request.activations,
         device=device,
     )
-    place.check()
-    targets, left_alone = choose_targets(place.model, place.blocks, request.include, request.exclude)
+    host.check()
+    choose_targets(host.model, host.blocks, request.include, request.exclude)
     said = said_of(request, every)
-    with place.begun(out, said) as run:
-        blocks = _done_before(run, place.blocks, targets)
-        already = [block.name for block in blocks]
-
-        def note(pruned: Pruned, new: Mapping[str, Solved], written: Mapping[str, Written]) -> PrunedBlock:
-            blocks.append(_noted(place.files, pruned, new, written))
-            return blocks[-1]
-
-        with place.replaying(dense=bool(request.aim)) as replay:
-            sparsities = run.stage(
-                "sparsities",
-                dict[str, _Share | None],
-                lambda: share_out(request, targets, replay, place.weights(), held),
-                lambda found: None if found.keys() == targets.keys() else "is of other weights than those to prune",
-            )
-            job = request.job(sparsities)
-            for _ in walk(replay, place.weights(run, note), held, job, already=already, form=place.form(job, run)):
-                pass
-            tally = Tally()
-            tally.leave_alone(left_alone)
-            for block in blocks:
-                tally.add(block)
-            tally.leave_alone(never_run(replay, job))
-            if not already:
-                check_pruned(tally.layers, tally.left_alone, replay, job)
+    with host.begun(out, said) as run:
+        tally = Tally()
+        blocks = _prune(host, request, tally, run)
         done = tally.outcome(time.monotonic() - started, out)
 
         def publish() -> None:
-            write_record(run, blocks, done, request, said, place.files, previous)
+            write_record(run, blocks, done, request, said, host.files, previous)
             run.publish()
 
         on_rank_zero(publish)
     return done
+
+
+def _prune(host: Host, request: Request, tally: Tally, run: Run | None = None) -> list[PrunedBlock]:
+    """Prunes the blocks of a model, and adds each to the tally; those that an earlier run pruned are only run. What the
+    journal says of each."""
+    targets, left_alone = choose_targets(host.model, host.blocks, request.include, request.exclude)
+    tally.leave_alone(left_alone)
+    blocks = [] if run is None else _done_before(run, host.blocks, targets)
+    already = [block.name for block in blocks]
+    for block in blocks:
+        tally.add(block)
+
+    def note(pruned: Pruned, new: Mapping[str, Solved], written: Mapping[str, Written]) -> PrunedBlock:
+        assert isinstance(host, InFiles)  # of a model in memory there is no journal
+        blocks.append(_noted(host.files, pruned, new, written))
+        return blocks[-1]
+
+    with host.replaying(dense=bool(request.aim)) as replay:
+
+        def share() -> dict[str, float | None]:
+            return share_out(request, targets, replay)
+
+        def other(found: Mapping[str, Any]) -> str | None:
+            return None if found.keys() == targets.keys() else "is of other weights than those to prune"
+
+        sparsities = share() if run is None else run.stage("sparsities", dict[str, _Share | None], share, other)
+        job = request.job(sparsities)
+        for pruned in walk(replay, job, host.written_by(run, note), already=already, form=host.form(job, run)):
+            tally.add(pruned)
+        tally.leave_alone(never_run(replay, job))
+        if not already:
+            check_pruned(tally.layers, tally.left_alone, replay, job)
+    return blocks
 
 
 def _noted(files: BlockFiles, pruned: Pruned, new: Mapping[str, Solved], written: Mapping[str, Written]) -> PrunedBlock:
@@ -130,199 +156,131 @@ def _done_before(run: Run, blocks: Mapping[str, nn.Module], targets: Mapping[str
     return done
 
 
-# ---- the walk -------------------------------------------------------------------------------------------------------
+# ---- How a walk shares the sparsity out: an allocation from the dense model's scores.
+#
+# Law: `uniform` looks at nothing; any other allocation sees Wanda's scores of the dense model on the same batches,
+# and the model and the replay are afterwards as they were. The dense model runs only for an allocation that reads a
+# score.
+
+Norms = Mapping[str, Mapping[WeightView, Tensor]]
 
 
-class DirectoryWalk:
-    """A walk over a model whose weights lie in files: runs batches through its blocks, for any `Job`.
+def share_out(request: Request, targets: Mapping[str, nn.Parameter], replay: Replay) -> dict[str, float | None]:
+    """The sparsity of each weight. `uniform`: the same; else the counts that an allocation gives for Wanda's scores."""
+    sparsity, pattern = request.sparsity, request.pattern
+    if request.allocate is uniform:
+        return dict.fromkeys(targets, sparsity)
+    if pattern.density is not None or sparsity is None:
+        raise ValueError(f"{pattern} keeps the same share of every weight; leave allocate out.")
+    turned = set(stored_inputs_first(replay.model, targets))
+    shapes = {
+        name: p.shape
+        if WHOLE in replay.blocks
+        else torch.Size(_rows_shape(tuple(p.shape), inputs_first=name in turned))
+        for name, p in targets.items()
+    }
+    try:
+        counts = request.allocate(_unread(_ShapesOnly(shapes)), sparsity, pattern)
+    except _ReadError:
+        norms = measure_norms(replay, targets)
+        with contextlib.closing(DenseScores(shapes, norms, replay.blocks, replay.weights)) as scores:
+            counts = request.allocate(_unread(scores), sparsity, pattern)
+    shares: dict[str, float | None] = {}
+    for name, shape in shapes.items():
+        if name not in counts:
+            raise ValueError(f"the allocation gave no count for {name}; return {{name: units kept in each group}}.")
+        groups, units = pattern.pool(torch.empty(shape, device="meta")).shape
+        count = counts[name]
+        kept = count * groups if isinstance(count, int) else int(count.sum())
+        shares[name] = 1 - kept / (groups * units)
+    return shares
 
-    Args:
-        source: the checkpoint.
-        work: a copy of it, there once a run has `begun`, into which blocks are written; the source itself where
-            nothing is.
-        batches: this process's share.
-        forward: ``(model, batch) -> outputs``.
-        activations: a folder for what blocks pass on; None: memory.
-        device: where blocks are computed; None: the processor.
 
-    Raises:
-        CheckpointError: no model can be made of what the directory says, or it is none of repeated blocks.
-        ValueError: the device is not there.
+def measure_norms(replay: Replay, targets: Mapping[str, Any]) -> Norms:
+    """Runs the batches through the whole dense model: the norms of each target's inputs. The replay is as new then."""
+    norms: dict[str, dict[WeightView, Tensor]] = {}
+    for _ in track(range(len(replay.blocks)), "looking at the dense blocks"):
+        name = replay.find_next()
+        if name is None:
+            break
+        replay.weights.load(name, finished=False)
+        wanted = {local: p for local, p in replay.blocks[name].named_parameters() if full_name(name, local) in targets}
+        for piece, met in observe(replay, name, wanted, ["input_norm"]).items():
+            if met.tokens:
+                norms.setdefault(full_name(name, piece.name), {})[piece] = met.evidence(["input_norm"])["input_norm"]
+        if name == WHOLE:
+            break
+        replay.store(name)
+        replay.weights.unload(name)
+    replay.restart(keep_all=False)
+    return norms
+
+
+class DenseScores(Mapping[str, Tensor]):
+    """Wanda's scores (arXiv:2306.11695) of the dense model, ``|w| · ‖x‖``, (outputs, inputs), from the norms of inputs.
+
+    Scores are made on access, from weights of which one block is loaded at a time; `close` unloads the last.
     """
 
     def __init__(
-        self,
-        source: Checkpoint,
-        work: Path,
-        batches: Sequence[Any],
-        *,
-        forward: Forward | None = None,
-        activations: Path | str | None = None,
-        device: torch.device | str | None = None,
+        self, shapes: Mapping[str, torch.Size], norms: Norms, blocks: Mapping[str, nn.Module], weights: Weights
     ) -> None:
-        if any(HEADER_KEY in metadata for metadata in source.metadata.values()):
-            raise CheckpointError(
-                f"{source.root}: compressed; write its weights with secateur expand, and name that directory."
-            )
-        self.source, self.batches = source, batches
-        self.in_blocks: dict[str, str] = {}  # {parameter: note} of what walks summed in blocks
-        self.activations = None if activations is None else Path(activations)
-        self.device = usable(device)
-        self.model = build_on_meta(source)
-        for buffers in [private.buffers_of(module) for module in self.model.modules()]:
-            buffers.update({key: None if buffer is None else buffer.to(self.device) for key, buffer in buffers.items()})
-        with blaming_config(source.root, "the model is not one of repeated blocks"):
-            self.blocks = find_blocks(self.model)
-        self.files = BlockFiles(self.model, self.blocks, source, work, self.device)
-        self.forward = functools.partial(_run_of_directory, source.root, batches) if forward is None else forward
+        self.shapes, self.norms, self.blocks, self.weights = shapes, norms, blocks, weights
+        self._loaded: str | None = None
 
-    def check(self) -> None:
-        """Whether the files hold the blocks and the model runs: else it is an error before anything is copied. Where
-        its first block runs again, the blocks are `widened`."""
-        self.files.check()
-        while name := _runs_again(self.model, self.files, self.batches[0], self.forward, self.device):
-            self.blocks = widened(self.model, self.blocks, name)
-            self.files = BlockFiles(self.model, self.blocks, self.source, self.files.work, self.device)
+    def __getitem__(self, name: str) -> Tensor:
+        block = block_of(name, self.blocks)
+        assert block is not None
+        if self._loaded != block:
+            self.close()
+            self.weights.load(block, finished=False)
+            self._loaded = block
+        parameter = self.blocks[block].get_parameter(name[len(block) + 1 :] if block else name)
+        norms = self.norms.get(name, {})
+        pieces = complete(sorted(norms), parameter)
+        if not pieces:
+            return parameter.detach().abs().float().reshape(self.shapes[name])
+        nothing = torch.zeros(1, device=parameter.device)
+        rows = [piece.of(parameter).abs().float() * norms.get(piece, nothing) for piece in pieces]
+        return torch.cat(rows).reshape(self.shapes[name])
 
-    @contextlib.contextmanager
-    def begun(self, out: Path, said: Mapping[str, Any]) -> Iterator[Run]:
-        """The directory that is written beside ``out``, a copy of the source; see `secateur.checkpoints.begun`."""
-        with begun(out, said, self.source) as run:
-            self.files.written = run.written
-            yield run
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.shapes)
 
-    @contextlib.contextmanager
-    def replaying(self, *, dense: bool) -> Iterator[Replay]:
-        """What runs the batches up to a block; ``dense``: also through the blocks as they were, beside."""
-        replay = Replay(
-            self.model,
-            self.blocks,
-            outputs=Outputs(self.activations),
-            dense=Outputs(self.activations, "dense") if dense else None,
-            forward=self.forward,
-            on_arrival=self.files.arrive,
-            device=self.device,
-        )
-        with contextlib.ExitStack() as stack:
-            stack.callback(replay.clear)
-            stack.enter_context(prepared(self.model))
-            stack.enter_context(replay.installed())
-            stack.enter_context(torch.random.fork_rng(devices=[]))
-            yield replay
+    def __len__(self) -> int:
+        return len(self.shapes)
 
-    def run(self) -> None:
-        """Runs the dense model on the batches, block after block, for who watches its modules."""
-        with self.replaying(dense=False) as replay:
-            for _ in run_through(replay, self.weights(), self.batches):
-                pass
-
-    @contextlib.contextmanager
-    def running(
-        self, *, written: bool = False, dense: Collection[nn.Module] = ()
-    ) -> Iterator[tuple[Replay, Iterator[str]]]:
-        """The replay, and the blocks, each given when it was run and while its weights are there; in the end each batch
-        is run on to what the model returns.
-
-        Args:
-            written: the weights are those of the copy that is written.
-            dense: modules whose weights are those of the source all the same.
-        """
-        with self.replaying(dense=False) as replay:
-            yield replay, self._to_the_end(replay, _Read(self.files, dense), written=written)
-
-    def _to_the_end(self, replay: Replay, weights: Weights, *, written: bool) -> Iterator[str]:
-        yield from run_through(replay, weights, self.batches, finished=written)
-        for number, batch in enumerate(track(self.batches, "running on to the end")):
-            replay.run(number, batch, lambda *_: None)
-
-    def slopes(self, names: Iterable[str], batches: Sequence[Any]) -> dict[WeightView, Tensor]:
-        """The mean squared slopes of the dense model's outputs along those of products in the blocks; see `slopes`.
-        Empty where the outputs are of all positions together."""
-        with prepared(self.model), self.files.arriving():
-            return slopes_by_block(
-                self.model,
-                self.blocks,
-                self.weights(),
-                batches,
-                names,
-                outputs=Outputs(self.activations, "slopes"),
-                forward=self.forward,
-                device=self.device,
-                unless_pooled=True,
-            )
-
-    def weights(self, run: Run | None = None, note: _Note | None = None) -> Weights:
-        """The weights for a walk; without a run that has begun and what is noted of a block, nothing is written."""
-        return _InFiles(self.files, run, note)
-
-    def walk(
-        self, job: Job, run: Run | None = None, note: _Note | None = None, already: Sequence[str] = ()
-    ) -> Iterator[Pruned]:
-        """Does a job block by block; those ``already`` done are only run.
-
-        Args:
-            run: where new weights are written.
-            note: ``(pruned, new, written) -> what the journal says of the block``; called on all processes, of which
-                the first has written.
-        """
-        weights, form = self.weights(run, note), self.form(job, run)
-        with self.replaying(dense=job.beside_dense) as replay:
-            yield from walk(replay, weights, self.batches, job, already=already, form=form)
-
-    def form(self, job: Job, run: Run | None) -> Form:
-        """How the Gram matrices of a walk are summed: as memory is free now, or was when the run began."""
-        compute = functools.partial(form_of, self.model, self.blocks, job)
-        form = compute() if run is None else run.stage("form", Form, compute)
-        self.in_blocks |= form.notes
-        return form
+    def close(self) -> None:
+        if self._loaded is not None:
+            self.weights.unload(self._loaded)
+            self._loaded = None
 
 
-def _run_of_directory(root: Path, batches: Sequence[Any], model: nn.Module, batch: Any) -> Any:
-    """`run`; where the model cannot compute as its configuration says, the error names ``config.json``."""
-    try:
-        return run_batch(model, batch)
-    except Exception as error:
-        if passes(error):
-            raise
-        with blaming_config(root, f"the model that it describes does not run on {which(batches, batch)}"):
-            raise
+class _ReadError(BaseException):
+    """An allocation asks for a score; no `Exception`, so that none takes it for its own."""
 
 
-def _runs_again(model: nn.Module, files: BlockFiles, batch: Any, forward: Forward, device: torch.device) -> str | None:
-    """The first block, if the model runs it again behind its first run."""
-    replay = Replay(model, files.blocks, forward=forward, on_arrival=files.arrive, device=device)
-    first: list[Any] = []
-    with prepared(model), replay.installed(), torch.random.fork_rng(devices=[]):
-        name = find_next(replay, [batch])
-        if not name:
-            return None
-        files.load(name, finished=False)
-        replay.run(0, batch, lambda _name, _args, _kwargs, call: first.append(call()))
-        files.unload(name)
-        return name if replay.is_run_again(name, batch, first[0]) else None
+class _ShapesOnly(Mapping[str, Tensor]):
+    """Scores of which only the shapes are known so far."""
+
+    def __init__(self, shapes: Mapping[str, torch.Size]) -> None:
+        self.shapes = shapes
+
+    def __getitem__(self, name: str) -> NoReturn:
+        raise _ReadError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.shapes)
+
+    def __len__(self) -> int:
+        return len(self.shapes)
 
 
-class _InFiles:
-    """The weights are in files; the first process writes."""
-
-    def __init__(self, files: BlockFiles, run: Run | None, note: _Note | None) -> None:
-        self.files, self.run, self.note = files, run, note
-        self.load, self.unload, self.arrive = files.load, files.unload, files.arrive
-
-    def commit(self, pruned: Pruned, new: Mapping[str, Solved]) -> None:
-        if self.run is not None and self.note is not None:
-            values = {name: solved.values for name, solved in new.items()}
-            written = self.files.write(pruned.block, values) if self.run.writes else {}
-            self.run.note(self.note(pruned, new, written))
-        barrier()
-        with torch.no_grad():  # the block is run once more with its new weights
-            for name, solved in new.items():
-                self.files.blocks[pruned.block].get_parameter(name).copy_(solved.values)
+def _unread(scores: Mapping[str, Tensor]) -> LazyScores:
+    return LazyScores(scores, lambda weight: weight)  # the scores themselves are what is read
 
 
-class _Read(_InFiles):
-    """The weights are in files, some always those of the source; nothing is written."""
-
-    def __init__(self, files: BlockFiles, dense: Collection[nn.Module]) -> None:
-        super().__init__(files, None, None)
-        self.load = functools.partial(files.load, dense=dense)
+def _rows_shape(shape: tuple[int, ...], *, inputs_first: bool) -> tuple[int, ...]:
+    if len(shape) == 3:
+        return (shape[0] * shape[1], shape[2])
+    return shape[::-1] if inputs_first else shape

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from secateur.evidence import Sums, sum_over_ranks
 from secateur.models.products import SAMPLE, InputStats, Products, WeightView
-from secateur.support import Between, all_gather, rank_and_world
+from secateur.support import Between, all_gather, broadcast, on_rank_zero, rank_and_world
 
 # ---- The interface between a walk over blocks and what is done at each stage of a block.
 #
@@ -89,18 +89,28 @@ class Job(Protocol):
     @property
     def in_stages(self) -> bool:
         """Whether a block's weights are solved in stages; else all at once, from one run of the dense block."""
+        return False
 
     @property
     def beside_dense(self) -> bool:
         """Whether the dense model is run beside the pruned one, so that each `InputStats` has the residual to it."""
+        return False
 
     @property
     def around(self) -> bool:
         """Whether each `InputStats` has statistics of the sum that its outputs are added to: the residual stream."""
+        return False
 
     @property
     def changes(self) -> bool:
         """Whether new values may be given; where all that is done is to measure, all at once, a block is run once."""
+        return True
+
+    @property
+    def by_the_first(self) -> bool:
+        """Whether the first process solves for all: sums that were rounded in another order, or a processor of another
+        kind, would choose other units."""
+        return False
 
     def solve_stage(
         self, block: str, module: nn.Module, stage: Mapping[str, Tensor], found: Mapping[WeightView, InputStats]
@@ -116,6 +126,27 @@ class Job(Protocol):
         The values may be of any of the block's parameters, also of earlier stages, such as the rows of a product that
         nothing reads any more, or of a bias: later stages see them. Nothing is written here.
         """
+
+
+def solved(
+    job: Job, block: str, module: nn.Module, stage: Mapping[str, Tensor], found: Mapping[WeightView, InputStats]
+) -> tuple[Mapping[str, Solved], Pruned]:
+    """What the job says of a stage, the same on all processes."""
+    rank, world = rank_and_world()
+    if world == 1 or not job.by_the_first:
+        return job.solve_stage(block, module, stage, found)
+    mine: dict[str, Solved] = {}
+
+    def names() -> list[str]:
+        mine.update(job.solve_stage(block, module, stage, found)[0])
+        return list(mine)
+
+    for name in on_rank_zero(names):
+        like = module.get_parameter(name)
+        new = mine[name] if not rank else Solved(torch.empty_like(like), torch.ones_like(like, dtype=torch.bool))
+        mine[name] = Solved(*(each.contiguous() for each in new))
+        broadcast(None, mine[name], 0)
+    return mine, Pruned(block)
 
 
 # ---- Communication between processes: ranks, sums over all batches, and solved weights.

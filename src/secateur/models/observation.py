@@ -6,7 +6,7 @@ Law: sums are over every batch, and finite; the block's weights do not change he
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -62,14 +62,7 @@ def prepared(model: nn.Module) -> Iterator[None]:
             setattr(config, key, value)
 
 
-def find_next(replay: Replay, batches: Sequence[Any]) -> str | None:
-    """The block that the model runs next, or None where it comes to its end."""
-    return replay.run(0, batches[0], lambda *_: None)
-
-
-def stages_of(
-    replay: Replay, batches: Sequence[Any], name: str, wanted: Mapping[str, Tensor]
-) -> tuple[list[dict[str, Tensor]], bool]:
+def stages_of(replay: Replay, name: str, wanted: Mapping[str, Tensor]) -> tuple[list[dict[str, Tensor]], bool]:
     """The block's weights in the order in which they compute, those side by side together, and whether one of them is
     used twice; from one run of a batch.
 
@@ -77,17 +70,18 @@ def stages_of(
         ValueError: the model runs the block more than once.
     """
     order, first = Order(wanted, unfolds=name == WHOLE), None
-    tokens = Tokens.of(batches[0])
+    batch = replay.batches[0]
+    tokens = Tokens.of(batch)
 
     def watch(reached: str, args: Any, kwargs: Any, call: Callable[[], Any]) -> None:
         nonlocal first
-        masks = tokens.for_block(replay.blocks[reached], args, kwargs, batches[0])
+        masks = tokens.for_block(replay.blocks[reached], args, kwargs, batch)
         with order.watching(masks), order.marks:
             output = call()
         first = mapped(output, lambda tensor: tensor.detach().clone())
 
-    replay.run(0, batches[0], watch)
-    if replay.is_run_again(name, batches[0], first):
+    replay.run(0, batch, watch)
+    if replay.is_run_again(name, batch, first):
         raise ValueError(RUNS_AGAIN.format(name=name))
     order.joined()
     return order.stages(), order.repeated
@@ -95,7 +89,6 @@ def stages_of(
 
 def observe(
     replay: Replay,
-    batches: Sequence[Any],
     name: str,
     wanted: Mapping[str, Tensor],
     words: Iterable[str],
@@ -124,7 +117,7 @@ def observe(
     Raises:
         ValueError: a batch does not run the block, the model runs it more than once, or a sum is not finite.
     """
-    block = replay.blocks[name]
+    block, batches = replay.blocks[name], replay.batches
     owners, whole = experts_owners(block), name == WHOLE
     kind = PairedStats if beside_dense or around else Products
     products = kind(wanted, frozenset(words), unfolds=whole, widths=widths)
@@ -209,11 +202,6 @@ def _with_biases(
     """With what is added to the outputs of each; of several processes some may not have met it."""
     everywhere = {piece: bias for biases in all_gather(dict(here)) for piece, bias in biases.items()}
     return {piece: replace(met, bias=everywhere.get(piece)) for piece, met in found.items()}
-
-
-def store(replay: Replay, batches: Sequence[Any], name: str) -> None:
-    """Runs a block with the weights that it has now, and stores what it returns; it is finished then."""
-    replay.store(name, track(batches, f"running {name or 'the model'}"))
 
 
 @contextlib.contextmanager

@@ -17,8 +17,7 @@ from torch import nn
 from secateur import allocation, patterns, solvers
 from secateur.allocation import Allocation, check_sparsity, narrowest, uniform
 from secateur.evidence import needs
-from secateur.models.in_directory import prune_directory
-from secateur.models.in_memory import prune_in_memory
+from secateur.models.in_directory import prune_directory, prune_in_memory
 from secateur.models.jobs import Layer
 from secateur.models.result import OneShot
 from secateur.models.solving import Request, Solve

@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from secateur.support import Forward, mapped, moved, naming, private, run_batch
+from secateur.support import Forward, mapped, moved, naming, private, run_batch, track
 
 RUNS_AGAIN = (
     "{name} runs more than once in a forward pass (its weights are shared between layers or inputs), and a directory "
@@ -103,16 +103,39 @@ class Outputs:
         return mapping.view(tensor.shape).copy_(tensor)
 
 
+class Weights:
+    """Where a model's weights are: in the model, so that nothing is to be done. `BlockFiles` reads them."""
+
+    def load(self, block: str, *, finished: bool) -> None:
+        """The block's weights are there from now on; those of a finished block are the pruned ones."""
+
+    def unload(self, block: str) -> None:
+        """They need not be there any more."""
+
+    def arrive(self, module: nn.Module) -> None:
+        """A module outside the blocks that holds parameters of its own is about to run."""
+
+    def keeping(self, dense: Collection[nn.Module]) -> contextlib.AbstractContextManager[Any]:  # noqa: ARG002
+        """Within, these modules have the source's weights, also in a finished block."""
+        return contextlib.nullcontext()
+
+    def write(self, block: str, new: Mapping[str, Tensor]) -> Mapping[str, Any]:  # noqa: ARG002
+        """Writes new values, by names in the block, into the copy, if there is one; what was written, by names in
+        files."""
+        return {}
+
+
 class Replay:
     """The forward passes of a model over batches, one block at a time.
 
     Args:
         model: any module, in evaluation mode.
         blocks: ``{name: module}`` of it.
+        batches: what it is run on.
+        weights: where its weights are.
         outputs: where the outputs of finished blocks are.
         dense: where those of the dense model are, which runs beside the pruned one; None where it does not.
         forward: how a batch is run; see `secateur.support.run_batch`.
-        on_arrival: called with a module outside of the blocks that holds parameters of its own, before it is run.
         device: where the model computes.
     """
 
@@ -120,20 +143,22 @@ class Replay:
         self,
         model: nn.Module,
         blocks: Mapping[str, nn.Module],
+        batches: Sequence[Any] = (),
         *,
+        weights: Weights | None = None,
         outputs: Outputs | None = None,
         dense: Outputs | None = None,
         forward: Forward | None = None,
-        on_arrival: Callable[[nn.Module], None] | None = None,
         device: torch.device | None = None,
     ) -> None:
         self.model = model
         self.blocks = dict(blocks)
+        self.batches = batches
+        self.weights = Weights() if weights is None else weights
         self.outputs = Outputs() if outputs is None else outputs
         self.dense = dense
         self._stream = self.outputs
         self.how = forward
-        self.on_arrival = on_arrival
         self.device = device
         self.done: list[str] = []
         self.forwards: dict[str, Callable[..., Any]] = {}  # the blocks' own, while stand-ins are in their places
@@ -205,13 +230,17 @@ class Replay:
             run_batch(self.model, moved(batch, self.device), self.how)
         return self._reached
 
-    def store(self, name: str, batches: Iterable[Any]) -> None:
+    def find_next(self) -> str | None:
+        """The block that the model runs next, or None where it comes to its end."""
+        return self.run(0, self.batches[0], lambda *_: None)
+
+    def store(self, name: str) -> None:
         """Runs a block on all batches and stores what it returns; from now on it is a stand-in that returns that.
 
         What the next block does not need of the blocks before is dropped on the way, batch by batch. Within `of_dense`
         the block is not finished yet: the pruned one is run after it.
         """
-        for number, batch in enumerate(batches):
+        for number, batch in enumerate(track(self.batches, f"running {name or 'the model'}")):
             self.run(number, batch, lambda name, args, kwargs, call: self.keep(name, call()))  # noqa: ARG005
             self.drop_unneeded(name, number, batch)
         if self._stream is self.outputs:
@@ -305,8 +334,7 @@ class Replay:
         if self._within and module not in self._outside:
             raise _Stop
         self._outside.add(module)
-        if self.on_arrival is not None:
-            self.on_arrival(module)
+        self.weights.arrive(module)
 
     def _stand_in(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:

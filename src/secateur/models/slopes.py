@@ -19,19 +19,17 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from secateur.evidence import CONVOLUTIONS
 from secateur.models.blocks import find_blocks, full_name
-from secateur.models.in_memory import InMemory
 from secateur.models.observation import prepared
 from secateur.models.pairs import PairedStats, ProductCall
 from secateur.models.products import Tokens, WeightView
-from secateur.models.replay import Outputs
-from secateur.models.walk import Weights
+from secateur.models.replay import Outputs, Weights
 from secateur.support import (
     Forward,
     Undo,
@@ -120,10 +118,8 @@ def slopes(
             return slopes_by_block(
                 inner,
                 blocks,
-                InMemory(blocks),
                 batches,
                 names,
-                outputs=Outputs(),
                 forward=forward,
                 device=device_of(inner),
                 unless_pooled=unless_pooled,
@@ -155,11 +151,11 @@ def _large_blocks(model: nn.Module) -> dict[str, nn.Module]:
 def slopes_by_block(
     model: nn.Module,
     blocks: Mapping[str, nn.Module],
-    weights: Weights,
     batches: Iterable[Any],
     names: Iterable[str],
     *,
-    outputs: Outputs,
+    weights: Weights | None = None,
+    outputs: Outputs | None = None,
     forward: Forward | None = None,
     device: torch.device | None = None,
     unless_pooled: bool = False,
@@ -170,8 +166,8 @@ def slopes_by_block(
     Args:
         model: in evaluation mode; parameters outside of the blocks are there when their modules run.
         blocks: ``{name: module}``.
-        weights: what reads those of a block.
         batches, names, forward, unless_pooled: as for `slopes`.
+        weights: what reads those of a block.
         outputs: where what blocks were given is kept until they are run again.
         device: where the model computes.
     """
@@ -180,6 +176,7 @@ def slopes_by_block(
     wanted = frozenset(names)
     tokens = Tokens()
     positions = pooled = False
+    weights, outputs = weights or Weights(), outputs or Outputs()
 
     def add(name: str, run: Callable[[], None]) -> None:
         """Runs a block backwards, watched."""
@@ -221,16 +218,6 @@ def _let_go(block: nn.Module, forward: Any) -> None:
         vars(block)["forward"] = forward
 
 
-class Lent(Protocol):
-    """Where a block's weights come from; see `Weights`."""
-
-    def load(self, block: str, *, finished: bool) -> None:
-        """They are there."""
-
-    def unload(self, block: str) -> None:
-        """They need not be there any more."""
-
-
 class RunAgain:
     """A block's forward with gradient checkpointing: it keeps its inputs, no graph, and runs again in the backward
     pass.
@@ -247,7 +234,7 @@ class RunAgain:
         self,
         name: str,
         forward: Callable[..., Any],
-        weights: Lent,
+        weights: Weights,
         add: Callable[[str, Callable[[], None]], None],
         outputs: Outputs | None = None,
     ) -> None:
@@ -328,6 +315,38 @@ def _filled(value: Any, tensors: Iterable[Tensor]) -> Any:
     """The same with other tensors in their places."""
     left = iter(tensors)
     return mapped(value, lambda _: next(left))
+
+
+def watched(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    """A tensor that `added_to` can be asked about, and what the model goes on with: it may write to that."""
+    known = tensor if tensor.requires_grad else tensor.detach().requires_grad_()
+    return known, known.clone()
+
+
+def added_to(end: Tensor, seen: Iterable[Tensor]) -> list[bool]:
+    """Whether each of the tensors of a run is added to its end as it is: then the gradient of the end comes to it
+    unchanged.
+
+    Args:
+        end: what the run gives, with gradients.
+        seen: of `watched`.
+
+    >>> x, y = (torch.randn(3, 4, requires_grad=True) for _ in range(2))
+    >>> added_to(x.relu() + y, [x, y])
+    [False, True]
+    """
+    seen = list(seen)
+    asked = [each for each in seen if each.numel() == end.numel() and each.shape[-1:] == end.shape[-1:]]
+    if not asked or not end.requires_grad:
+        return [False] * len(seen)
+    drawn = torch.randn(end.shape, generator=torch.Generator().manual_seed(0)).to(end)
+    found = torch.autograd.grad(end, asked, drawn, allow_unused=True)
+    same = {
+        id(each): gradient is not None
+        and bool((gradient.reshape(drawn.shape) - drawn).abs().max() <= 1e-4 * drawn.abs().max())
+        for each, gradient in zip(asked, found, strict=True)
+    }
+    return [same.get(id(each), False) for each in seen]
 
 
 def divergence(before: Any, after: Any, mask: Tensor | None = None) -> tuple[float, int]:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from secateur.allocation import Allocation
 from secateur.criteria import magnitude
 from secateur.models.blocks import full_name
-from secateur.models.jobs import Layer, Pruned, Solved
+from secateur.models.jobs import Job, Layer, Pruned, Solved
 from secateur.models.products import InputStats, WeightView
 from secateur.models.replay import Outputs
 from secateur.patterns import Pattern, Rows, Unstructured, word_of
@@ -39,7 +39,7 @@ DOES_NOT_FIT = "of a shape that does not fit the pattern"
 
 
 @dataclass(frozen=True)
-class MatrixJob:
+class MatrixJob(Job):
     """The `Job` of pruning each matrix by a solver.
 
     Where the solver names the Gram matrix, and ``aim`` is not 0, a weight is first moved that far towards restoring the
@@ -50,12 +50,10 @@ class MatrixJob:
     solver: Solve
     pattern: Pattern
     sparsities: Mapping[str, float | None]  # of the targets, by full name
-    words: tuple[str, ...]  # the evidence that the solver names
+    words: tuple[str, ...] = ()  # the evidence that the solver names
     on_layer: Callable[[Layer], None] | None = None
     in_stages: bool = False
     aim: float = 0.0
-    around: bool = False
-    changes: bool = True
 
     @property
     def targets(self) -> Collection[str]:

@@ -10,14 +10,14 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import TypeVar
 
 from torch import Tensor, nn
 
 from secateur.models.blocks import block_of, full_name
 from secateur.models.bounds import Form, form_of
-from secateur.models.jobs import Job, Pruned, Solved
-from secateur.models.observation import find_next, observe, stages_of, store
+from secateur.models.jobs import Job, Pruned, Solved, solved
+from secateur.models.observation import observe, stages_of
 from secateur.models.replay import LostOutputError, Replay
 from secateur.models.solving import DOES_NOT_FIT, MatrixJob
 from secateur.patterns import word_of
@@ -28,33 +28,22 @@ NEVER_RUN = "in a block that the batches never ran"
 _Result = TypeVar("_Result")
 
 
-class Weights(Protocol):
-    """Access to a model's weights for a walk: in the model, or in files, from which one block at a time is read."""
-
-    def load(self, block: str, *, finished: bool) -> None:
-        """The block's weights are there; those of a finished block are the pruned ones."""
-
-    def unload(self, block: str) -> None:
-        """They need not be there any more."""
-
-    def arrive(self, module: nn.Module) -> None:
-        """A module outside the blocks is about to run."""
-
-    def commit(self, pruned: Pruned, new: Mapping[str, Solved]) -> None:
-        """The new weights, by their names in the block, are written down and in place; it counts as finished then."""
+Commit = Callable[[Pruned, Mapping[str, Solved]], None]
 
 
 def walk(
     replay: Replay,
-    weights: Weights,
-    batches: Sequence[Any],
     job: Job,
+    commit: Commit,
     *,
     already: Sequence[str] = (),
     form: Form | None = None,
 ) -> Iterator[Pruned]:
     """Prunes block after block in the order in which the model runs them, and gives each once its weights are written;
     those ``already`` pruned are only run. The ``form`` of sums follows from free memory where it is not given.
+
+    Args:
+        commit: writes a block's new weights down, by their names in it, and puts them in place; it is finished then.
 
     Raises:
         ValueError: what is to be summed takes more memory than there is.
@@ -68,11 +57,9 @@ def walk(
         more = f" So are {len(form.notes) - 1} more." if len(form.notes) > 1 else ""
         warnings.warn(f"{name}: {note}{more}", SolverWarning, stacklevel=4)
     for name in track(already, "running finished blocks"):
-        _pass_through(replay, weights, batches, name)
+        pass_through(replay, name)
     for _ in track(range(len(replay.blocks) - len(already)), "pruning blocks"):
-        step = with_all_outputs(
-            replay, weights, batches, functools.partial(_prune_next, replay, weights, batches, job, form)
-        )
+        step = with_all_outputs(replay, functools.partial(_prune_next, replay, job, form, commit))
         if step is None:
             return
         pruned, kept = step
@@ -81,14 +68,12 @@ def walk(
         if kept or len(replay.done) + 1 == len(replay.blocks):
             replay.done.append(name)  # or no block is left to run on what this one returns
         else:
-            with_all_outputs(replay, weights, batches, functools.partial(store, replay, batches, name))
-        weights.unload(name)
+            with_all_outputs(replay, functools.partial(replay.store, name))
+        replay.weights.unload(name)
 
 
 def run_through(
     replay: Replay,
-    weights: Weights,
-    batches: Sequence[Any],
     *,
     before: Callable[[str], None] | None = None,
     visit: Callable[[str], None] | None = None,
@@ -103,20 +88,20 @@ def run_through(
         finished: the weights are the pruned ones, and are there while a block is given.
     """
     for _ in track(range(len(replay.blocks)), "running blocks"):
-        name = with_all_outputs(replay, weights, batches, functools.partial(find_next, replay, batches))
+        name = with_all_outputs(replay, replay.find_next)
         if name is None:
             return
         if before is not None:
             before(name)
-        weights.load(name, finished=finished)
+        replay.weights.load(name, finished=finished)
         try:
             if visit is not None:
-                with_all_outputs(replay, weights, batches, functools.partial(visit, name))
-            with_all_outputs(replay, weights, batches, functools.partial(store, replay, batches, name))
+                with_all_outputs(replay, functools.partial(visit, name))
+            with_all_outputs(replay, functools.partial(replay.store, name))
             if finished:
                 yield name
         finally:
-            weights.unload(name)
+            replay.weights.unload(name)
         if not finished:
             yield name
 
@@ -141,7 +126,7 @@ def check_pruned(
     raise ValueError("nothing was pruned: the batches ran none of the blocks, or no product with their weights.")
 
 
-def with_all_outputs(replay: Replay, weights: Weights, batches: Sequence[Any], step: Callable[[], _Result]) -> _Result:
+def with_all_outputs(replay: Replay, step: Callable[[], _Result]) -> _Result:
     """Runs a step of a walk; where it needs an output that was dropped, the finished blocks are run again with all
     outputs kept.
 
@@ -153,55 +138,53 @@ def with_all_outputs(replay: Replay, weights: Weights, batches: Sequence[Any], s
         done = list(replay.done)
         replay.restart(keep_all=True)
         for name in done:
-            _pass_through(replay, weights, batches, name)
+            pass_through(replay, name)
         return step()
 
 
-def _pass_through(replay: Replay, weights: Weights, batches: Sequence[Any], name: str) -> None:
+def pass_through(replay: Replay, name: str) -> None:
+    """Runs a finished block, with what the dense one returns beside."""
     if replay.dense is not None:
-        weights.load(name, finished=False)
-        _store_dense(replay, batches, name)
-        weights.unload(name)
-    weights.load(name, finished=True)
-    store(replay, batches, name)
-    weights.unload(name)
+        replay.weights.load(name, finished=False)
+        _store_dense(replay, name)
+        replay.weights.unload(name)
+    replay.weights.load(name, finished=True)
+    replay.store(name)
+    replay.weights.unload(name)
 
 
-def _store_dense(replay: Replay, batches: Sequence[Any], name: str) -> None:
+def _store_dense(replay: Replay, name: str) -> None:
     with replay.of_dense():
-        store(replay, batches, name)
+        replay.store(name)
 
 
-def _prune_next(
-    replay: Replay, weights: Weights, batches: Sequence[Any], job: Job, form: Form
-) -> tuple[Pruned, bool] | None:
+def _prune_next(replay: Replay, job: Job, form: Form, commit: Commit) -> tuple[Pruned, bool] | None:
     """The block that the model runs next, with its new weights, and whether what it returns is stored already; None
     where there is none."""
-    name = find_next(replay, batches)
+    name = replay.find_next()
     if name is None:
         return None
     block = replay.blocks[name]
-    weights.load(name, finished=False)
+    replay.weights.load(name, finished=False)
     wanted = {local: p for local, p in block.named_parameters() if full_name(name, local) in job.targets}
     goes_on = len(replay.done) + 1 < len(replay.blocks)
     if goes_on and wanted and not (job.changes or job.in_stages or job.beside_dense):
         widths = form.within(name, wanted)
-        found = observe(replay, batches, name, wanted, job.words, around=job.around, keep=True, widths=widths)
-        new, pruned = job.solve_stage(name, block, wanted, found)
+        found = observe(replay, name, wanted, job.words, around=job.around, keep=True, widths=widths)
+        new, pruned = solved(job, name, block, wanted, found)
         pruned = form.noted(pruned, wanted)
-        weights.commit(pruned, new)
+        commit(pruned, new)
         return pruned, True
     goes_on = goes_on and replay.dense is not None
-    kept, new, pruned = _solved(replay, batches, job, form, name, wanted, keep_dense=goes_on)
+    kept, new, pruned = _solved(replay, job, form, name, wanted, keep_dense=goes_on)
     if goes_on and not kept:
-        _store_dense(replay, batches, name)  # as long as it has its dense weights
-    weights.commit(pruned, new)
+        _store_dense(replay, name)  # as long as it has its dense weights
+    commit(pruned, new)
     return pruned, False
 
 
 def _solved(
     replay: Replay,
-    batches: Sequence[Any],
     job: Job,
     form: Form,
     name: str,
@@ -219,14 +202,13 @@ def _solved(
     stages: Sequence[Mapping[str, Tensor]] = [wanted]
     repeated = False
     if job.in_stages:
-        stages, repeated = stages_of(replay, batches, name, wanted)
+        stages, repeated = stages_of(replay, name, wanted)
     for at, stage in enumerate(stages):
-        values = {local: solved.values for local, solved in new.items()} if job.in_stages else None
+        values = {local: each.values for local, each in new.items()} if job.in_stages else None
         differs = bool(new or replay.done)  # before anything is pruned, the two models are one
         kept = keep_dense and job.beside_dense and differs and at + 1 == len(stages)
         found = observe(
             replay,
-            batches,
             name,
             stage,
             job.words,
@@ -237,7 +219,7 @@ def _solved(
             keep_dense=kept,
             widths=form.within(name, stage),
         )
-        more, said = job.solve_stage(name, replay.blocks[name], stage, found)
+        more, said = solved(job, name, replay.blocks[name], stage, found)
         new |= more
         pruned = pruned.and_then(form.noted(said, stage))
     return kept, new, pruned

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ from secateur.checkpoints import (
 )
 from secateur.models import (
     BlockFiles,
-    DirectoryWalk,
+    InFiles,
     build_on_meta,
     digest,
     full_name,
@@ -45,18 +45,7 @@ from secateur.models import (
     refuse_empty,
 )
 from secateur.recovery.descent import moving, removed_of
-from secateur.recovery.local import (
-    Epochs,
-    Follows,
-    LocalPart,
-    NotComparableError,
-    Side,
-    Sketch,
-    followed,
-    of_one_block,
-    recover_blocks,
-    sketch_of,
-)
+from secateur.recovery.local import Epochs, LocalPart, recover_locally
 from secateur.recovery.outputs import (
     OnStep,
     Sampled,
@@ -139,7 +128,7 @@ class _Place:
     source's record, or one of those before it, says to have zeros.
     """
 
-    def __init__(self, student: DirectoryWalk, theirs: DirectoryWalk, request: Request, root: Path) -> None:
+    def __init__(self, student: InFiles, theirs: InFiles, request: Request, root: Path) -> None:
         self.student, self.theirs = student, theirs
         names = names_to_train(student.model, request.include, request.exclude, asking=False)
         self.trained = [name for name in names if "." in name]  # what lies at the top has no module to be written by
@@ -161,9 +150,7 @@ class _Place:
         walks = []
         for root, into, own in ((source, work, folder), (dense, dense, None if folder is None else folder / "teacher")):
             walks.append(
-                DirectoryWalk(
-                    open_checkpoint(root), into, held, forward=request.forward, activations=own, device=device
-                )
+                InFiles(open_checkpoint(root), into, held, forward=request.forward, activations=own, device=device)
             )
         place = _Place(walks[0], walks[1], request, source)
         check_vocabularies(walks[0].model, walks[1].model, request.forward)
@@ -171,12 +158,6 @@ class _Place:
             walk.check()
             _check_finite(walk.source)
         return place
-
-    def follows(self) -> dict[str, Follows] | str:
-        """Which of the teacher's blocks each block follows, or why that can't be told."""
-        return followed(
-            list(self.student.blocks), list(self.theirs.blocks), _sketching(self.student), _sketching(self.theirs)
-        )
 
     def masks_of(self, block: str) -> dict[str, Tensor]:
         """What is removed of a block that is loaded."""
@@ -203,19 +184,6 @@ def _with_zeros(record: object) -> Iterator[str]:
         for said in (record.get("pruned"), record.get("zeros")):
             yield from (name for name, share in said.items() if share) if isinstance(said, dict) else ()
         record = record.get("previous")
-
-
-def _sketching(walk: DirectoryWalk) -> Callable[[str], Sketch]:
-    """What gives a block's sketch, of the source's files: nothing is copied when it is asked."""
-
-    def sketch(block: str) -> Sketch:
-        walk.files.load(block, finished=False)
-        try:
-            return sketch_of(walk.blocks[block])
-        finally:
-            walk.files.unload(block)
-
-    return sketch
 
 
 def _touchable(model: nn.Module) -> set[str]:
@@ -272,9 +240,6 @@ def _local(
     """What became of each part, of an earlier run's too; and what was left out."""
     if not request.local:
         return [], ()
-    follows = place.follows()
-    if isinstance(follows, str):
-        return [], (f"the local part, since {follows}",)
     done = run.done(_Block, place.student.blocks)
     already, parts = [block.name for block in done], [part for block in done for part in block.parts]
     if len(already) == len(place.student.blocks):
@@ -283,37 +248,29 @@ def _local(
     def commit(block: str, new: Mapping[str, Tensor], said: Sequence[LocalPart]) -> None:
         written = place.student.files.write(block, new)
         run.note(_Block(block, tuple(said), tuple(sorted(written))))
-        parameters = dict(place.student.blocks[block].named_parameters())
-        with torch.no_grad():  # the block is run once more with its new weights
-            for name, values in new.items():
-                parameters[name].copy_(values)
+        place.student.put(block, new)  # the block is run once more with its new weights
+
+    def add(part: LocalPart) -> None:
+        parts.append(part)
+        if on_part is not None:
+            on_part(part)
 
     with contextlib.ExitStack() as stack:
-        sides = []
-        for walk in (place.student, place.theirs):
-            if walk.activations is not None and not walk.activations.exists():
-                walk.activations.mkdir()
-                stack.callback(walk.activations.rmdir)
-            replay = stack.enter_context(walk.replaying(dense=False))
-            sides.append(Side(replay, walk.weights(), spread_over(walk.batches, request.local_batches)))
-        walk_on = recover_blocks(
-            sides[0],
-            sides[1],
+        for host in (place.student, place.theirs):
+            if host.activations is not None and not host.activations.exists():
+                host.activations.mkdir()
+                stack.callback(host.activations.rmdir)
+        why = recover_locally(
+            place.student.over(spread_over(place.student.batches, request.local_batches)),
+            place.theirs.over(spread_over(place.theirs.batches, request.local_batches)),
             Epochs(request.local, request.local_rate, request.seed),
-            trained=of_one_block(place.student.model, place.student.blocks, place.trained),
+            trained=place.trained,
             masks_of=place.masks_of,
             commit=commit,
-            follows=follows,
             already=already,
+            on_part=add,
         )
-        try:
-            for part in walk_on:
-                parts.append(part)
-                if on_part is not None:
-                    on_part(part)
-        except NotComparableError as error:
-            return parts, (f"the local part, since {error}",)
-    return parts, ()
+    return parts, (why,) if why else ()
 
 
 # ---- by the outputs -------------------------------------------------------------------------------------------------
@@ -369,7 +326,7 @@ def _by_outputs(
     return _Ended(steps, values, judged)
 
 
-def _loaded(folder: Path, walk: DirectoryWalk) -> nn.Module:
+def _loaded(folder: Path, walk: InFiles) -> nn.Module:
     from transformers.utils import logging
 
     kind: Any = type(walk.model)

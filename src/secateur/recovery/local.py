@@ -10,7 +10,7 @@ from typing import Annotated, Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from secateur.models import Replay, Tokens, Weights, block_of, find_next, full_name, with_all_outputs
+from secateur.models import Host, Replay, Tokens, added_to, block_of, full_name, watched, with_all_outputs
 from secateur.recovery.descent import Descent, Moving, movers_for, moving, order_of, widened_batch
 from secateur.recovery.losses import rows_of
 from secateur.solvers import refit, scale_of
@@ -318,30 +318,22 @@ def adds_up(block: nn.Module, names: Collection[str], run: Callable[[], Tensor])
     }
     outputs: dict[str, Tensor] = {}
 
-    def see(name: str) -> Callable[..., None]:
-        def look(_module: nn.Module, _args: Any, output: Tensor) -> None:
-            outputs[name] = output
+    def see(name: str) -> Callable[..., Tensor]:
+        def look(_module: nn.Module, _args: Any, output: Tensor) -> Tensor:
+            outputs[name], passed_on = watched(output)
+            return passed_on
 
         return look
 
     with _hooked(layers, see, forward=True), torch.enable_grad():
         end = run()
-    seen = {name: each for name, each in outputs.items() if each.requires_grad and each.shape == end.shape}
-    if not seen or not end.requires_grad:
-        return None
-    drawn = torch.randn(end.shape, generator=torch.Generator().manual_seed(0)).to(end)
-    gradients = torch.autograd.grad(end, list(seen.values()), drawn, allow_unused=True)
-    found = [name for name, each in zip(seen, gradients, strict=True) if each is not None and _same(each, drawn)]
-    return found[-1] if found else None
-
-
-def _same(gradient: Tensor, drawn: Tensor) -> bool:
-    return bool((gradient - drawn).abs().max() <= 1e-4 * drawn.abs().max())
+    added = added_to(end, outputs.values())
+    return next((name for name, found in reversed([*zip(outputs, added, strict=True)]) if found), None)
 
 
 @contextlib.contextmanager
 def _hooked(
-    layers: Mapping[str, nn.Module], make: Callable[[str], Callable[..., None]], *, forward: bool
+    layers: Mapping[str, nn.Module], make: Callable[[str], Callable[..., Any]], *, forward: bool
 ) -> Iterator[None]:
     handles = [
         each.register_forward_hook(make(name)) if forward else each.register_forward_pre_hook(make(name))
@@ -435,15 +427,6 @@ class LocalPart:
 
 
 @dataclass(frozen=True)
-class Side:
-    """A model that is run block by block, where its weights are, and what it is run on."""
-
-    replay: Replay
-    weights: Weights
-    batches: Sequence[Any]
-
-
-@dataclass(frozen=True)
 class Epochs:
     """How each part is trained: how often on each batch, the highest rate, the seed."""
 
@@ -491,8 +474,8 @@ def share_lost(tensor: Tensor, wanted: Tensor, mask: Tensor | None = None) -> Te
 
 
 def recover_blocks(
-    student: Side,
-    teacher: Side,
+    student: Replay,
+    teacher: Replay,
     way: Epochs,
     *,
     trained: Collection[str],
@@ -504,7 +487,7 @@ def recover_blocks(
     """Trains block after block, in the order in which the model runs them; yields the `LocalPart` of each part.
 
     Args:
-        student, teacher: the two models, between installed replays, and the same batches for both.
+        student, teacher: the two models, installed, with the same batches.
         way: how a part is trained.
         trained: names of parameters that move, each of one block.
         masks_of: what is removed of a block that is loaded, by names in it.
@@ -520,17 +503,17 @@ def recover_blocks(
         for theirs in (*follows[finished].skipped, *follows[finished].blocks):
             _passed_through(teacher, theirs)
         _passed_through(student, finished)
-    for number in track(range(len(already), len(student.replay.blocks)), "recovering blocks"):
-        name = _next(student)
+    for number in track(range(len(already), len(student.blocks)), "recovering blocks"):
+        name = with_all_outputs(student, student.find_next)
         span = Follows((), ()) if name is None else follows[name]
         for skipped in span.skipped:
             _passed_through(teacher, skipped)
-        if (found := _next(teacher)) != next(iter(span.blocks), None):
+        if (found := with_all_outputs(teacher, teacher.find_next)) != next(iter(span.blocks), None):
             raise NotComparableError(STACKS_DIFFER.format(ours=name, theirs=found))
         if name is None:
             return
         student.weights.load(name, finished=False)
-        block = student.replay.blocks[name]
+        block = student.blocks[name]
         own = {local: each for local, each in block.named_parameters() if full_name(name, local) in trained}
         masks = {local: mask for local, mask in masks_of(name).items() if local in own}
         with moving(block, own, masks) as held:
@@ -542,34 +525,81 @@ def recover_blocks(
         student.weights.unload(name)
 
 
-def _next(side: Side) -> str | None:
-    return with_all_outputs(side.replay, side.weights, side.batches, lambda: find_next(side.replay, side.batches))
+def recover_locally(
+    student: Host,
+    teacher: Host,
+    way: Epochs,
+    *,
+    trained: Collection[str],
+    masks_of: Callable[[str], Mapping[str, Tensor]],
+    commit: Commit,
+    already: Sequence[str] = (),
+    on_part: Callable[[LocalPart], None] = lambda _: None,
+) -> str:
+    """`recover_blocks` of two hosts; why some of it is left out, or nothing.
+
+    Args:
+        trained: names of parameters that move.
+        on_part: called with each part when it is done.
+    """
+    follows = followed([*student.blocks], [*teacher.blocks], _sketching(student), _sketching(teacher))
+    if isinstance(follows, str):
+        return f"the local part, since {follows}"
+    with student.replaying() as ours, teacher.replaying() as theirs:
+        try:
+            for part in recover_blocks(
+                ours,
+                theirs,
+                way,
+                trained=of_one_block(student.model, student.blocks, trained),
+                masks_of=masks_of,
+                commit=commit,
+                follows=follows,
+                already=already,
+            ):
+                on_part(part)
+        except NotComparableError as error:
+            return f"the local part, since {error}"
+    return ""
 
 
-def _store(side: Side, name: str) -> None:
-    if _is_last(side.replay):
-        side.replay.done.append(name)
+def _sketching(host: Host) -> Callable[[str], Sketch]:
+    """What gives a block's sketch, of the source's files: nothing is copied when it is asked."""
+
+    def sketch(block: str) -> Sketch:
+        host.weights.load(block, finished=False)
+        try:
+            return sketch_of(host.blocks[block])
+        finally:
+            host.weights.unload(block)
+
+    return sketch
+
+
+def _store(side: Replay, name: str) -> None:
+    if _is_last(side):
+        side.done.append(name)
     else:
-        with_all_outputs(side.replay, side.weights, side.batches, lambda: side.replay.store(name, side.batches))
+        with_all_outputs(side, lambda: side.store(name))
 
 
 def _is_last(replay: Replay) -> bool:
     return len(replay.done) + 1 == len(replay.blocks)
 
 
-def _passed_through(side: Side, name: str) -> None:
+def _passed_through(side: Replay, name: str) -> None:
     side.weights.load(name, finished=True)
     _store(side, name)
     side.weights.unload(name)
 
 
 def _recovered(
-    student: Side, teacher: Side, name: str, span: Sequence[str], held: Moving, way: Epochs, number: int
+    student: Replay, teacher: Replay, name: str, span: Sequence[str], held: Moving, way: Epochs, number: int
 ) -> list[LocalPart]:
-    block, forward = student.replay.blocks[name], student.replay.forwards[name]
+    block, forward = student.blocks[name], student.forwards[name]
     given = _given(student, name)
     args, kwargs, _ = given[0]
-    theirs = dict(teacher.replay.blocks[span[0]].named_modules())
+    theirs = dict(teacher.blocks[span[0]].named_modules())
     parts = [Part(OUTPUT, ())]
     if held.parameters:
         parts = parts_of_block(block, held.parameters, lambda: forward(*_copied(args), **_copied(kwargs)), theirs)
@@ -584,7 +614,7 @@ def _recovered(
     ]
 
 
-def _given(side: Side, name: str) -> list[tuple[Any, Any, Tensor | None]]:
+def _given(side: Replay, name: str) -> list[tuple[Any, Any, Tensor | None]]:
     """Of each batch what the block is given, and which tokens count; what is alike in batches is kept once."""
     found: list[tuple[Any, Any, Tensor | None]] = []
     alike: dict[tuple[torch.Size, torch.dtype], Tensor] = {}
@@ -599,11 +629,11 @@ def _given(side: Side, name: str) -> list[tuple[Any, Any, Tensor | None]]:
 
     def catch(reached: str, args: Any, kwargs: Any, _call: Callable[[], Any]) -> None:
         if reached == name:
-            masks = Tokens.of(batch).for_block(side.replay.blocks[name], args, kwargs, batch)
+            masks = Tokens.of(batch).for_block(side.blocks[name], args, kwargs, batch)
             found.append((mapped(args, kept), mapped(kwargs, kept), masks.own))
 
     for number, batch in enumerate(side.batches):
-        side.replay.run(number, batch, catch)
+        side.run(number, batch, catch)
         if len(found) <= number:
             raise ValueError(
                 f"batch {number} does not run {name}, which the first batch runs; pass batches of one kind."
@@ -611,7 +641,7 @@ def _given(side: Side, name: str) -> list[tuple[Any, Any, Tensor | None]]:
     return found
 
 
-def _wanted_of_span(side: Side, span: Sequence[str], parts: Sequence[Part]) -> list[dict[str, Tensor]]:
+def _wanted_of_span(side: Replay, span: Sequence[str], parts: Sequence[Part]) -> list[dict[str, Tensor]]:
     """As `_wanted_of`, of several blocks of the teacher: the ends of halves of the first, the output of the last."""
     inner = [each for part in parts[:-1] for each in (part.end, part.sum)]
     output = [OUTPUT, parts[-1].sum]
@@ -624,14 +654,14 @@ def _wanted_of_span(side: Side, span: Sequence[str], parts: Sequence[Part]) -> l
     return [{**one, **other} for one, other in zip(first, last, strict=True)]
 
 
-def _wanted_of(side: Side, name: str, ends: Collection[str]) -> list[dict[str, Tensor]]:
+def _wanted_of(replay: Replay, name: str, ends: Collection[str]) -> list[dict[str, Tensor]]:
     """What the teacher's block has at the ends of the parts, for each batch; the block is finished then."""
-    side.weights.load(name, finished=False)
-    replay, block, last = side.replay, side.replay.blocks[name], _is_last(side.replay)
-    wanted: list[dict[str, Tensor]] = [{} for _ in side.batches]
+    replay.weights.load(name, finished=False)
+    block, last = replay.blocks[name], _is_last(replay)
+    wanted: list[dict[str, Tensor]] = [{} for _ in replay.batches]
 
     def run() -> None:
-        for number, batch in enumerate(track(side.batches, f"running the teacher's {name}")):
+        for number, batch in enumerate(track(replay.batches, f"running the teacher's {name}")):
             found = wanted[number]
 
             def watch(_reached: str, _args: Any, _kwargs: Any, call: Callable[[], Any], found: Any = found) -> None:
@@ -650,8 +680,8 @@ def _wanted_of(side: Side, name: str, ends: Collection[str]) -> list[dict[str, T
                 replay.drop_unneeded(name, number, batch)
         replay.done.append(name)
 
-    with_all_outputs(replay, side.weights, side.batches, run)
-    side.weights.unload(name)
+    with_all_outputs(replay, run)
+    replay.weights.unload(name)
     return wanted
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,25 +14,13 @@ from torch import Tensor, nn
 
 from secateur.models import (
     InMemory,
-    Outputs,
-    Replay,
-    calls_of,
     find_blocks,
     prepared,
     refuse_empty,
     with_batch_in_errors,
 )
 from secateur.recovery.descent import Descent, check_loaded, count_zeros, movers_for, moving, removed_of, widened_batch
-from secateur.recovery.local import (
-    Epochs,
-    LocalPart,
-    NotComparableError,
-    Side,
-    followed,
-    of_one_block,
-    recover_blocks,
-    sketch_of,
-)
+from secateur.recovery.local import Epochs, LocalPart, recover_locally
 from secateur.recovery.losses import OutputLoss, parse
 from secateur.recovery.outputs import (
     NO_BATCHES,
@@ -463,54 +450,30 @@ def recovered_locally(
     for each, own, run in ((model, wide, runs[0]), (teacher, held, runs[1])):  # an error of a model's own ends it
         with torch.no_grad():
             run(each, moved(own[0], device_of(each)))
+    found: list[LocalPart] = []
     try:
-        stacks = [find_blocks(each) for each in (model, teacher)]
-        for each, blocks, own in zip((model, teacher), stacks, (wide, held), strict=True):
-            calls = calls_of(each, own[0], request.forward)
-            if again := [name for name, block in blocks.items() if calls[block] > 1]:
-                raise ValueError(f"{again[0]} runs more than once in a forward pass")
+        student, theirs = (
+            InMemory(each, own, forward=run, blocks=find_blocks(each))
+            for each, own, run in zip((model, teacher), (wide, held), runs, strict=True)
+        )
+        if again := student.repeated() or theirs.repeated():
+            raise ValueError(f"{again} runs more than once in a forward pass")
     except ValueError as error:
         left_out.append(f"the local part, since {str(error).rstrip('.')}")
         return []
-    sketches = [lambda name, blocks=blocks: sketch_of(blocks[name]) for blocks in stacks]
-    follows = followed(list(stacks[0]), list(stacks[1]), *sketches)
-    if isinstance(follows, str):
-        left_out.append(f"the local part, since {follows}")
-        return []
-    found: list[LocalPart] = []
-    with contextlib.ExitStack() as stack:
-        sides = []
-        for each, blocks, own, run in zip((model, teacher), stacks, (wide, held), runs, strict=True):
-            replay = Replay(each, blocks, outputs=Outputs(), forward=run, device=device_of(each))
-            stack.callback(replay.clear)
-            stack.enter_context(replay.installed())
-            sides.append(Side(replay, InMemory(blocks), own))
-        walk = recover_blocks(
-            sides[0],
-            sides[1],
-            Epochs(request.local, request.local_rate, request.seed),
-            trained=of_one_block(model, stacks[0], trained),
-            masks_of=lambda block: {
-                name.removeprefix(f"{block}."): mask for name, mask in removed.items() if name.startswith(f"{block}.")
-            },
-            commit=_commit_to(stacks[0]),
-            follows=follows,
-        )
-        try:
-            found.extend(walk)
-        except NotComparableError as error:
-            left_out.append(f"the local part, since {error}")
+    why = recover_locally(
+        student,
+        theirs,
+        Epochs(request.local, request.local_rate, request.seed),
+        trained=trained,
+        masks_of=lambda block: {
+            name.removeprefix(f"{block}."): mask for name, mask in removed.items() if name.startswith(f"{block}.")
+        },
+        commit=lambda block, new, _: student.put(block, new),
+        on_part=found.append,
+    )
+    left_out += [why] if why else []
     return found
-
-
-def _commit_to(blocks: Mapping[str, nn.Module]) -> Callable[..., None]:
-    def commit(block: str, new: Mapping[str, Tensor], _said: Sequence[LocalPart]) -> None:
-        parameters = dict(blocks[block].named_parameters())
-        with torch.no_grad():
-            for name, values in new.items():
-                parameters[name].copy_(values)
-
-    return commit
 
 
 def steps_of(

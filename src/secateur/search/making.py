@@ -21,7 +21,9 @@ from secateur.allocation import narrowest
 from secateur.coupling import Coupling, Group, Scope, find_coupling
 from secateur.evidence import needs
 from secateur.models import (
+    InMemory,
     InputStats,
+    Job,
     MatrixJob,
     Pruned,
     Solve,
@@ -32,7 +34,6 @@ from secateur.models import (
     full_name,
     parts_of,
     slopes,
-    walk_model,
 )
 from secateur.patterns import Pattern
 from secateur.search.costs import TARGETS, Variable, bill_of, stored
@@ -293,7 +294,7 @@ class _Making:
             found = {}
         grading.slopes = found
         job = _Both(grading, layers, self.shares, self.solver, self.pattern, found, self._solved)
-        for pruned in walk_model(self.model, batches, job, forward=forward):
+        for pruned in InMemory(self.model, batches, forward=forward).walk(job):
             self.in_blocks |= pruned.in_blocks
         self.reasons |= grading.ungraded | {f"{name}:layer": why for name, why in job.left_alone.items()}
 
@@ -413,7 +414,7 @@ def _together(dense: Tensor, several: Sequence[Tensor]) -> Tensor:
 
 
 @dataclass(eq=False)
-class _Both:
+class _Both(Job):
     """The job of the one walk: units are graded, and layers solved, of what one run of the dense block gives."""
 
     grading: Grading
@@ -424,10 +425,8 @@ class _Both:
     slopes: Mapping[WeightView, Tensor]
     on_layer: Callable[[str, Sequence[tuple[float, Tensor, float | None, float | None]]], None]
     left_alone: dict[str, str] = field(default_factory=dict)
-    in_stages: bool = False
-    beside_dense: bool = False
-    around: bool = True
-    changes: bool = False
+    around = True
+    changes = False
 
     @property
     def targets(self) -> Collection[str]:

@@ -1,32 +1,31 @@
-"""Selection and repair by calibration data, in memory: one walk measures, the units are chosen, a second walk repairs.
-Selection and repair by calibration data, in a directory: block by block, otherwise as `calibrated` does.
+"""Selection and repair by calibration data: one walk measures, the units are chosen, a second walk repairs.
+
+Law: the structure is proved before any weight changes. In memory what changed is taken back by the caller's `Undo`. Of
+a directory one block's weights are in memory, and once more while it is repaired; what was measured, what was chosen
+and which blocks are repaired is in the journal, so that a run that was killed goes on to the same bytes. Of several
+processes the first one decides.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from secateur.checkpoints import Run
 from secateur.coupling import Group
 from secateur.models import (
-    DirectoryWalk,
-    InputStats,
-    Job,
+    Host,
+    InMemory,
     Pruned,
-    Solved,
     WeightView,
     full_name,
-    parts_of,
-    slopes,
-    walk_model,
 )
 from secateur.shrinking.grading import GroupAblation
 from secateur.shrinking.measure import (
@@ -41,28 +40,53 @@ from secateur.shrinking.measure import (
     remember,
 )
 from secateur.shrinking.plan import plan_of
-from secateur.shrinking.repair import Repairing, free_in, rescale, rescaled_in_directory
+from secateur.shrinking.repair import Repairing, free_in, rescaled
 from secateur.shrinking.request import PruningTarget, Request
 from secateur.shrinking.select import Choice, check_globs, choose, groups_in_scope, names_of
-from secateur.support import Between, Forward, Undo, broadcast, on_rank_zero, rank_and_world
+from secateur.support import Between, Undo, on_rank_zero, rank_and_world
 
-# Selection and repair by calibration data, in memory: one walk measures, the units are chosen, a second walk repairs.
-#
-# Law: the structure is proved before any weight changes; what changed is taken back by the caller's `Undo`.
+_Named = Mapping[str, Group]
 
 
-def chosen_by_data(
+@dataclass(frozen=True)
+class Calibrated:
+    """The choice and the errors of a model whose units were selected and repaired.
+
+    Attributes:
+        choice: what stays. The consumers are repaired already, with zeros where columns leave: in memory in place, of a
+            directory in the copy. The plan is not carried out yet.
+        errors: ``{name: error}`` of each repaired matrix, as in `Repairing`.
+        biases: which moved with them.
+        normalizations: the weights and biases of normalizations that moved, since their width lost entries.
+        tokens: how many were measured.
+        before: in memory the values before the repair, ``{name: copy}``, for the undo.
+    """
+
+    choice: Choice
+    errors: Mapping[str, float] = field(default_factory=dict)
+    biases: Collection[str] = ()
+    normalizations: Collection[str] = ()
+    tokens: int = 0
+    before: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+def calibrated_selection(
     subject: PruningTarget,
     asked: Request,
-    known: Collection[str],
-    batches: Sequence[Any],
+    host: Host,
     *,
     repair: bool,
-    forward: Forward | None,
-    undo: Undo,
-) -> tuple[Choice, dict[str, Tensor]]:
-    """The units that stay of a model in memory, and the values before the repair, ``{name: copy}``, for the undo. The
-    consumers are repaired already; the plan is not carried out yet.
+    known: Collection[str] = (),
+    undo: Undo | None = None,
+    run: Run | None = None,
+) -> Calibrated:
+    """What stays of a model, by data; its consumers are repaired, in memory or in the copy of a run that has begun.
+    Without either it is only said what would stay.
+
+    Args:
+        known: names that globs may ask for, beside those of the coupling.
+        undo: for a model in memory: what changes is taken back by it.
+        run: for a model in files.
 
     Raises:
         ValueError: a glob matches nothing, a weight is not finite, there are no batches, or they measure nothing that
@@ -73,169 +97,63 @@ def chosen_by_data(
     """
     model, coupling = subject.model, subject.coupling
     check_globs(names_of(coupling) | set(known), asked.globs)
-    groups = groups_in_scope(subject.scope, asked)
-    free = free_in(model, parts_of(model))
-    tries = repair and asked.allocate is None and asked.sparsity is not None  # else no losses are asked for
-    way = ("tried", asked.round_to) if tries else None
-    measured = recalled(model, groups, batches, way)
-    if measured is None:
-        measured = _measured(subject, groups, asked, batches, forward, free if tries else None)
-        remember(model, groups, batches, measured, way)
-        if measured.slopes:  # then nothing is tried
-            remember(model, groups, batches, measured)
-    choice = choose(subject, asked, known, measured)
-    left = [group for group in coupling.groups if group.name in choice.kept and not choice.kept[group.name].all()]
-    if not left:
-        return choice, {}
-    job = Repairing(coupling, left, choice.kept, measured, free, repair=repair)
-    changes = {name: each for name, each in model.named_parameters() if name in job.targets or each.dim() == 1}
-    before = dict(zip(changes, undo.values(*changes.values()), strict=True))  # biases are among them
-    walked = walk_model(model, batches, job, forward=forward)
-    in_blocks = {name: note for pruned in walked for name, note in pruned.in_blocks.items()}
-    plan = plan_of(model, coupling, job.kept)
-    if repair:
-        rescale(model, plan, batches, forward=forward)
-    return replace(choice, kept=job.kept, plan=plan, in_blocks=in_blocks), before
-
-
-def _measured(
-    subject: PruningTarget,
-    groups: Sequence[Group],
-    asked: Request,
-    batches: Sequence[Any],
-    forward: Forward | None,
-    free: frozenset[str] | None,
-) -> Measured:
-    """What a walk over the dense model says; where no slopes are known and parameters that may move are given, with
-    losses that were tried."""
-    model, coupling = subject.model, subject.coupling
-    measuring = Measuring(coupling, groups, shared=_shared(model))
-    found = slopes(model, for_slopes(batches), measuring.targets, forward=forward, unless_pooled=True)
-    wrong = not_finite(found)
-    if wrong is None:
-        measuring.slopes.update(found)
-    else:
-        check_finite(model)
-
-    def walked(measuring: Measuring) -> GroupAblation | None:
-        trying = GroupAblation(measuring, free, asked.round_to) if free is not None and not measuring.slopes else None
-        walk_model(model, batches, trying or measuring, forward=forward)  # of what is not finite it says where
-        return trying
-
-    trying = walked(measuring)
-    if wrong is not None:
-        warnings.warn(OVERFLOWING.format(name=wrong), RuntimeWarning, stacklevel=4)
-    if measuring.slopes and measuring.unsloped:
-        measuring = Measuring(coupling, groups, shared=measuring.shared)
-        trying = walked(measuring)
-    measured = measuring.measured
-    if not measured.scores:
-        raise ValueError(
-            f"data says nothing of what may leave {type(model).__name__}: the batches ran none of its blocks, or no "
-            "product of a unit with a matrix in them. Pass other batches, or none: then magnitude ranks the units."
-        )
-    if trying is not None:
-        return trying.tried(model, measured, batches, forward)
-    return measured
-
-
-def _shared(model: nn.Module) -> frozenset[str]:
-    """The parameters that several blocks hold: what is right for one is wrong for the others, so they stay."""
-    blocks = parts_of(model)
-    names: dict[int, list[str]] = {}
-    for block, module in blocks.items():
-        for name, parameter in module.named_parameters():
-            names.setdefault(id(parameter), []).append(full_name(block, name))
-    return frozenset(name for each in names.values() if len(each) > 1 for name in each)
-
-
-# ---- Selection and repair by calibration data, in a directory: block by block, otherwise as `calibrated` does.
-#
-# Law: of the weights one block is in memory, and once more while it is repaired. What was measured, what was chosen
-# and which blocks are repaired is in the journal, so that a run that was killed goes on to the same bytes; of several
-# processes the first one decides.
-
-_Named = Mapping[str, Group]
-
-
-@dataclass(frozen=True)
-class Streamed:
-    """The choice and the errors of a directory whose units were selected and repaired.
-
-    Attributes:
-        choice: what stays; the copy that was walked over holds the repaired weights, of the shapes that they had.
-        errors: ``{name: error}`` of each repaired matrix, as in `Repairing`.
-        biases: which moved with them.
-        normalizations: the weights and biases of normalizations that moved, since their width lost entries.
-        tokens: how many were measured.
-    """
-
-    choice: Choice
-    errors: Mapping[str, float]
-    biases: Collection[str]
-    normalizations: Collection[str]
-    tokens: int
-
-
-def chosen_in_directory(
-    subject: PruningTarget, asked: Request, place: DirectoryWalk, run: Run | None, *, repair: bool
-) -> Streamed:
-    """What stays of a model whose weights lie in files; its consumers are repaired in the copy of a run that has begun.
-    Without one only what would stay is said."""
-    named = {group.name: group for group in subject.coupling.groups}
+    named = {group.name: group for group in coupling.groups}
+    free = free_in(host.model, host.blocks)
 
     def measure() -> _Walked:
-        return _measured_by_walk(subject, asked, place, named, stacklevel=8 + (run is not None))
+        measured, tokens = _measured(subject, asked, host, None, named, stacklevel=7 + (run is not None))
+        return _Walked.of(measured, named, tokens, host.in_blocks)
 
-    walked = measure() if run is None else run.stage("measured", _Walked, measure, lambda its: its.misfit(named))
-    measured, tokens = walked.measured(), walked.tokens
-    place.in_blocks |= walked.in_blocks
-    choice = _choice(subject, asked, measured)
-    left = [group for group in named.values() if group.name in choice.kept and not choice.kept[group.name].all()]
-    choice = replace(choice, in_blocks=place.in_blocks)
-    if run is None:
-        return Streamed(choice, {}, (), (), tokens)
-    counts = {name: int(choice.kept[name].sum()) for name in named if name in choice.kept}
-    other = "has other counts than the measurements give"
-    run.stage("chosen", dict[str, int], lambda: counts, lambda found: None if found == counts else other)
-    if not left:
-        return Streamed(choice, {}, (), (), tokens)
-    free = free_in(place.model, place.blocks)
-    job = Repairing(subject.coupling, left, choice.kept, measured, free, repair=repair)
-    place.form(job, run)  # whose notes are of the result, also where all blocks are repaired
-    already = _restored(run, place, job)
+    if isinstance(host, InMemory):
+        measured, tokens = _measured(subject, asked, host, free if repair else None, named, stacklevel=4)
+    else:
+        walked = measure() if run is None else run.stage("measured", _Walked, measure, lambda its: its.misfit(named))
+        measured, tokens = walked.measured(), walked.tokens
+        host.in_blocks |= walked.in_blocks
+    choice = replace(_choice(subject, asked, known, measured), in_blocks=host.in_blocks)
+    left = [group for name, group in named.items() if name in choice.kept and not choice.kept[name].all()]
+    if run is not None:
+        counts = {name: int(choice.kept[name].sum()) for name in named if name in choice.kept}
+        other = "has other counts than the measurements give"
+        run.stage("chosen", dict[str, int], lambda: counts, lambda found: None if found == counts else other)
+    if not left or (run is None and undo is None):
+        return Calibrated(choice, tokens=tokens)
+    job = Repairing(coupling, left, choice.kept, measured, free, repair=repair)
+    before: dict[str, Tensor] = {}
+    if undo is not None:  # biases are among them
+        changes = {name: each for name, each in model.named_parameters() if name in job.targets or each.dim() == 1}
+        before.update(zip(changes, undo.values(*changes.values()), strict=True))
+    host.form(job, run)  # whose notes are of the result, also where all blocks are repaired
+    already = [] if run is None else _restored(run, host, job)
 
     def repair_blocks() -> bool:
         noted = _Noted(job, named, {name for name, group in named.items() if _is_anew(job, group)})
-        for _ in place.walk(_OfTheFirst(job), run, noted, already):
-            pass
+        host.walk(job, run, noted, already)
         return True
 
-    run.stage("repaired", bool, repair_blocks)
-    kept, errors, biases = on_rank_zero(
-        lambda: (
-            {name: job.kept[name] for name in named if name in job.kept},
-            job.errors,
-            job.biases,
-        )
-    )
+    _stage(run, "repaired", bool, repair_blocks)
+    kept, errors, biases = on_rank_zero(lambda: (job.kept, job.errors, job.biases))
     job.kept.update(kept)
-    plan = plan_of(subject.model, subject.coupling, job.kept)
-    choice = replace(choice, kept=job.kept, plan=plan, in_blocks=place.in_blocks)
+    choice = replace(choice, kept=job.kept, plan=plan_of(model, coupling, job.kept), in_blocks=host.in_blocks)
     if not repair:
-        return Streamed(choice, {}, (), (), tokens)
+        return Calibrated(choice, {}, (), (), tokens, before)
 
-    def rescale_copy() -> list[str]:
-        new = rescaled_in_directory(place, choice.plan)
-        on_rank_zero(lambda: place.files.put(new))
+    def rescale() -> list[str]:
+        new = rescaled(host, choice.plan)
+        host.change(new)
         return sorted(new)
 
     def misnamed(found: list[str]) -> str | None:
         wrong = [name for name in found if name not in choice.plan.tensors]
         return f"names {wrong[0]}, of which nothing leaves" if wrong else None
 
-    rescaled = run.stage("rescaled", list[str], rescale_copy, misnamed)
-    return Streamed(choice, errors, biases, rescaled, tokens)
+    moved = _stage(run, "rescaled", list[str], rescale, misnamed)
+    return Calibrated(choice, errors, biases, moved, tokens, before)
+
+
+def _stage(run: Run | None, *stage: Any) -> Any:
+    """What an earlier run noted, or is computed now; in memory it is always computed."""
+    return stage[2]() if run is None else run.stage(*stage)
 
 
 # ---- measured and chosen --------------------------------------------------------------------------------------------
@@ -307,42 +225,76 @@ class _Walked:
         )
 
 
-def _measured_by_walk(
-    subject: PruningTarget, asked: Request, place: DirectoryWalk, named: _Named, stacklevel: int
-) -> _Walked:
-    groups = groups_in_scope(subject.scope, asked)
-    measuring = Measuring(subject.coupling, groups, _slopes(subject, place, groups, stacklevel))
-    job = _OfTheFirst(measuring)
-    for _ in place.walk(job):
-        pass
-    if on_rank_zero(lambda: bool(measuring.slopes) and measuring.unsloped):
-        measuring = Measuring(subject.coupling, groups)
-        job = _OfTheFirst(measuring)
-        for _ in place.walk(job):
-            pass
-    if not job.tokens:
-        raise ValueError("nothing was measured: the batches ran none of the blocks, or no product with their weights.")
-    return on_rank_zero(lambda: _Walked.of(measuring.measured, named, job.tokens, place.in_blocks))
+def _measured(
+    subject: PruningTarget,
+    asked: Request,
+    host: Host,
+    free: frozenset[str] | None,
+    named: _Named,
+    stacklevel: int,
+) -> tuple[Measured, int]:
+    """What a walk over the dense model says, and over how many tokens.
 
-
-def _slopes(
-    subject: PruningTarget, place: DirectoryWalk, groups: Sequence[Group], stacklevel: int
-) -> dict[WeightView, Tensor]:
-    """Those of the first process, on its first batches; none where they are not finite."""
-    names = Measuring(subject.coupling, groups).targets
-    found = on_rank_zero(lambda: place.slopes(names, for_slopes(place.batches)))
+    In memory, where no slopes are known, a share of what is in the request is asked for, and parameters may move, the
+    losses are tried; and what was measured of the same model before is not measured again.
+    """
+    coupling, groups = subject.coupling, groups_in_scope(subject.scope, asked)
+    here = isinstance(host, InMemory)
+    tries = here and free is not None and asked.allocate is None and asked.sparsity is not None
+    way = ("tried", asked.round_to) if tries else None
+    if here and (measured := recalled(host.model, groups, host.batches, way)) is not None:
+        return measured, 1
+    measuring = Measuring(coupling, groups, shared=_shared(host))
+    found = on_rank_zero(lambda: host.slopes(measuring.targets, for_slopes(host.batches)))
     if (wrong := not_finite(found)) is None:
-        return found
-    warnings.warn(OVERFLOWING.format(name=wrong), RuntimeWarning, stacklevel=stacklevel)
-    return {}
+        measuring.slopes.update(found)
+    elif here:
+        check_finite(host.model)
+
+    def walked(measuring: Measuring) -> GroupAblation | None:
+        untold = tries and free is not None and not measuring.slopes
+        trying = GroupAblation(measuring, free or (), asked.round_to) if untold else None
+        host.walk(trying or measuring)  # of what is not finite it says where
+        return trying
+
+    trying = walked(measuring)
+    if wrong is not None:
+        warnings.warn(OVERFLOWING.format(name=wrong), RuntimeWarning, stacklevel=stacklevel)
+    if on_rank_zero(lambda: bool(measuring.slopes) and measuring.unsloped):
+        measuring = Measuring(coupling, groups, shared=measuring.shared)
+        trying = walked(measuring)
+    measured = measuring.measured
+    if rank_and_world()[1] > 1:
+        measured = on_rank_zero(lambda: _Walked.of(measuring.measured, named, 1, {})).measured()
+    if not measured.scores:
+        raise ValueError(
+            f"data says nothing of what may leave {type(host.model).__name__}: the batches ran none of its blocks, or "
+            "no product of a unit with a matrix in them. Pass other batches, or none: then magnitude ranks the units."
+        )
+    if trying is not None:
+        measured = trying.tried(host.model, measured, host.batches, host.forward)
+    if here:
+        remember(host.model, groups, host.batches, measured, way)
+        if measured.slopes:  # then nothing is tried
+            remember(host.model, groups, host.batches, measured)
+    return measured, on_rank_zero(lambda: measuring.tokens)
 
 
-def _choice(subject: PruningTarget, asked: Request, measured: Measured) -> Choice:
+def _shared(host: Host) -> frozenset[str]:
+    """The parameters that several blocks hold: what is right for one is wrong for the others, so they stay."""
+    names: dict[int, list[str]] = {}
+    for block, module in host.blocks.items():
+        for name, parameter in module.named_parameters():
+            names.setdefault(id(parameter), []).append(full_name(block, name))
+    return frozenset(name for each in names.values() if len(each) > 1 for name in each)
+
+
+def _choice(subject: PruningTarget, asked: Request, known: Collection[str], measured: Measured) -> Choice:
     """What the first process chooses; there is one proof of it."""
     mine: list[Choice] = []
 
     def chosen() -> tuple[Any, ...]:
-        mine.append(choose(subject, asked, (), measured))
+        mine.append(choose(subject, asked, known, measured))
         choice = mine[0]
         return choice.kept, choice.fields, choice.left, choice.beside, choice.scope.reasons
 
@@ -356,59 +308,6 @@ def _choice(subject: PruningTarget, asked: Request, measured: Measured) -> Choic
 
 
 # ---- repaired -------------------------------------------------------------------------------------------------------
-
-
-@dataclass(eq=False)
-class _OfTheFirst:
-    """A job that the first process does for all: sums that were rounded in another order, or a processor of another
-    kind, would choose other units."""
-
-    job: Job
-    tokens: int = 0
-
-    @property
-    def targets(self) -> Collection[str]:
-        return self.job.targets
-
-    @property
-    def words(self) -> Collection[str]:
-        return self.job.words
-
-    @property
-    def in_stages(self) -> bool:
-        return self.job.in_stages
-
-    @property
-    def beside_dense(self) -> bool:
-        return self.job.beside_dense
-
-    @property
-    def around(self) -> bool:
-        return self.job.around
-
-    @property
-    def changes(self) -> bool:
-        return self.job.changes
-
-    def solve_stage(
-        self, block: str, module: nn.Module, stage: Mapping[str, Tensor], found: Mapping[WeightView, InputStats]
-    ) -> tuple[Mapping[str, Solved], Pruned]:
-        self.tokens = max([self.tokens, *(met.tokens for met in found.values())])
-        rank, world = rank_and_world()
-        if world == 1:
-            return self.job.solve_stage(block, module, stage, found)
-        solved: dict[str, Solved] = {}
-
-        def names() -> list[str]:
-            solved.update(self.job.solve_stage(block, module, stage, found)[0])
-            return list(solved)
-
-        for name in on_rank_zero(names):
-            like = module.get_parameter(name)
-            new = solved[name] if not rank else Solved(torch.empty_like(like), torch.ones_like(like, dtype=torch.bool))
-            solved[name] = Solved(*(each.contiguous() for each in new))
-            broadcast(None, solved[name], 0)
-        return solved, Pruned(block)
 
 
 @dataclass(frozen=True)
@@ -445,9 +344,9 @@ def _is_anew(job: Repairing, group: Group) -> bool:
     return name in job.chosen and not np.array_equal(job.kept[name], job.chosen[name])
 
 
-def _restored(run: Run, place: DirectoryWalk, job: Repairing) -> list[str]:
+def _restored(run: Run, host: Host, job: Repairing) -> list[str]:
     """The blocks that an earlier run repaired: units that were chosen again, and the errors, go back to the job."""
-    done = run.done(_Block, place.blocks)
+    done = run.done(_Block, host.blocks)
     for at, block in enumerate(done):
         for name, units in block.kept.items():
             chosen = job.chosen.get(name)

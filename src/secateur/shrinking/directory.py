@@ -44,10 +44,10 @@ from secateur.checkpoints import (
     write_sliced,
 )
 from secateur.coupling import Coupling, Scope, find_coupling
-from secateur.models import DirectoryWalk, digest, find_blocks, held_batches
+from secateur.models import InFiles, digest, find_blocks, held_batches
 from secateur.report import Reported
 from secateur.shrinking.apply import Place, with_fields
-from secateur.shrinking.calibrated import Streamed, chosen_in_directory
+from secateur.shrinking.calibrated import Calibrated, calibrated_selection
 from secateur.shrinking.configuration import Configured, Described, has_configuration
 from secateur.shrinking.files import text_of
 from secateur.shrinking.plan import Factors, Plan, factors_of, multiplied
@@ -172,11 +172,11 @@ def shrink_units_directory(
     check_globs(names_of(dense.subject.coupling), asked.globs)
     groups_in_scope(dense.subject.scope, asked)
     if out is None:
-        found = chosen_in_directory(dense.subject, asked, place, None, repair=repair)
+        found = calibrated_selection(dense.subject, asked, place, repair=repair)
         return _calibrated(_planned(dense, asked, found.choice, out, started), dense, found)
     data = {"sha256": digest(every)}
     with place.begun(out, _said_of(asked, data, example_inputs, repair=repair)) as run:
-        found = chosen_in_directory(dense.subject, asked, place, run, repair=repair)
+        found = calibrated_selection(dense.subject, asked, place, repair=repair, run=run)
         planned = _calibrated(_planned(dense, asked, found.choice, out, started), dense, found)
 
         def publish() -> None:
@@ -207,7 +207,7 @@ def _to_walk(
     forward: Forward | None,
     activations: Path | str | None,
     device: torch.device | str | None,
-) -> DirectoryWalk:
+) -> InFiles:
     """A walk through a directory whose model is of blocks, and runs; else an error before anything is written."""
     try:
         find_blocks(model)
@@ -216,7 +216,7 @@ def _to_walk(
             f"{checkpoint.root}: {type(model).__name__} has no repeated blocks, and a directory is gone through block "
             "by block; load it and use shrink(model, example_inputs, ..., batches=...)."
         ) from None
-    place = DirectoryWalk(
+    place = InFiles(
         checkpoint,
         checkpoint.root if out is None else unfinished_copy(out),
         batches,
@@ -278,7 +278,7 @@ def _planned(dense: _Dense, asked: Request, choice: Choice, out: Path | None, st
     )
 
 
-def _calibrated(planned: CheckpointShrinking, dense: _Dense, found: Streamed) -> CheckpointShrinking:
+def _calibrated(planned: CheckpointShrinking, dense: _Dense, found: Calibrated) -> CheckpointShrinking:
     errors = {file: found.errors[mine] for file, mine in dense.files.items() if mine in found.errors}
     biases, norms = (
         tuple(file for file, mine in dense.files.items() if mine in moved)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur.coupling import Coupling, Group, Scope
-from secateur.models import InputStats, Pruned, Solved, WeightView, full_name, walk_model
+from secateur.models import InMemory, InputStats, Job, Pruned, Solved, WeightView, full_name
 from secateur.shrinking.apply import carry_out, zero
 from secateur.shrinking.costs import TiedGroups, by_tie
 from secateur.shrinking.kinds.branches import OutputCosts
@@ -36,7 +36,7 @@ from secateur.shrinking.measure import (
     whole_squares,
 )
 from secateur.shrinking.plan import plan_of
-from secateur.shrinking.repair import DAMPING, Repairing, repaired, rescale
+from secateur.shrinking.repair import DAMPING, Repairing, repaired, rescaled
 from secateur.shrinking.request import PruningTarget, Request
 from secateur.shrinking.select import FreeUnits, largest, select
 from secateur.solvers import Elimination, eliminated
@@ -157,7 +157,7 @@ class _Consumer:
 
 
 @dataclass(eq=False)
-class Grading:
+class Grading(Job):
     """The `Job` that grades groups in a walk over the dense model; see `secateur.models`.
 
     Attributes:
@@ -177,11 +177,9 @@ class Grading:
     free: Collection[str]
     on_group: Callable[[Group, Sequence[RepairedLevel]], None]
     damping: float = DAMPING
-    in_stages: bool = False
-    beside_dense: bool = False
-    around: bool = True
-    changes: bool = False
-    words: tuple[str, ...] = WORDS
+    around = True
+    changes = False
+    words = WORDS
     ungraded: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -307,7 +305,7 @@ _LEAST = 1e-9  # a divergence of outputs: less is rounding
 
 
 @dataclass(eq=False)
-class GroupAblation:
+class GroupAblation(Job):
     """The `Job` that measures units and keeps the repaired consumers of each group without some of its units;
     `tried` then runs the model with these.
 
@@ -320,10 +318,8 @@ class GroupAblation:
     measuring: Measuring
     free: Collection[str]
     round_to: int | None = None
-    in_stages: bool = False
-    beside_dense: bool = False
-    around: bool = True
-    changes: bool = False
+    around = True
+    changes = False
     ties: dict[TiedGroups, list[int]] = field(default_factory=dict)  # and of how many parts each is tried
     _grades: dict[str, Sequence[RepairedLevel]] = field(default_factory=dict)
 
@@ -447,9 +443,10 @@ class GroupAblation:
         with Undo() as undo:
             undo.values(*model.parameters())
             try:
-                walk_model(model, batches, job, forward=forward)
+                host = InMemory(model, batches, forward=forward)
+                host.walk(job)
                 plan = plan_of(model, self.coupling, job.kept)
-                rescale(model, plan, batches, forward=forward)
+                host.change(rescaled(host, plan))
                 undo.call(carry_out(model, plan, None))
                 found = costs.unexplained()
             except (ValueError, RuntimeError, TypeError, IndexError):  # the proof says why, if they are to leave

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur.coupling import Coupling, Group
-from secateur.models import InputStats, Pruned, Solved, WeightView, digest, full_name
+from secateur.models import InputStats, Job, Pruned, Solved, WeightView, digest, full_name
 from secateur.shrinking.costs import TiedGroups
 from secateur.solvers import Elimination, eliminated
 from secateur.support import tensors_in, tensors_of
@@ -138,19 +138,19 @@ class Measured:
 
 
 @dataclass(eq=False)
-class Measuring:
+class Measuring(Job):
     """The job of a walk over the dense model; see `secateur.models`. What it found is in `measured`."""
 
     coupling: Coupling
     groups: Sequence[Group]
     slopes: dict[WeightView, Tensor] = field(default_factory=dict)
     damping: float = 0.01
-    in_stages: bool = False
-    beside_dense: bool = False
-    around: bool = True
-    changes: bool = False
-    words: tuple[str, ...] = WORDS
+    around = True
+    changes = False
+    by_the_first = True
+    words = WORDS
     shared: frozenset[str] = frozenset()  # parameters that several blocks hold
+    tokens: int = 0
     unsloped: bool = False  # whether of a consumer no slopes are known: its losses compare with no others then
     _scores: dict[str, Tensor] = field(default_factory=dict)
     _curves: dict[str, Curve] = field(default_factory=dict)
@@ -165,6 +165,7 @@ class Measuring:
     def solve_stage(
         self, block: str, module: nn.Module, stage: Mapping[str, Tensor], found: Mapping[WeightView, InputStats]
     ) -> tuple[Mapping[str, Solved], Pruned]:
+        self.tokens = max([self.tokens, *(met.tokens for met in found.values())])
         layers: dict[str, list[tuple[Elimination, Columns]]] = {}
         given: dict[str, npt.NDArray[np.float64]] = {}  # of the units that no matrix multiplies
         named = (*module.named_parameters(), *module.named_buffers())  # statistics of a batch normalization, too

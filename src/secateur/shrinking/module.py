@@ -22,11 +22,11 @@ from secateur.allocation import Allocation
 from secateur.coupling import Branch, Coupling, Scope, find_coupling
 from secateur.criteria import magnitude
 from secateur.kinds import Blocks, Kind
-from secateur.models import with_batch_in_errors
+from secateur.models import InMemory, with_batch_in_errors
 from secateur.pipeline import reestimate_batchnorm
 from secateur.report import Reported
 from secateur.shrinking.apply import carry_out
-from secateur.shrinking.calibrated import chosen_by_data
+from secateur.shrinking.calibrated import calibrated_selection
 from secateur.shrinking.configuration import Configured, has_configuration
 from secateur.shrinking.costs import cost_of, ratio_of_times
 from secateur.shrinking.directory import CheckpointShrinking, shrink_units_directory
@@ -36,7 +36,7 @@ from secateur.shrinking.kinds.expert_repair import MendedMixtures, mend_mixtures
 from secateur.shrinking.kinds.experts import choose_experts, tied_mixtures
 from secateur.shrinking.kinds.experts_directory import ShrunkExperts, shrink_experts_directory
 from secateur.shrinking.kinds.patching import patch
-from secateur.shrinking.kinds.routing import routed_in_memory
+from secateur.shrinking.kinds.routing import routed_by
 from secateur.shrinking.plan import Plan, plan_without
 from secateur.shrinking.request import Request, example_of, pruning_target, request, shorter, warn_without_data
 from secateur.shrinking.result import model_content
@@ -346,7 +346,8 @@ def shrink(
             check_globs(names_of(coupling) | known, rest.globs)
             routed = None
             if held is not None and rest.experts.rank != "criterion":
-                routed = routed_in_memory(model, coupling, groups_in_scope(scope, rest, chosen=True), held, forward)
+                host = InMemory(model, held, forward=forward)
+                routed = routed_by(host, coupling, groups_in_scope(scope, rest, chosen=True))
             fewer = choose_experts(subject, rest, known, routed)
             left, experts_stay, unreached = fewer.choice, fewer.counts, fewer.unreached
             whole = copy.deepcopy(model) if routed is not None and repair else None
@@ -370,11 +371,13 @@ def shrink(
             scope = tie_roles(scope)
         if not alone:
             subject = pruning_target(model, scope, inputs, configured=configured, proved_on=model if verify else None)
-            saved: dict[str, Tensor] = {}
+            saved: Mapping[str, Tensor] = {}
             if held is None:
                 choice = choose(subject, rest, known)
             else:
-                choice, saved = chosen_by_data(subject, rest, known, held, repair=repair, forward=forward, undo=undo)
+                host = InMemory(model, held, forward=forward)
+                found = calibrated_selection(subject, rest, host, repair=repair, known=known, undo=undo)
+                choice, saved = found.choice, found.before
             plans.append(choice.plan)
             undo.call(carry_out(model, choice.plan, optimizer, saved))
             if dense_outputs is not None and held is not None and choice.plan.tensors:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur.coupling import Coupling, Group, Kept, Spot, cycle_choices, leaves, tensors_of_tree
-from secateur.models import RunAgain, find_blocks
+from secateur.models import RunAgain, Weights, find_blocks
 from secateur.shrinking.apply import carry_out, sliced, zero
 from secateur.shrinking.plan import Factors, Plan, factors_of, multiplied
 from secateur.support import private, tensors_of
@@ -186,7 +186,7 @@ _TABLE = 1 << 22  # entries, from which on a parameter outside of blocks is a ta
 _POOL = 1_048_573  # random numbers, again and again: a prime, so that no two rows of a matrix have the same ones
 
 
-class OffloadedProbe:
+class OffloadedProbe(Weights):
     """A module in float64 whose blocks have their weights only while they run. In a backward pass, blocks are run
     again.
 

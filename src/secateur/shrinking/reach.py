@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from secateur.coupling import find_coupling
-from secateur.models import NamedTexts, loaded_model
-from secateur.shrinking.kinds.routing import routed_in_memory
+from secateur.models import InMemory, NamedTexts, loaded_model
+from secateur.shrinking.kinds.routing import routed_by
 from secateur.shrinking.request import example_of, shorter
 from secateur.support import (
     Column,
@@ -171,7 +171,7 @@ def _unreached_experts(
     groups = [group for group in coupling.groups if group.chosen]
     found = {}
     for name, its in texts.items():
-        routed = routed_in_memory(model, coupling, groups, its, forward) if groups else {}
+        routed = routed_by(InMemory(model, its, forward=forward), coupling, groups) if groups else {}
         found[name] = {router: each.unreached for router, each in routed.items() if each.unreached}
     return found, sum(group.size for group in groups)
 

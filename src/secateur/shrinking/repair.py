@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from secateur.coupling import Coupling, Group, Kept
 from secateur.models import (
-    DirectoryWalk,
+    Host,
     InputStats,
+    Job,
     Pruned,
     RunAlong,
     Solved,
@@ -40,7 +41,7 @@ from secateur.shrinking.measure import (
 )
 from secateur.shrinking.plan import Plan
 from secateur.solvers import Elimination, aimed, eliminated
-from secateur.support import Forward, all_gather, device_of, in_mode, moved, run_batch, track, unchanged
+from secateur.support import all_gather, in_mode
 
 # ---- The repair of what stays: columns leave their matrices as units, and the others are solved by least squares.
 #
@@ -52,7 +53,7 @@ AIM = 0.5  # of the way to the dense stream: MiniLM without half of its MLPs' un
 
 
 @dataclass(eq=False)
-class Repairing:
+class Repairing(Job):
     """The `Job` that removes columns and repairs matrices in a walk over the model; see `secateur.models`.
 
     A matrix' columns that left are zeros; where it has a bias, that moves with the others. Where all consumers of
@@ -75,13 +76,13 @@ class Repairing:
     repair: bool = True
     aim: float = AIM
     damping: float = DAMPING
-    in_stages: bool = True
-    around: bool = True
-    changes: bool = True
+    in_stages = True
+    around = True
+    by_the_first = True
     kept: dict[str, npt.NDArray[np.bool_]] = field(default_factory=dict)
     errors: dict[str, float] = field(default_factory=dict)
     biases: set[str] = field(default_factory=set)
-    words: tuple[str, ...] = WORDS
+    words = WORDS
 
     def __post_init__(self) -> None:
         self.kept.update(self.chosen)
@@ -248,7 +249,7 @@ def free_in(model: nn.Module, parts: Mapping[str, nn.Module]) -> frozenset[str]:
 
 
 @dataclass(eq=False)
-class StreamCorrection:
+class StreamCorrection(Job):
     """The job of a walk over the model that loses branches; see `secateur.models`.
 
     Attributes:
@@ -260,11 +261,9 @@ class StreamCorrection:
     moved: Collection[str]
     aim: float = AIM
     damping: float = DAMPING
-    in_stages: bool = True
-    beside_dense: bool = True
-    around: bool = False
-    changes: bool = True
-    words: tuple[str, ...] = ("gram",)
+    in_stages = True
+    beside_dense = True
+    words = ("gram",)
     _done: set[str] = field(default_factory=set)
 
     @property
@@ -310,7 +309,7 @@ def _whole(values: Tensor) -> Solved:
 #
 # Law: normalizations are found by what they compute, never by their class; others do not change; on the calibration,
 # the outputs are nearer to the dense ones afterwards. Of entries that were zero nothing is seen any more, but for
-# rounding and what is added to a variance. In a directory it is the same, with the weights of a block in memory.
+# rounding and what is added to a variance.
 
 
 @dataclass(frozen=True)
@@ -366,67 +365,40 @@ def _settled(own: Mapping[str, Tensor], kept: Tensor, sums: _Sums | None) -> dic
     return new
 
 
-def rescale(model: nn.Module, plan: Plan, batches: Sequence[Any], *, forward: Forward | None = None) -> None:
-    """Moves the weights and biases of modules over a width of which the plan takes entries; it is not carried out yet.
+def rescaled(host: Host, plan: Plan) -> dict[str, Tensor]:
+    """New weights and biases, ``{name: values}``, of modules over a width of which the plan takes entries; it is not
+    carried out yet. The same on all processes.
 
-    One pass over the batches, where there are such modules. The model computes with the whole width meanwhile.
+    One pass over the batches, where there are such modules. The model computes with the whole width meanwhile; in a
+    directory with the copy that is written, but for these modules themselves.
     """
-    norms = [norm for path in _along_widths(model, plan) if (norm := _norm_at(model, path, plan)) is not None]
-    if not norms:
-        return
-    tokens = Tokens()
-
-    def see(norm: _Norm, _: nn.Module, given: Any, output: Any) -> None:
-        if _is_seen(given, output):
-            norm.see(given[0], output, tokens.own)
-
-    with unchanged(model), in_mode(model, training=False), torch.no_grad(), contextlib.ExitStack() as stack:
-        for norm in norms:
-            stack.callback(norm.module.register_forward_hook(functools.partial(see, norm)).remove)
-        for batch in track(list(batches), "looking at normalizations"):
-            tokens = Tokens.of(batch)
-            run_batch(model, moved(batch, device_of(model)), forward)
-    with torch.no_grad():
-        for norm in norms:
-            own = _own(norm.module)
-            for key, value in _settled(own, norm.kept, norm.sums).items():
-                own[key].copy_(value)
-
-
-def rescaled_in_directory(place: DirectoryWalk, plan: Plan) -> dict[str, Tensor]:
-    """What `rescale` would make of normalizations, ``{name: values}``, of a model whose weights lie in the copy that is
-    written: one pass, block by block. Their own weights are still those of the source, whatever the copy has.
-
-    The same on all processes.
-    """
-    paths = list(_along_widths(place.model, plan))
+    paths = list(_along_widths(host.model, plan))
     if not paths:
         return {}
     found: dict[str, tuple[dict[str, Tensor], Tensor, _Sums | None]] = {}
     norms: dict[str, _Norm | None] = {}
     seen: dict[str, set[int]] = {path: set() for path in paths}
-    dense = {place.model.get_submodule(path) for path in paths}
-    with place.running(written=True, dense=dense) as (replay, blocks):
+    dense = {host.model.get_submodule(path) for path in paths}
+    with host.running(written=True, dense=dense) as (replay, blocks), contextlib.ExitStack() as stack:
 
         def see(path: str, module: nn.Module, given: Any, output: Any) -> None:
-            number = replay.at
-            if number in seen[path] or isinstance(place.batches, RunAlong):
-                return  # what lies outside of blocks runs again for each of them
-            seen[path].add(number)
+            again = bool(replay.blocks) and replay.at in seen[path]  # what lies outside of blocks, for each of them
+            if again or module not in dense or isinstance(host.batches, RunAlong):  # or it is a smaller copy
+                return
+            seen[path].add(replay.at)
             if path not in norms:
-                norms[path] = norm = _norm_at(place.model, path, plan)
+                norms[path] = norm = _norm_at(host.model, path, plan)
                 if norm is not None:
                     found[path] = {key: each.clone() for key, each in _own(module).items()}, norm.kept, None
             norm = norms[path]
             if norm is not None and _is_seen(given, output):
-                norm.see(given[0], output, Tokens.of(place.batches[number]).own)
+                norm.see(given[0], output, Tokens.of(host.batches[replay.at]).own)
 
-        with contextlib.ExitStack() as stack:
-            for path in paths:
-                hook = place.model.get_submodule(path).register_forward_hook(functools.partial(see, path))
-                stack.callback(hook.remove)
-            for _ in blocks:
-                pass
+        for path in paths:
+            hook = host.model.get_submodule(path).register_forward_hook(functools.partial(see, path))
+            stack.callback(hook.remove)
+        for _ in blocks:
+            pass
     for path, norm in norms.items():
         if norm is not None:
             found[path] = (*found[path][:2], norm.sums)

@@ -17,14 +17,16 @@ import torch
 from torch import Tensor, nn
 
 from secateur.models import (
-    DirectoryWalk,
+    InFiles,
     LostOutputError,
     Outputs,
     Tokens,
+    added_to,
     divergence,
     find_blocks,
     full_name,
     in_place,
+    watched,
 )
 from secateur.shrinking.apply import Place, fields_in, integer_fields
 from secateur.shrinking.configuration import Described, same_constants
@@ -271,7 +273,7 @@ class DepthCosts:
         batches: of which the first are used, as many as make a thousand rows of outputs.
     """
 
-    def __init__(self, place: DirectoryWalk, batches: Sequence[Any]) -> None:
+    def __init__(self, place: InFiles, batches: Sequence[Any]) -> None:
         self.place = place
         self.held: Sequence[Any] = few_batches(batches)
         self.dense: list[Any] = []
@@ -394,8 +396,6 @@ def least(
 # the dense model's stream behind the last of them minus this model's stream before the first. First to last, each on
 # what the patches before it give.
 
-_LIKE = 0.99  # the cosine of what a change of a weight does with what it should do: rounding in half precision
-
 
 def seams_between(stacks: Sequence[Stack], gone: Collection[str]) -> dict[str, str]:
     """``{the block before: the last of those that leave behind it}``.
@@ -415,7 +415,7 @@ def seams_between(stacks: Sequence[Stack], gone: Collection[str]) -> dict[str, s
     return found
 
 
-def patched_in_directory(place: DirectoryWalk, stacks: Sequence[Stack], gone: Collection[str]) -> dict[str, float]:
+def patched_in_directory(place: InFiles, stacks: Sequence[Stack], gone: Collection[str]) -> dict[str, float]:
     """Writes patches into the copy; ``{name: share}``, the share of the squared residual that a weight recovers. Biases
     that moved with them are not named."""
     try:
@@ -424,9 +424,7 @@ def patched_in_directory(place: DirectoryWalk, stacks: Sequence[Stack], gone: Co
         return _patched(place, seams_between(stacks, gone), gone, keep_all=True)
 
 
-def _patched(
-    place: DirectoryWalk, seams: Mapping[str, str], gone: Collection[str], *, keep_all: bool
-) -> dict[str, float]:
+def _patched(place: InFiles, seams: Mapping[str, str], gone: Collection[str], *, keep_all: bool) -> dict[str, float]:
     found: dict[str, float] = {}
     behind = Outputs(place.activations, "seams")
     try:
@@ -472,7 +470,7 @@ def _patched(
 
 
 def _solved(
-    place: DirectoryWalk, replay: Any, name: str, behind: Outputs, last: str, free: Collection[str]
+    place: InFiles, replay: Any, name: str, behind: Outputs, last: str, free: Collection[str]
 ) -> tuple[dict[str, Tensor], float]:
     """New values of a block's parameters, by their names in it, and the share of the squared residual that they
     recover.
@@ -526,45 +524,26 @@ def place_in(block: nn.Module, own: Collection[str], run: Callable[[], Tensor]) 
         own: the parameters that nothing else holds.
         run: the block as it is run.
     """
-    given: list[LinearSite] = []
-    watched = LinearSites(block, {name for name in own if block.get_parameter(name).dim() == 2}, Tokens())
-    watched.gave = lambda _value, place: given.append(place)
-    with watched:
-        before = run().clone()
-    draw = torch.Generator().manual_seed(0)
-    for place in reversed(given):
+    given: list[tuple[LinearSite, Tensor]] = []
+
+    def gave(value: Tensor, place: LinearSite) -> Tensor:
+        known, passed_on = watched(value)
+        given.append((place, known))
+        return passed_on
+
+    sites = LinearSites(block, {name for name in own if block.get_parameter(name).dim() == 2}, Tokens())
+    sites.gave = gave
+    with torch.inference_mode(False), torch.enable_grad(), sites:
+        end = run()
+    added = added_to(end, [known for _, known in given])
+    for (place, _), is_added in reversed([*zip(given, added, strict=True)]):
         names = [name for name in (place.weight, place.bias) if name is not None]
-        if any(name not in own or watched.times[name] != 1 for name in names):
-            continue
-        if place.piece is not None and place.piece.shape[0] * place.piece.shape[1] != _size(block, place.weight):
-            continue
-        moved = place.bias if place.piece is None else place.weight
-        if moved is None:
-            continue
-        value = block.get_parameter(moved).detach()
-        spread = float(value.float().std()) if value.numel() > 1 else 0.0
-        change = torch.randn(value.shape, generator=draw).to(value) * (spread or 1.0)
-        with in_place(block, {moved: value + change}):
-            looks = LinearSites(block, {place.weight} if place.piece else set(), Tokens())
-            with looks:
-                after = run()
-        wanted: Tensor
-        if place.piece is None:
-            wanted = change.expand(before.shape).reshape(-1, before.shape[-1])
-        else:
-            rows = torch.cat(list(looks.last[place.piece][0].rows()))
-            wanted = rows.float() @ place.piece.of(change).float().T
-        if _is_like(rows_of(after - before, turned=False), wanted):
+        alone = all(name in own and sites.times[name] == 1 for name in names)
+        piece = place.piece
+        whole = place.bias is not None if piece is None else math.prod(piece.shape) == _size(block, place.weight)
+        if is_added and alone and whole:
             return place
     return None
-
-
-def _is_like(one: Tensor, other: Tensor) -> bool:
-    if one.shape != other.shape:
-        return False
-    one, other = one.double(), other.double()
-    product, norms = float((one * other).sum()), float(one.norm()) * float(other.norm())
-    return norms > 0 and product > _LIKE * norms and abs(float(one.norm() / other.norm()) - 1) < 1 - _LIKE
 
 
 def _size(block: nn.Module, name: str) -> int:
@@ -572,4 +551,4 @@ def _size(block: nn.Module, name: str) -> int:
 
 
 def _first(output: Any) -> Tensor:
-    return next(iter(tensors_in(output))).detach()
+    return next(iter(tensors_in(output)))

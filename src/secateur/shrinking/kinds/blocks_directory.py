@@ -32,7 +32,7 @@ from secateur.checkpoints import (
     write_sliced,
 )
 from secateur.coupling import may_leave
-from secateur.models import DirectoryWalk, digest, held_batches
+from secateur.models import InFiles, digest, held_batches
 from secateur.report import Reported
 from secateur.shrinking.configuration import Described, has_configuration
 from secateur.shrinking.directory import config_text, origins_text
@@ -100,7 +100,7 @@ class _Deep:
     """A directory, and how its model counts blocks."""
 
     checkpoint: Checkpoint
-    place: DirectoryWalk
+    place: InFiles
     described: Described
     stacks: Sequence[Stack]
     prefix: str
@@ -149,7 +149,7 @@ def shrink_blocks_directory(
     described = Described(model)
     deep = _Deep(
         checkpoint,
-        DirectoryWalk(
+        InFiles(
             checkpoint,
             root if out is None else unfinished_copy(out),
             held,

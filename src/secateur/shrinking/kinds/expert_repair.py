@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from secateur.coupling import Group
-from secateur.models import Outputs, WeightView
-from secateur.shrinking.kinds.routing import ExpertRows, PairedBlocks, Pass, Side, of_model, rows_of_experts, runs_again
+from secateur.models import InMemory, Outputs, Replay, WeightView
+from secateur.shrinking.kinds.routing import ExpertRows, PairedBlocks, Pass, rows_of_experts
 from secateur.support import Forward, Undo, all_gather, rank_and_world
 
 # Of the mean diagonal: the one that is best on tokens that it did not see. Of 3072 tokens 1e-3 was, of 144 it was 1.
@@ -68,11 +68,12 @@ def mend_mixtures(
 ) -> MendedMixtures:
     """Repairs a model of which experts left, beside the one that it was; ``groups`` are of the former."""
     mended = MendedMixtures()
-    if (name := runs_again(model, batches[0], forward)) is not None:
+    host, whole = (InMemory(each, batches, forward=forward) for each in (model, dense))
+    if (name := host.repeated()) is not None:
         leave_whole(groups, f"{name or 'the model'} runs more than once in a forward pass", mended)
         return mended
-    with of_model(dense, batches, forward) as whole, of_model(model, batches, forward) as small:
-        beside = PairedBlocks(whole, small, groups)
+    with whole.replaying() as before, host.replaying() as small, torch.no_grad():
+        beside = PairedBlocks(before, small, groups)
         leave_whole(beside.outside, OUTSIDE, mended)
 
         def change(name: str, its: Sequence[Group]) -> None:
@@ -91,7 +92,7 @@ def leave_whole(groups: Iterable[Group], why: str, mended: MendedMixtures) -> No
 
 def mend(
     beside: PairedBlocks,
-    side: Side,
+    side: Replay,
     block: str,
     groups: Iterable[Group],
     done: MendedMixtures,

@@ -43,7 +43,7 @@ from secateur.checkpoints import (
     write_index,
 )
 from secateur.coupling import Group
-from secateur.models import DirectoryWalk, RunAlong, digest, held_batches
+from secateur.models import InFiles, RunAlong, digest, held_batches
 from secateur.report import Reported
 from secateur.shrinking.directory import config_text, origins_text
 from secateur.shrinking.kinds.expert_repair import OUTSIDE, Mended, MendedMixtures, leave_whole, mend
@@ -57,7 +57,7 @@ from secateur.shrinking.kinds.mixtures import (
     read_profile,
     write_profile,
 )
-from secateur.shrinking.kinds.routing import PairedBlocks, new_values, of_directory
+from secateur.shrinking.kinds.routing import PairedBlocks, new_values
 from secateur.shrinking.request import Request
 from secateur.shrinking.result import experts_content
 from secateur.shrinking.select import Choice
@@ -260,7 +260,7 @@ class _Calibration:
     unseen: Sequence[Any]
     counts: tuple[int, int]
     name: str
-    walk: DirectoryWalk
+    walk: InFiles
     activations: Path | None
 
 
@@ -282,7 +282,7 @@ def _run_of(
     if profiled and not unseen:
         raise ValueError(f"a profile holds out every fourth batch: give {_HELD_OUT} at least, not {len(every)}.")
     folder = None if activations is None else Path(activations)
-    walk = DirectoryWalk(
+    walk = InFiles(
         mixtures.checkpoint, mixtures.checkpoint.root, held, forward=forward, activations=folder, device=device
     )
     walk.check()
@@ -436,7 +436,7 @@ def _repaired(
 ) -> ShrunkExperts:
     """The smaller directory runs beside the dense one, and its mixtures are solved, block after block."""
     groups = [group for group in calibration.mixtures.groups if group.name in done.counts]
-    walk = DirectoryWalk(
+    walk = InFiles(
         open_checkpoint(run.folder),
         run.folder,
         calibration.held,
@@ -452,8 +452,8 @@ def _repaired(
     for block in blocks:
         mended.found.update({name: Mended(share) for name, share in block.shares.items()})
         mended.found.update({name: Mended(None, why) for name, why in block.whole.items()})
-    calibration.walk.batches = calibration.held
-    with of_directory(calibration.walk, calibration.held) as dense, of_directory(walk, calibration.held) as small:
+    whole = calibration.walk.over(calibration.held)
+    with whole.replaying() as dense, walk.replaying() as small, torch.no_grad():
         beside = PairedBlocks(dense, small, groups, calibration.activations)
         leave_whole(beside.outside, OUTSIDE, mended)
 

@@ -18,21 +18,19 @@ from secateur.checkpoints import Checkpoint, CheckpointError, Origin, meta_model
 from secateur.coupling import Coupling, Group, Scope, find_coupling
 from secateur.kinds import RANKS, Experts
 from secateur.models import (
-    DirectoryWalk,
+    InFiles,
     Replay,
     RunAlong,
     Tokens,
     divergence,
-    prepared,
     run_through,
-    store,
 )
 from secateur.report import Reported
 from secateur.shrinking.apply import carry_out
 from secateur.shrinking.configuration import Configured, has_configuration
 from secateur.shrinking.directory import PROVED
 from secateur.shrinking.kinds.experts import choose_experts, tied_mixtures
-from secateur.shrinking.kinds.routing import MOST, Routed, Watching, check_seen, mixture_of
+from secateur.shrinking.kinds.routing import MOST, Routed, mixture_of, routed_by
 from secateur.shrinking.plan import Plan, plan_of
 from secateur.shrinking.request import PruningTarget, Request, example_for, pruning_target
 from secateur.shrinking.select import groups_in_scope, rows_at_once
@@ -84,7 +82,7 @@ class Mixtures:
     """
 
     checkpoint: Checkpoint
-    walk: DirectoryWalk
+    walk: InFiles
     subject: PruningTarget
     configured: Configured
     groups: Sequence[Group]
@@ -146,21 +144,22 @@ class Mixtures:
 
     # ---- data -----------------------------------------------------------------------------------------------------
 
-    def routed(self, batches: Sequence[Any], walk: DirectoryWalk) -> dict[str, Routed]:
+    def routed(self, batches: Sequence[Any], walk: InFiles) -> dict[str, Routed]:
         """The statistics of the experts on a text, from one walk.
 
         Raises:
             ValueError: of no expert of a mixture were outputs seen.
         """
-        watching = self._watching(walk)
-        self._run(walk, watching, batches)
-        alone = {group.name: Routed.zeros(group.size) for group in self.groups}
-        found = alone if isinstance(batches, RunAlong) else watching.routed
-        routed = {name: each.everywhere() for name, each in found.items()}
-        check_seen(self.groups, routed)
-        return routed
+        for group in self.groups:
+            path, _ = mixture_of(walk.model, group)
+            if not any(path == block or path.startswith(f"{block}.") for block in walk.blocks):
+                raise ValueError(
+                    f"{group.name}: its experts are in none of the blocks that are run one by one; load the model and "
+                    "use shrink(..., leave=Experts(...), batches=...)."
+                )
+        return routed_by(walk.over(batches), self.subject.coupling, self.groups)
 
-    def beyond(self, batches: Sequence[Any], walk: DirectoryWalk, scores: Mapping[str, Tensor]) -> dict[float, Beyond]:
+    def beyond(self, batches: Sequence[Any], walk: InFiles, scores: Mapping[str, Tensor]) -> dict[float, Beyond]:
         """The loss of the model's outputs on a text when a share of the experts leaves every mixture, least scores
         first: one walk for each share, beside the dense model."""
         found = {}
@@ -171,7 +170,8 @@ class Mixtures:
                 found[share] = self._beyond(batches, walk, its).everywhere()
         return found
 
-    def _beyond(self, batches: Sequence[Any], walk: DirectoryWalk, plans: Mapping[str, Plan]) -> Beyond:
+    def _beyond(self, batches: Sequence[Any], whole: InFiles, plans: Mapping[str, Plan]) -> Beyond:
+        walk = whole.over(batches)
         inside = {
             name: [group for group in self.groups if mixture_of(walk.model, group)[0].startswith(f"{name}.")]
             for name in walk.blocks
@@ -187,35 +187,32 @@ class Mixtures:
             return outputs[-1]
 
         walk.forward = forward
-        try:
-            for keeps_all in (False, True):
-                found = Beyond()
-                with walk.replaying(dense=True) as replay, torch.no_grad():
-                    replay.keep_all = keeps_all
-                    undo = Undo()
+        for keeps_all in (False, True):
+            found = Beyond()
+            with walk.replaying(dense=True) as replay, torch.no_grad():
+                replay.keep_all = keeps_all
+                undo = Undo()
 
-                    def without(name: str, replay: Replay = replay, undo: Undo = undo) -> None:
-                        with replay.of_dense():
-                            store(replay, batches, name)
-                        for group in inside[name]:
-                            undo.call(carry_out(walk.model, plans[group.name], None))
+                def without(name: str, replay: Replay = replay, undo: Undo = undo) -> None:
+                    with replay.of_dense():
+                        replay.store(name)
+                    for group in inside[name]:
+                        undo.call(carry_out(walk.model, plans[group.name], None))
 
-                    for _ in run_through(replay, walk.weights(), batches, visit=without):
-                        undo.roll_back()
-                        undo.forget()
-                    if replay.keep_all and not keeps_all:
-                        continue  # it went back on its way, and did not know then what had left
-                    for number, batch in enumerate(batches):
-                        outputs.clear()
-                        with replay.of_dense():
-                            replay.run(number, batch, lambda *_: None)
+                for _ in run_through(replay, visit=without):
+                    undo.roll_back()
+                    undo.forget()
+                if replay.keep_all and not keeps_all:
+                    continue  # it went back on its way, and did not know then what had left
+                for number, batch in enumerate(batches):
+                    outputs.clear()
+                    with replay.of_dense():
                         replay.run(number, batch, lambda *_: None)
-                        if not isinstance(batches, RunAlong):
-                            lost, count = divergence(outputs[0], outputs[1], tokens.own)
-                            found.lost, found.tokens = found.lost + lost, found.tokens + count
-                    return found
-        finally:
-            walk.forward = own
+                    replay.run(number, batch, lambda *_: None)
+                    if not isinstance(batches, RunAlong):
+                        lost, count = divergence(outputs[0], outputs[1], tokens.own)
+                        found.lost, found.tokens = found.lost + lost, found.tokens + count
+                break
         return found
 
     def _plan(self, group: Group, scores: Tensor, share: float) -> Plan | None:
@@ -227,25 +224,6 @@ class Mixtures:
         mask[scores.argsort(stable=True).numpy()[:count]] = False
         return plan_of(self.subject.model, self.subject.coupling, {group.name: mask})
 
-    def _watching(self, walk: DirectoryWalk) -> Watching:
-        for group in self.groups:
-            path, _ = mixture_of(walk.model, group)
-            if not any(path == block or path.startswith(f"{block}.") for block in walk.blocks):
-                raise ValueError(
-                    f"{group.name}: its experts are in none of the blocks that are run one by one; load the model and "
-                    "use shrink(..., leave=Experts(...), batches=...)."
-                )
-        return Watching(walk.model, self.subject.coupling, self.groups)
-
-    @staticmethod
-    def _run(walk: DirectoryWalk, watching: Watching, batches: Sequence[Any]) -> None:
-        own, walk.forward, walk.batches = walk.forward, watching.forward(walk.forward), batches
-        try:
-            with prepared(walk.model), torch.no_grad(), watching.watching():
-                walk.run()
-        finally:
-            walk.forward = own
-
 
 def mixtures_of(checkpoint: Checkpoint, asked: Request) -> Mixtures:
     """The mixtures of a directory; ``asked`` says which of them may lose experts.
@@ -255,7 +233,7 @@ def mixtures_of(checkpoint: Checkpoint, asked: Request) -> Mixtures:
         ValueError: it is none that can be watched without values, nothing is chosen between, or no configuration says
             another number.
     """
-    walk = DirectoryWalk(checkpoint, checkpoint.root, [])
+    walk = InFiles(checkpoint, checkpoint.root, [])
     meta = meta_model_of(checkpoint)
     if not has_configuration(meta):
         raise ValueError(f"{type(meta).__name__} has no config that could say how many experts are left.")
@@ -308,7 +286,7 @@ def _proved(configured: Configured, example: Any) -> str:
 class _Weights(LazyTensors):
     """The model's parameters by its own names, each read from the files on access, experts joined."""
 
-    def __init__(self, walk: DirectoryWalk, checkpoint: Checkpoint) -> None:
+    def __init__(self, walk: InFiles, checkpoint: Checkpoint) -> None:
         self.walk, self.checkpoint = walk, checkpoint
 
     def __getitem__(self, name: str) -> Tensor:

@@ -18,6 +18,7 @@ from torch.nn import functional
 from secateur.coupling import Branch, SameDraws, find_coupling
 from secateur.models import (
     AllMetError,
+    InMemory,
     Inputs,
     PairedStats,
     ProductCall,
@@ -26,7 +27,6 @@ from secateur.models import (
     WeightView,
     is_turned,
     parts_of,
-    walk_model,
 )
 from secateur.shrinking.kinds.branches import OutputCosts, running
 from secateur.shrinking.repair import StreamCorrection
@@ -332,7 +332,7 @@ class LinearSites(PairedStats):
         super().__init__({name: model.get_parameter(name) for name in names}, frozenset())
         self.watching(tokens)
         self.names = {id(parameter): name for name, parameter in model.named_parameters()}
-        self.gave: Callable[[Tensor, LinearSite], None] = lambda *_: None
+        self.gave: Callable[[Tensor, LinearSite], Tensor | None] = lambda *_: None
         self.last: dict[WeightView, tuple[Inputs, Tensor | None]] = {}  # and which of the rows are no padding
         self.times: Counter[str] = Counter()
 
@@ -345,7 +345,7 @@ class LinearSites(PairedStats):
             weight, bias = (self.names.get(id(bound.get(key))) for key in ("weight", "bias"))
             self.times.update(each for each in (weight, bias) if each is not None)
             if weight is not None and len(bound["normalized_shape"]) == 1 and (bias or bound.get("bias") is None):
-                self.gave(output, LinearSite(weight, bias, None, False, 0))
+                return self._passed_on(output, output, LinearSite(weight, bias, None, False, 0))
             return output
         output = super(PairedStats, self).__torch_function__(func, types, args, kwargs)
         met = self.product_of(func, args, kwargs)
@@ -355,8 +355,12 @@ class LinearSites(PairedStats):
         bias = _bias_of(func, args, kwargs)
         name = None if bias is None else self.names.get(id(bias))
         self.times.update([name] if name is not None else [])
-        self.gave(value, LinearSite(met.piece.name, name, met.piece, False, 0))
-        return output
+        return self._passed_on(output, value, LinearSite(met.piece.name, name, met.piece, False, 0))
+
+    def _passed_on(self, output: Any, value: Tensor, site: LinearSite) -> Any:
+        """What the model goes on with, where who watches gives something in the place of what was given."""
+        other = self.gave(value, site)
+        return output if other is None else (other, *output[1:]) if isinstance(output, tuple) else other
 
     def _add(self, piece: WeightView, inputs: Inputs, key: Any) -> None:
         self.seen.setdefault(key, (inputs.x, piece))  # held, so that what comes later lies elsewhere
@@ -442,7 +446,7 @@ def patch(
             names = [*job.given, *job.moved]
             now_there = dict(zip(names, undo.values(*(model.get_parameter(name) for name in names)), strict=True))
             _write(model, whole)  # the walk begins with the dense weights
-            walk_model(model, batches, job, forward=forward)
+            InMemory(model, batches, forward=forward).walk(job)
             if costs.now(stream.without) > cost:
                 _write(model, now_there)
             _write(model, {name: now_there[name] for name in zeros})

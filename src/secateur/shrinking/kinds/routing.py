@@ -6,7 +6,7 @@ with fewer experts beside each other, block by block.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -19,34 +19,19 @@ from torch.overrides import TorchFunctionMode
 
 from secateur.coupling import Coupling, Group, tensors_of_tree
 from secateur.models import (
-    DirectoryWalk,
-    InMemory,
+    Host,
     Outputs,
     Products,
     Replay,
     RunAlong,
     Tokens,
-    Weights,
     WeightView,
-    calls_of,
-    parts_of,
-    prepared,
+    added_to,
     run_through,
+    watched,
 )
 from secateur.shrinking.measure import check_finite
-from secateur.support import (
-    Between,
-    Forward,
-    all_gather,
-    device_of,
-    mapped,
-    moved,
-    run_batch,
-    tensors_in,
-    track,
-    unchanged,
-    unwrapped,
-)
+from secateur.support import Between, all_gather, mapped, tensors_in, track
 
 # ---- Statistics of experts on data: how many tokens each receives, and how large its outputs are.
 #
@@ -158,17 +143,15 @@ class Watching:
     model: nn.Module
     coupling: Coupling
     groups: Sequence[Group]
-    tokens: Tokens = field(default_factory=Tokens)
+    replay: Replay | None = None
     routed: dict[str, Routed] = field(default_factory=dict)
 
-    def forward(self, forward: Forward | None) -> Forward:
-        """A forward function that knows which tokens of a batch are padding."""
-
-        def run(model: nn.Module, batch: Any) -> Any:
-            self.tokens = Tokens.of(batch)
-            return run_batch(model, batch) if forward is None else forward(model, batch)
-
-        return run
+    def run(self, host: Host) -> None:
+        """Runs a model on its batches, watched."""
+        with self.watching(), host.running() as (replay, blocks):
+            self.replay = replay
+            for _ in blocks:
+                pass
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -201,7 +184,8 @@ class Watching:
         if not watch.seen or not out.requires_grad:
             return
         ways = torch.ones_like(out) * signs(out.shape[-1]).to(out)
-        own = self.tokens.own
+        assert self.replay is not None
+        own = Tokens.of(self.replay.batches[self.replay.at]).own
         if own is not None and own.numel() == out.shape[:-1].numel():
             ways = ways * own.reshape(out.shape[:-1]).to(ways)[..., None]
         with torch.enable_grad():
@@ -263,26 +247,23 @@ def signs(width: int) -> Tensor:
     return torch.randint(0, 2, (width,), generator=draw) * 2.0 - 1.0
 
 
-def routed_in_memory(
-    model: nn.Module, coupling: Coupling, groups: Sequence[Group], batches: Iterable[Any], forward: Forward | None
-) -> dict[str, Routed]:
-    """The statistics of the experts of these groups, from one run of the batches through a model in memory.
+def routed_by(host: Host, coupling: Coupling, groups: Sequence[Group]) -> dict[str, Routed]:
+    """The statistics of the experts of these groups, from one run of a model's batches, of all processes.
 
     Raises:
         ValueError: of no expert of a mixture were outputs seen.
     """
-    inner = unwrapped(model)
-    watching = Watching(inner, coupling, groups)
-    run = watching.forward(forward)
-    with unchanged(inner), prepared(inner), torch.no_grad(), watching.watching():
-        for batch in track(list(batches), "watching experts"):
-            run(inner, moved(batch, device_of(inner)))
+    watching = Watching(host.model, coupling, groups)
+    watching.run(host)
+    alone = {group.name: Routed.zeros(group.size) for group in groups}
+    found = alone if isinstance(host.batches, RunAlong) else watching.routed
+    routed = {axis: each.everywhere() for axis, each in found.items()}
     try:
-        check_seen(groups, watching.routed)
+        check_seen(groups, routed)
     except ValueError:
-        check_finite(inner)  # which may be why
+        check_finite(host.model)  # which may be why
         raise
-    return watching.routed
+    return routed
 
 
 def check_seen(groups: Sequence[Group], routed: Mapping[str, Routed]) -> None:
@@ -463,18 +444,6 @@ def _told(out: Tensor, leaves: Sequence[Tensor]) -> list[tuple[Tensor, Tensor] |
 # Law: a block of the smaller model is given what its own changed blocks before it gave; of both models together one
 # block's weights are there at a time, and what blocks pass on.
 
-_NEAR = {torch.float64: 1e-6, torch.float32: 1e-3}  # as which a sum is seen; of other dtypes a twentieth
-
-
-@dataclass(frozen=True, eq=False)
-class Side:
-    """One of the two: what runs it, and where its weights are."""
-
-    model: nn.Module
-    replay: Replay
-    weights: Weights
-    batches: Sequence[Any]
-
 
 class Pass(NamedTuple):
     """The inputs and the residual of a mixture in one batch.
@@ -492,32 +461,6 @@ class Pass(NamedTuple):
     residual: Tensor
 
 
-@contextlib.contextmanager
-def of_model(model: nn.Module, batches: Sequence[Any], forward: Forward | None) -> Iterator[Side]:
-    """A model in memory."""
-    blocks = parts_of(model)
-    with unchanged(model), prepared(model), torch.no_grad():
-        replay = Replay(model, blocks, outputs=Outputs(), forward=forward, device=device_of(model))
-        with contextlib.ExitStack() as stack:
-            stack.callback(replay.clear)
-            stack.enter_context(replay.installed())
-            yield Side(model, replay, InMemory(blocks), batches)
-
-
-@contextlib.contextmanager
-def of_directory(walk: DirectoryWalk, batches: Sequence[Any]) -> Iterator[Side]:
-    """A model whose weights are in files."""
-    with walk.replaying(dense=False) as replay, torch.no_grad():
-        yield Side(walk.model, replay, walk.weights(), batches)
-
-
-def runs_again(model: nn.Module, batch: Any, forward: Forward | None) -> str | None:
-    """A block that runs more than once in a forward pass, if there is one."""
-    with unchanged(model):
-        calls = calls_of(model, batch, forward)
-    return next((name for name, block in parts_of(model).items() if calls[block] > 1), None)
-
-
 @dataclass(eq=False)
 class PairedBlocks:
     """The walk over both.
@@ -529,8 +472,8 @@ class PairedBlocks:
         folder: for what is kept of a block's tokens; None: memory.
     """
 
-    dense: Side
-    small: Side
+    dense: Replay
+    small: Replay
     groups: Sequence[Group]
     folder: Path | None = None
     _inside: dict[str, list[Group]] = field(default_factory=dict)
@@ -542,7 +485,7 @@ class PairedBlocks:
         self._wanted = Outputs(self.folder, "mixtures")
         for group in self.groups:
             *_, path = places_of(self.small.model, group)
-            block = next((each for each in self.small.replay.blocks if _is_in(path, each) and path != each), None)
+            block = next((each for each in self.small.blocks if _is_in(path, each) and path != each), None)
             if block is not None:
                 self._inside.setdefault(block, []).append(group)
 
@@ -556,7 +499,7 @@ class PairedBlocks:
         """Goes through the blocks, and gives the name of each when both have run it; ``change`` is called with a
         block's name and mixtures when the smaller model's weights of it are there, but for those ``already`` changed.
         """
-        dense = run_through(self.dense.replay, self.dense.weights, self.dense.batches, visit=self._look)
+        dense = run_through(self.dense, visit=self._look)
 
         def follow(name: str) -> None:
             if next(dense, None) != name:
@@ -567,9 +510,7 @@ class PairedBlocks:
                 change(name, self._inside[name])
 
         try:
-            yield from run_through(
-                self.small.replay, self.small.weights, self.small.batches, before=follow, visit=visit
-            )
+            yield from run_through(self.small, before=follow, visit=visit)
         finally:
             self._wanted.clear()
 
@@ -582,7 +523,7 @@ class PairedBlocks:
             if isinstance(self.small.batches, RunAlong):  # to keep step with the other processes
                 own = torch.zeros(_rows(output).shape[0], dtype=torch.bool)
             if self._adds_up[group.name]:
-                wanted = self.dense.replay.outputs.load(name, number)
+                wanted = self.dense.outputs.load(name, number)
                 residual = output_rows(_wide(wanted), own).to(_rows(whole).device) - output_rows(_wide(whole), own)
             else:
                 wanted = self._wanted.load(group.name, number)
@@ -627,7 +568,7 @@ def _wide(output: Any) -> Tensor:
 
 
 def _through(
-    side: Side, number: int, batch: Any, name: str, path: str, move: Callable[[Any], Any] | None = None
+    side: Replay, number: int, batch: Any, name: str, path: str, move: Callable[[Any], Any] | None = None
 ) -> tuple[tuple[Any, Any], Any, Any]:
     """A batch through a block: what the mixture in it is given, and gives, and what the block gives."""
     seen: list[Any] = []
@@ -638,11 +579,12 @@ def _through(
 
     def handle(reached: str, _args: Any, _kwargs: Any, call: Callable[[], Any]) -> None:
         if reached == name:
-            seen.append(call())
+            with torch.set_grad_enabled(move is not None):
+                seen.append(call())
 
     hook = side.model.get_submodule(path).register_forward_hook(see, with_kwargs=True)
     try:
-        side.replay.run(number, batch, handle)
+        side.run(number, batch, handle)
     finally:
         hook.remove()
     if len(seen) != 2:
@@ -651,24 +593,19 @@ def _through(
     return given, output, whole
 
 
-def _adds_up(side: Side, name: str, path: str) -> bool:
-    """Whether a block's outputs move as those of a mixture in it do, by so much."""
-    batch = side.batches[0]
-    _, output, whole = _through(side, 0, batch, name, path)
-    before, rows = _wide(output), _wide(whole)
-    if before.numel() != rows.numel() or before.shape[-1] != rows.shape[-1]:
-        return False
-    # as large as what it is added to, whose rounding is no sign of anything
-    size = float(max(before.square().mean(), rows.square().mean()).sqrt()) or 1.0
-    way = size * signs(before.shape[-1]).to(before)
+def _adds_up(side: Replay, name: str, path: str) -> bool:
+    """Whether a mixture's outputs are added to those of its block as they are."""
+    seen: list[Tensor] = []
 
-    def move(given: Any) -> Any:
+    def watch(given: Any) -> Any:
         first = next(tensor for tensor in tensors_in(given) if tensor.is_floating_point())
-        return mapped(given, lambda tensor: (tensor + way.to(tensor.dtype)) if tensor is first else tensor)
+        known, passed_on = watched(first)
+        seen.append(known)
+        return mapped(given, lambda tensor: passed_on if tensor is first else tensor)
 
-    _, _, moved_by = _through(side, 0, batch, name, path, move)
-    off = (_wide(moved_by) - rows - way).abs().mean() / size
-    return bool(off < _NEAR.get(next(iter(tensors_in(output))).dtype, 0.05))
+    _, _, whole = _through(side, 0, side.batches[0], name, path, watch)
+    end = next(tensor for tensor in tensors_in(whole) if tensor.is_floating_point())
+    return added_to(end, seen)[0]
 
 
 def new_values(model: nn.Module, block: str, names: Sequence[str]) -> Mapping[str, Tensor]:
