@@ -1,4 +1,4 @@
-"""``secateur experts``: what leaves is said, OUT is what the library writes, and what is wrong is one line."""
+"""``secateur shrink --leave experts:25%``: what leaves is said, OUT is what the library writes; errors are one line."""
 
 import json
 import os
@@ -37,12 +37,12 @@ FEW = ["--samples", "8", "--sequence-length", "32", "--no-verify"]
 
 def test_a_profile_says_what_it_would_cost_and_a_plan_does_it(dense, tmp_path):
     text, profile = dense.parent / "text.txt", tmp_path / "profile.json"
-    ended = run("experts", dense, "--data", text, "--profile", profile, *FEW)
+    ended = run("shrink", dense, "--data", text, "--profile", profile, *FEW)
     assert (ended.exit_code, ended.stderr) == (0, ""), ended.output
     assert "the model's outputs lose when all mixtures lose a share" in ended.stdout
     assert "Nothing was written" in ended.stdout
-    more = ["--remove", "0.34", "--out", tmp_path / "small", "--no-verify", "--report", tmp_path / "page.html"]
-    ended = run("experts", dense, "--plan", profile, *more)
+    more = ["--leave", "experts:34%", "--out", tmp_path / "small", "--no-verify", "--report", tmp_path / "page.html"]
+    ended = run("shrink", dense, "--plan", profile, *more)
     assert ended.exit_code == 0, ended.output
     assert "6 -> 4" in ended.stdout
     assert f"Wrote {tmp_path / 'small'}; from_pretrained loads it" in ended.stdout
@@ -58,30 +58,30 @@ def test_a_profile_says_what_it_would_cost_and_a_plan_does_it(dense, tmp_path):
 
 
 def test_it_goes_straight_from_a_text(dense, tmp_path):
-    more = ["--remove", "1", "--out", tmp_path / "small", "--rank", "frequency", *FEW]
-    ended = run("experts", dense, "--data", dense.parent / "text.txt", *more)
+    more = ["--leave", "experts:1", "--out", tmp_path / "small", *FEW]
+    ended = run("shrink", dense, "--data", dense.parent / "text.txt", *more)
     assert ended.exit_code == 0, ended.output
-    assert "Ranked by frequency on 256 tokens" in ended.stdout
+    assert "Ranked by reap on 256 tokens" in ended.stdout
     from transformers import MixtralForCausalLM
 
     assert MixtralForCausalLM.from_pretrained(tmp_path / "small").config.num_local_experts == 5
 
 
 def test_experts_take_over_or_stay_as_they_are(dense, tmp_path):
-    left = ["--data", dense.parent / "text.txt", "--remove", "1", *FEW]
-    ended = run("experts", dense, *left, "--out", tmp_path / "repaired")
+    left = ["--data", dense.parent / "text.txt", "--leave", "experts:1", *FEW]
+    ended = run("shrink", dense, *left, "--out", tmp_path / "repaired")
     assert ended.exit_code == 0, ended.output
     assert "experts that stay recover" in ended.stdout or "Not repaired" in ended.stdout
-    ended = run("experts", dense, *left, "--no-repair", "--rank", "frequency", "--out", tmp_path / "plain")
+    ended = run("shrink", dense, *left, "--no-repair", "--out", tmp_path / "plain")
     assert ended.exit_code == 0, ended.output
     assert "repaired" not in ended.stdout
     record = json.loads((tmp_path / "plain/secateur.json").read_text())
-    assert (record["repaired"], record["rank"]) == ([], "frequency")
+    assert (record["repaired"], record["rank"]) == ([], "reap")
     assert "--no-repair" in record["arguments"]["command"]
 
 
 def test_a_dry_run_writes_nothing(dense, tmp_path):
-    ended = run("experts", dense, "--rank", "criterion", "--remove", "0.5", "--dry-run", "--no-verify")
+    ended = run("shrink", dense, "--without-data", "--leave", "experts:50%", "--dry-run", "--no-verify")
     assert ended.exit_code == 0, ended.output
     assert "6 -> 3" in ended.stdout
     assert not list(tmp_path.iterdir())
@@ -90,17 +90,18 @@ def test_a_dry_run_writes_nothing(dense, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([], "give --out OUT"),
-        (["--dry-run", "--remove", "1"], "give --data FILE"),
-        (["--out", "small", "--rank", "criterion"], "give --remove N"),
-        (["--dry-run", "--remove", "1", "--plan", "gone.json"], "gone.json: no such file"),
-        (["--dry-run", "--remove", "1", "--data", "gone.txt"], "gone.txt"),
-        (["--dry-run", "--remove", "1", "--rank", "luck", "--data", "gone.txt"], "gone.txt"),
-        (["--out", "no/such", "--remove", "1", "--rank", "criterion"], "no such directory"),
+        (["--leave", "experts:1"], "give --out DIR"),
+        (["--out", "small", "--without-data"], "give --sparsity FRACTION, how much leaves, or --leave experts:25%"),
+        (["--dry-run", "--leave", "experts:1"], "pass --data FILE"),
+        (["--dry-run", "--leave", "experts"], "leave= is a kind and how much of it"),
+        (["--dry-run", "--leave", "experts:1", "--plan", "gone.json"], "gone.json: no such file"),
+        (["--dry-run", "--leave", "experts:1", "--data", "gone.txt"], "gone.txt"),
+        (["--dry-run", "--leave", "experts:1", "-s", "0.5", "--data", "gone.txt"], "nothing else leaves it"),
+        (["--out", "no/such", "--leave", "experts:1", "--without-data"], "no such directory"),
     ],
 )
 def test_what_is_wrong_is_one_line(dense, options, message):
-    fails(run("experts", dense, *options), message)
+    fails(run("shrink", dense, *options), message)
 
 
 def test_a_directory_without_experts_is_told(tmp_path):
@@ -109,7 +110,7 @@ def test_a_directory_without_experts_is_told(tmp_path):
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_hidden_layers": 1}
     LlamaForCausalLM(LlamaConfig(vocab_size=9, **sizes)).save_pretrained(tmp_path / "dense")
     fails(
-        run("experts", tmp_path / "dense", "--rank", "criterion", "--remove", "1", "--dry-run"),
+        run("shrink", tmp_path / "dense", "--without-data", "--leave", "experts:1", "--dry-run"),
         "no experts of the model can leave",
     )
 

@@ -10,7 +10,7 @@ from support.commands import fails, run
 from support.reports import Page
 
 LONG = {
-    "inspect", "prune", "shrink", "oneshot", "verify", "compress", "expand", "pack", "bench", "vocabulary", "experts",
+    "inspect", "prune", "shrink", "oneshot", "verify", "compress", "expand", "pack", "bench", "vocabulary",
     "sensitivity", "fit", "recover",
 }  # fmt: skip
 

@@ -28,7 +28,6 @@ PAGES = [page for page in PAGES if page.parent.name != "zh-TW"]  # its code is t
 # What makes a command short, so that a page takes seconds: put after its words, or in the place of some.
 SHORT = {
     "bench": ["--sparsity", "0.8", "--pattern", "columns:64"],
-    "experts": ["--no-verify"],
     "fit": ["--finals", "1", "--share", "0.6"],
     "oneshot": ["--samples", "8"],
     "pack": ["--at-least", "0.01"],

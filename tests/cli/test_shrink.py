@@ -48,13 +48,13 @@ def test_shrink_says_what_leaves_together_and_what_stays(zoo):
 
 
 def test_shrink_names_the_branches_that_leave(zoo, tmp_path):
-    result = shrunk(zoo, "--branches", "0.4", "--out", "out", sparsity=0)
+    result = shrunk(zoo, "--leave", "branches:40%", "--out", "out", sparsity=0)
     assert result.exit_code == 0, result.output
     assert len(re.findall(r"^blocks\.\d+ +280$", result.stdout, re.MULTILINE)) == 5  # 4.4 of 11, rounded up
     assert "5 of 11 residual branches leave." in result.stdout
     plan = json.loads((tmp_path / "out" / "plan.json").read_text())
     assert len(plan["plans"][0]["modules"]) == 5
-    assert "stays" not in shrunk(zoo, "--branches", "0.1", "--exclude", "blocks.0", "--dry-run").stdout
+    assert "stays" not in shrunk(zoo, "--leave", "branches:10%", "--exclude", "blocks.0", "--dry-run").stdout
 
 
 def test_shrink_shows_everything_when_asked(zoo):
@@ -117,7 +117,7 @@ def test_a_criterion_that_asks_for_data_is_refused(zoo):
 
 def test_a_directory_loses_whole_blocks_and_by_data(tmp_path):
     (tmp_path / "folder").mkdir()
-    told = run("shrink", str(tmp_path / "folder"), "-s", "0.2", "--branches", "0.1", "--dry-run")
+    told = run("shrink", str(tmp_path / "folder"), "-s", "0.2", "--leave", "blocks:10%", "--dry-run")
     fails(told, "its blocks leave by what a text shows; pass --data FILE")
     told = run("shrink", str(tmp_path / "folder"), "-s", "0.2", "--weights", "some.pt", "--dry-run")
     fails(told, "is a directory: leave out --weights")

@@ -216,7 +216,7 @@ def test_the_command_takes_blocks_out_and_sees_it_again(made, tmp_path):
     (source / "tokenizer.json").unlink()
     write_tokenizer(source)
     asked = ("--data", "random", "--samples", "4", "--sequence-length", "16", "--report", tmp_path / "page.html")
-    ended = run("shrink", source, "-s", "0", "--branches", "0.5", *asked, "--out", out)
+    ended = run("shrink", source, "--leave", "blocks:50%", *asked, "--out", out)
     assert ended.exit_code == 0, ended.output
     assert "model.layers  4 -> 2" in ended.stdout
     assert "from_pretrained loads it" in ended.stdout
@@ -226,16 +226,16 @@ def test_the_command_takes_blocks_out_and_sees_it_again(made, tmp_path):
     assert "out: what secateur.json claims holds" in ended.stdout
     flipped(out, "lm_head.weight")
     assert run("verify", out).exit_code == 1
-    ended = run("shrink", source, "-s", "0", "--branches", "0.25", "--no-repair", *asked[:6], "--dry-run")
+    ended = run("shrink", source, "--leave", "blocks:25%", "--no-repair", *asked[:6], "--dry-run")
     assert "Nothing was written" in ended.stdout
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("-s", "0", "--branches", "0.5"), "its blocks leave by what a text shows; pass --data FILE"),
-        (("-s", "0.2", "--branches", "0.5", "--data", "random"), "whole blocks leave it, and nothing else with them"),
-        (("-s", "0", "--branches", "0.5", "--data", "random", "--round-to", "8"), "say how units leave"),
+        (("--leave", "blocks:50%"), "its blocks leave by what a text shows; pass --data FILE"),
+        (("-s", "0.2", "--leave", "blocks:50%", "--data", "random"), "nothing else leaves it"),
+        (("--leave", "blocks:50%", "--data", "random", "--round-to", "8"), "say how units leave"),
     ],
 )
 def test_the_command_says_what_cannot_be_asked_of_a_directory(made, tmp_path, words, message):

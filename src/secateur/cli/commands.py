@@ -52,7 +52,6 @@ _ORDER = [
     "prune",
     "verify",
     "shrink",
-    "experts",
     "vocabulary",
     "sensitivity",
     "oneshot",

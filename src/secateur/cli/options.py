@@ -158,22 +158,17 @@ OPTIONS = {
     "activations": Option("Keep what blocks pass on in files here, and not in memory.", "FOLDER", Path),
     "device": Option("Where blocks are computed, such as cuda. The processor if left out.", "NAME"),
     # ---- what leaves, beside weights
-    "branches": Option(
-        "Residual branches that leave first: those that change their stream least on the example. Of a directory whole "
-        "blocks, by what the outputs lose on --data, and with -s 0 nothing else.",
-        "FRACTION",
-        float,
+    "leave": Option(
+        "What leaves before units: experts:25%, branches:3 or, of a directory, blocks:10%. Branches are those that "
+        "change their stream least on the example; blocks and experts, those that the text needs least. Repeatable.",
+        "KIND:AMOUNT",
+        many=True,
     ),
-    "remove": Option("The fraction of the experts of each mixture that leaves, or how many: 1, 2, …", "N", float),
     "profile": Option(
         "Write what the text says here, and what the model loses on a held-out quarter of it.", "FILE.json", Path
     ),
     "plan": Option("Such a profile, not --data: nothing is run.", "FILE.json", Path),
-    "rank": Option(
-        "What leaves first: experts by reap, frequency or criterion, their magnitude; tokens by count or distance.",
-        "NAME",
-    ),
-    "unreached_first": Option("Experts that no token was sent to leave before others."),
+    "rank": Option("What leaves next: count, the rarest; or distance, times how far its row is from others.", "NAME"),
     "keep": Option("Keep this many tokens, those that the text has most often.", "N", int, least=1),
     "cover": Option("Keep this share of the text's tokens, such as 0.9999: the rarest leave.", "SHARE", float),
     "script": Option("Tokens with letters of other scripts leave, such as Latin. Repeatable.", "NAME", many=True),

@@ -1,4 +1,4 @@
-"""Commands by which parts of a model leave: shrink, of what a function makes or of a directory; experts.
+"""``secateur shrink``: parts of a model leave, of what a function makes or of a directory.
 
 Law: a model of repeated blocks does not shrink without data unless that is asked for by name.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import functools
 import time
 from collections.abc import Iterator
@@ -21,9 +22,9 @@ from secateur.cli.terminal import Answer, Asked, join_processes, read_text, resu
 @command(
     "shrink", "Take channels and heads out of a model, which gets smaller.", "model",
     "sparsity", "example", "out", "target", "criterion", "allocate", "include", "exclude", "round_to", "weights",
-    "branches", "uniform", "without_data", *TEXT, "no_repair", "no_verify", "activations", "device",
+    "leave", "profile", "plan", "uniform", "without_data", *TEXT, "no_repair", "no_verify", "activations", "device",
     "dry_run", "verbose",
-    verb="shrinking/module.py:shrink", required=("sparsity",), branches=0.0,
+    verb="shrinking/module.py:shrink",
 )  # fmt: skip
 def shrink(asked: Asked) -> Iterator[Any]:
     """Take whole channels, heads and hidden units out of a model, and write the smaller one.
@@ -36,10 +37,13 @@ def shrink(asked: Asked) -> Iterator[Any]:
     Of a Hugging Face directory, of any size, the shards are sliced one tensor at a time, and from_pretrained loads OUT.
     With a text, units are chosen by what it shows that the outputs lose, and what stays is repaired, block by block: a
     run that was stopped goes on if the same command is given again, and under torchrun the text is shared out.
+
+    With --leave experts:25% those of each mixture leave that the text needs least, and with --leave blocks:10% whole
+    blocks. With --profile alone nothing leaves: what the model's outputs lose without a share of its experts is
+    printed, and what the text says is kept for --plan.
     """
     without_evidence(asked.criterion, "this command does not collect", "secateur.shrink from Python, with evidence=")
-    asked["branches"] = asked.branches or None
-    if asked.out is None and not asked.dry_run:
+    if asked.out is None and not asked.dry_run and asked.profile is None:
         raise ValueError("give --out DIR, the directory to write, or --dry-run.")
     if Path(asked.model).is_dir():
         yield _directory(asked)
@@ -57,13 +61,12 @@ HOW = ("target", "criterion", "allocate", "include", "exclude", "round_to")
 def _directory(asked: Asked) -> Answer:
     """A directory of shards."""
     from secateur.cli.measuring import inputs_of
-    from secateur.kinds import Blocks
     from secateur.shrinking import shrink as shrink_directory
+    from secateur.support import printable
 
     if asked.weights is not None:
         raise ValueError(f"{asked.model} is a directory: leave out --weights.")
-    if asked.branches:
-        _check_blocks(asked)
+    leave = _kinds(asked)
     example = None if asked.example is None else inputs_of(asked.example)
     asked["uniform"] = False  # always, and so not said
     if asked.data is None:
@@ -71,16 +74,50 @@ def _directory(asked: Asked) -> Answer:
             asked[each] = None
     elif asked.criterion == "magnitude":  # data chooses: what the criterion is if left out is not what was asked
         asked["criterion"] = None
+    how = asked.only("include", "exclude")
+    if not leave:
+        how = {**asked.only(*HOW), "criterion": asked.criterion or "magnitude", "sparsity": asked.sparsity}
     with calibration(asked) as calibrated, asked.recorded():
-        given: dict[str, Any] = {"example_inputs": example, "verify": asked.verify}
-        out = None if asked.dry_run else asked.out
-        if asked.branches:
-            leave, scope = Blocks(asked.branches), asked.only("include", "exclude")
-            done = shrink_directory(asked.model, leave=leave, out=out, **scope, **given, **calibrated)
-        else:
-            how = asked.only(*HOW) | {"criterion": asked.criterion or "magnitude"}
-            done = shrink_directory(asked.model, sparsity=asked.sparsity, out=out, **how, **given, **calibrated)
-    return Answer(done, printed=done.content() if asked.verbose else None, title=", shrunk")
+        done = shrink_directory(
+            asked.model,
+            leave=leave,
+            out=None if asked.dry_run else asked.out,
+            example_inputs=example,
+            verify=asked.verify,
+            **how,
+            **calibrated,
+        )
+    more = [] if asked.profile is None else [f"The profile is in {printable(str(asked.profile))}."]
+    return Answer(done, printed=done.content() if asked.verbose else None, more=more, title=", shrunk")
+
+
+def _kinds(asked: Asked) -> list[Any]:
+    """What leaves a directory beside units, as it was asked: one kind, and nothing else with it."""
+    from secateur.kinds import Blocks, Experts, parse
+
+    kinds = list(parse(asked.leave))
+    if asked.profile is not None and not kinds:
+        kinds = [Experts()]
+    for at, each in enumerate(kinds):
+        if isinstance(each, Experts):
+            kinds[at] = dataclasses.replace(each, **asked.only("profile", "plan"), text=asked.data or "")
+    if not kinds:
+        if asked.sparsity is None:
+            raise ValueError("give --sparsity FRACTION, how much leaves, or --leave experts:25%.")
+        return kinds
+    word, directory = " ".join(f"--leave {each}" for each in asked.leave or ["experts"]), asked.model
+    if asked.data is None and any(isinstance(each, Blocks) for each in kinds):
+        raise ValueError(f"{directory} is a directory: its blocks leave by what a text shows; pass --data FILE.")
+    if asked.sparsity:
+        raise ValueError(
+            f"{directory} is a directory: with {word} nothing else leaves it. Leave --sparsity out, and ask for the "
+            "units of what that wrote."
+        )
+    given = [name for name in ("allocate", "round_to") if getattr(asked, name) is not None]
+    if given or asked.criterion != "magnitude" or asked.target != "params":
+        others = ", ".join(f"--{name.replace('_', '-')}" for name in (*given, "criterion", "target"))
+        raise ValueError(f"{others} say how units leave; with {word} they stay in {directory}.")
+    return kinds
 
 
 def _factory(asked: Asked) -> Iterator[Any]:
@@ -89,7 +126,6 @@ def _factory(asked: Asked) -> Iterator[Any]:
 
     from secateur.checkpoints import new_directory
     from secateur.cli.measuring import blamed, inputs_of, load_weights, model_of
-    from secateur.kinds import Branches
     from secateur.report import before_and_after
     from secateur.shrinking import save_shrunken
     from secateur.shrinking import shrink as shrink_model
@@ -114,7 +150,7 @@ def _factory(asked: Asked) -> Iterator[Any]:
                 model,
                 inputs,
                 asked.sparsity,
-                leave=Branches(asked.branches or 0.0),
+                leave=asked.leave,
                 **asked.only("uniform", "verify", *HOW),
             )
         if folder is not None:
@@ -157,7 +193,7 @@ def calibration(asked: Asked) -> Iterator[dict[str, Any]]:
         ValueError: there is no data, a model of repeated blocks, and no word that this is meant.
     """
     if asked.data is None:
-        if not asked.without_data:
+        if not asked.without_data and asked.plan is None:
             _ask_for_data(Path(asked.model))
         yield {}
         return
@@ -184,64 +220,3 @@ def _ask_for_data(directory: Path) -> None:
         "weights alone: without 10% of SmolLM2-135M perplexity goes from 15 to 325 000; where a text chooses and "
         f"repairs, to 15.6. So {how}; or say --without-data, to train it afterwards."
     )
-
-
-def _check_blocks(asked: Asked) -> None:
-    """`ValueError` for what cannot be asked of the blocks of a directory."""
-    directory = asked.model
-    if asked.data is None:
-        raise ValueError(f"{directory} is a directory: its blocks leave by what a text shows; pass --data FILE.")
-    if asked.sparsity:
-        raise ValueError(
-            f"{directory} is a directory: whole blocks leave it, and nothing else with them. Ask for -s 0 with "
-            "--branches, and then for the units of what that wrote."
-        )
-    given = [name for name in ("allocate", "round_to") if getattr(asked, name) is not None]
-    if given or asked.criterion != "magnitude" or asked.target != "params":
-        others = ", ".join(f"--{name.replace('_', '-')}" for name in (*given, "criterion", "target"))
-        raise ValueError(f"{others} say how units leave; with --branches whole blocks leave {directory}.")
-
-
-@command(
-    "experts", "Take experts out of a mixture, by what a text says of them.", "directory",
-    *TEXT, "remove", "out", "profile", "plan", "rank", "unreached_first", "no_repair", "include", "exclude",
-    "no_verify", "dry_run", "activations", "device",
-    verb="shrinking/module.py:shrink", remove=0.0, unreached_first=False,
-)  # fmt: skip
-def experts(asked: Asked) -> Iterator[Any]:
-    """Take experts out of a mixture, those that a text needs least; or see first what that would cost.
-
-    The model runs block by block, so that one block is in memory, and shards are sliced one tensor at a time. OUT is an
-    ordinary checkpoint: its configuration says the new number, and from_pretrained loads it; never fewer experts stay
-    than are chosen at a time. With a text, the last matrices of those that stay take over what the others gave. A run
-    that was stopped goes on if the same command is given again, and under torchrun the text is shared out.
-
-    With --profile alone nothing leaves: what the model's outputs lose without a share of its experts is printed, and
-    what the text says is kept for --plan.
-    """
-    from secateur.kinds import Experts
-    from secateur.shrinking import shrink as shrink_directory
-    from secateur.support import printable
-
-    asked["remove"] = asked.remove or None
-    if asked.out is None and not asked.dry_run and asked.profile is None:
-        raise ValueError("give --out OUT, the directory to write; --dry-run; or --profile FILE.json.")
-    if asked.data is None and asked.plan is None and asked.rank != "criterion":
-        raise ValueError("give --data FILE, a .txt or .jsonl, or --plan FILE.json; or --rank criterion.")
-    if asked.out is not None and not asked.remove:
-        raise ValueError("give --remove N, a fraction of the experts or how many of each mixture.")
-    if asked.data is None:
-        for each in ("samples", "sequence_length", "seed"):  # of a text
-            asked[each] = None
-    with resumable(asked.out is not None), asked.recorded():
-        join_processes(asked.device)
-        its = asked.only("rank", "unreached_first", "profile", "plan")
-        done = shrink_directory(
-            asked.directory,
-            leave=Experts(asked.remove or 0.0, **its, text=asked.data or ""),
-            out=None if asked.dry_run else asked.out,
-            batches=None if asked.data is None else read_text(asked),
-            **asked.only("repair", "include", "exclude", "activations", "device", "verify"),
-        )
-    more = [] if asked.profile is None else [f"The profile is in {printable(str(asked.profile))}."]
-    yield Answer(done, more=more, title=", its experts")
