@@ -155,7 +155,8 @@ def desk(made, tmp_path, monkeypatch):
     """What pages take to be there, in the current directory."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    Path("text.txt").write_text(TEXT[:150] * 30, encoding="utf-8")
+    for name in ("text.txt", "a.txt", "b.txt"):
+        Path(name).write_text(TEXT[:150] * 30, encoding="utf-8")
     for name, text in (("text.jsonl", TEXT[:150]), ("more.jsonl", TEXT[150:300])):
         Path(name).write_text((json.dumps({"text": text}) + "\n") * 40, encoding="utf-8")
     Path("models.py").write_text(MODELS)
