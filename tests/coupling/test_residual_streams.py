@@ -450,7 +450,7 @@ def test_errors():
         shrink(nn.Sequential(nn.Linear(4, 9), nn.Linear(9, 3)), x, leave=Branches(0.5))
     with pytest.raises(ValueError, match=r"1\.up is the only residual branch of the model, and one stays at least"):
         shrink(Stack("x + f(x)"), x, leave=Branches(0.5))
-    with pytest.raises(ValueError, match="sparsity is the fraction that is removed"):
+    with pytest.raises(ValueError, match=r"branches must be a fraction in \[0, 1\), or a number of branches, not 1\.5"):
         shrink(model, x, leave=Branches(1.5))
     with pytest.raises(ValueError, match=r"no tensor or group matches 'nothing\.\*'"):
         shrink(model, x, leave=Branches(0.5), exclude="nothing.*")

@@ -485,11 +485,11 @@ def _differs_without(
         found = all_of(runs((), backward=backward))
         probe.load_state_dict(probe.state_dict())
     except Exception as error:  # whatever the model raises, this removal breaks it
+        missed = error.obj if isinstance(error, AttributeError) else None
+        path = next((path for path, module in probe.named_modules() if module is missed), "")  # as long as it is there
         undo()
         if backward and _raises(runs(branches, backward=True)):
             return _differs_without(probe, calm, coupling, branches, inputs, backward=False)
-        missed = error.obj if isinstance(error, AttributeError) else None
-        path = next((path for path, module in probe.named_modules() if module is missed), "")
         return f"it raises {type(error).__name__}: {error}", path
     finally:
         undo()
