@@ -61,14 +61,15 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bytes(dense, tmp_path, monke
     def not_again(*_args, **_named):
         raise AssertionError("it was chosen already")
 
-    for failure in (OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()):
+    full = OSError(errno.ENOSPC, "No space left on device")
+    for failure, said in ((full, directory.CheckpointError), (KeyboardInterrupt(), KeyboardInterrupt)):
 
         def stops(*_args, failure=failure, **_named):
             raise failure
 
         with monkeypatch.context() as patch:
             patch.setattr(directory, verb, stops)
-            with pytest.raises(type(failure)):
+            with pytest.raises(said):
                 fitted(dense, tmp_path / "again", **given)
         assert not (tmp_path / "again").exists()
         assert (tmp_path / "again.unfinished" / "result" / "levels" / FILE).exists()

@@ -168,7 +168,7 @@ def test_a_journal_of_what_the_model_has_not_is_refused(made, stopped, tmp_path,
     journal.write_text(json.dumps(found))
     with pytest.raises(CheckpointError, match=rf"journal\.json: damaged: .*{message}"):
         shrink(made[0] / "dense", leave=Blocks(0.5), out=tmp_path / "out", **asked)
-    with pytest.raises(CheckpointError, match=r"depth 0\.5, not 0\.25"):
+    with pytest.raises(CheckpointError, match=r"leave .*Blocks"):
         shrink(made[0] / "dense", leave=Blocks(0.25), out=tmp_path / "out", **asked)
 
 

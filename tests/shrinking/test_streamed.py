@@ -289,7 +289,7 @@ def test_a_run_goes_on_only_with_the_same_request_and_source(stopped, known, tmp
     unfinished = shutil.copytree(stopped, tmp_path / "out.unfinished")
     for keywords, difference in (
         ({"sparsity": 0.4}, "sparsity 0.3, not 0.4"),
-        ({"batches": batches("llama", count=2)}, "data.sha256 "),
+        ({"batches": batches("llama", count=2)}, "data "),
         ({"repair": False}, "repair true, not false"),
         ({"include": "*mlp*"}, "include null, not "),
         ({"example_inputs": EXAMPLE}, "example "),

@@ -154,7 +154,7 @@ def test_a_folder_of_sentence_transformers(tmp_path):
 @pytest.mark.parametrize(
     "failure", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt(), SystemExit(143)]
 )
-@pytest.mark.parametrize("where", ["write_bytes", "_by_transformers", "record_text"])
+@pytest.mark.parametrize("where", ["write_sliced", "_by_transformers", "record_text"])
 def test_a_failure_in_the_middle_leaves_nothing(tmp_path, monkeypatch, failure, where):
     dense = written(tmp_path / "dense")
     before = {path.name: path.read_bytes() for path in dense.iterdir()}
@@ -174,7 +174,7 @@ def test_a_process_that_is_killed_leaves_no_directory_of_the_name(tmp_path):
     dense = written(tmp_path / "dense")
 
     def dying():
-        directory.write_bytes = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        directory.write_sliced = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
         shrink_vocabulary(dense, texts=["a rose"], out=tmp_path / "small", exact=True)
 
     assert os.WTERMSIG(forked(dying)) == signal.SIGKILL

@@ -39,7 +39,7 @@ from secateur.checkpoints.record import (
     previous_record,
     record_text,
 )
-from secateur.checkpoints.run import LOCK, Run, begun, locked, publish, unfinished_copy, unfinished_folder
+from secateur.checkpoints.run import LOCK, Run, begun, locked, publish, request_of, unfinished_copy, unfinished_folder
 from secateur.checkpoints.slicing import (
     Compared,
     Cuts,
@@ -131,6 +131,7 @@ __all__ = [
     "read_header",
     "read_json",
     "record_text",
+    "request_of",
     "rows_of",
     "sha256_of",
     "shape_of_cut",

@@ -13,6 +13,7 @@ that it was trained on and that the teacher wrote.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import hashlib
 import json
@@ -25,13 +26,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from secateur.checkpoints.reading import Checkpoint, CheckpointError, open_checkpoint
-from secateur.checkpoints.record import check_new
+from secateur.checkpoints.record import check_new, library_versions
 from secateur.checkpoints.slicing import sha256_of
 from secateur.checkpoints.writing import copy_tree, digests_of_files, files_below, restore_file
 from secateur.support import (
     FULL,
     Fields,
     broadcast,
+    described,
     naming,
     on_rank_zero,
     plain,
@@ -401,6 +403,19 @@ class Run:
         }
         found["sha256"] = _digest(found)
         write_whole(self.place / JOURNAL, json.dumps(found, ensure_ascii=False, allow_nan=False))
+
+
+def request_of(verb: str, asked: Any, **more: Any) -> dict[str, Any]:
+    """What the bytes of a directory depend on beside the source: the fields of what was asked, a dataclass, that are
+    compared, with words for functions and patterns; what else there is; how many processes there are, and libraries."""
+    said = {each.name: _in_words(getattr(asked, each.name)) for each in dataclasses.fields(asked) if each.compare}
+    return {"verb": verb, **said, **more, "processes": rank_and_world()[1], "versions": library_versions()}
+
+
+def _in_words(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_in_words, value))
+    return described(value) if callable(value) or dataclasses.is_dataclass(value) else value
 
 
 def unfinished_folder(out: Path) -> Path:

@@ -17,7 +17,15 @@ import torch
 from torch import Tensor, nn
 
 from secateur.allocation import uniform
-from secateur.checkpoints import Run, check_new, check_places, open_checkpoint, previous_record, unfinished_copy
+from secateur.checkpoints import (
+    Run,
+    check_new,
+    check_places,
+    open_checkpoint,
+    previous_record,
+    request_of,
+    unfinished_copy,
+)
 from secateur.models.blocks import WHOLE, block_of, choose_targets, full_name
 from secateur.models.files import BlockFiles, Written
 from secateur.models.hosts import Host, InFiles, InMemory
@@ -25,8 +33,8 @@ from secateur.models.jobs import Pruned, Solved
 from secateur.models.observation import observe
 from secateur.models.products import WeightView
 from secateur.models.replay import Replay, Weights
-from secateur.models.result import OneShot, PrunedBlock, PrunedTensor, Tally, said_of, write_record
-from secateur.models.solving import Request, complete, held_batches
+from secateur.models.result import OneShot, PrunedBlock, PrunedTensor, Tally, write_record
+from secateur.models.solving import Request, complete, digest, held_batches
 from secateur.models.walk import check_pruned, never_run, walk
 from secateur.selection import LazyScores
 from secateur.support import Between, on_rank_zero, printable, track
@@ -82,7 +90,7 @@ def prune_directory(
     )
     host.check()
     choose_targets(host.model, host.blocks, request.include, request.exclude)
-    said = said_of(request, every)
+    said = request_of("oneshot", request, data=digest(every))
     with host.begun(out, said) as run:
         tally = Tally()
         blocks = _prune(host, request, tally, run)

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from secateur import patterns
-from secateur.checkpoints import RECORD, Run, inspect_checkpoint, library_versions, record_text
+from secateur.checkpoints import RECORD, Run, inspect_checkpoint, record_text
 from secateur.models.files import BlockFiles
 from secateur.models.jobs import Count, Layer, Pruned
-from secateur.models.solving import Request, digest
+from secateur.models.solving import Request
 from secateur.report import Reported
 from secateur.support import Between, Column, Part, Table, percent, printable
 
@@ -142,11 +142,6 @@ class Tally:
 # Law: no time and no path of our own: the same call on the same files writes the same bytes.
 
 
-def said_of(request: Request, batches: Iterable[Any]) -> dict[str, Any]:
-    """As JSON: what the bytes of a pruned directory depend on, but for the source's files."""
-    return {"data": digest(batches), **request.described(), "versions": library_versions()}
-
-
 @dataclass(frozen=True)
 class PrunedTensor:
     """What was written of a tensor in the files."""
@@ -190,7 +185,7 @@ def write_record(
     record = {
         "solver": said["solver"],
         "kept_weights": "unchanged" if all(found.kept_as_they_were for found in pruned.values()) else "updated",
-        "pattern": said["pattern"],
+        "pattern": patterns.word_of(request.pattern),
         "allocate": said["allocate"],
         "stages": said["stages"],
         "aim": said["aim"],

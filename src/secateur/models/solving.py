@@ -9,7 +9,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,9 @@ from secateur.models.blocks import full_name
 from secateur.models.jobs import Job, Layer, Pruned, Solved
 from secateur.models.products import InputStats, WeightView
 from secateur.models.replay import Outputs
-from secateur.patterns import Pattern, Rows, Unstructured, word_of
+from secateur.patterns import Pattern, Rows, Unstructured
 from secateur.solvers import aimed, best_mask, from_criterion
-from secateur.support import Forward, broadcast, check_batches, check_data, described, rank_and_world
+from secateur.support import Forward, broadcast, check_batches, check_data, rank_and_world
 from secateur.targets import is_expert
 
 # ---- Solves a stage of a block: new values and masks of its matrices, and a `Layer` for each.
@@ -271,9 +271,9 @@ class Request:
     words: tuple[str, ...]  # the evidence that the solver names
     include: list[str] | None = None
     exclude: list[str] | None = None
-    forward: Forward | None = None
-    activations: Path | None = None
-    on_layer: Callable[[Layer], None] | None = None
+    forward: Forward | None = field(default=None, compare=False)  # on these the bytes of the result do not depend
+    activations: Path | None = field(default=None, compare=False)
+    on_layer: Callable[[Layer], None] | None = field(default=None, compare=False)
     stages: bool = False
     aim: float = 0.0
 
@@ -286,20 +286,6 @@ class Request:
     def dense_outputs(self) -> Outputs | None:
         """Where what the dense model's blocks return is kept, if it is run beside the pruned one."""
         return Outputs(self.activations, "dense") if self.aim else None
-
-    def described(self) -> dict[str, Any]:
-        """As JSON: what a run that goes on must have in common with the one that was killed, beside the data."""
-        return {
-            "sparsity": self.sparsity,
-            "pattern": word_of(self.pattern),
-            "solver": described(self.solver),
-            "allocate": described(self.allocate),
-            "include": self.include,
-            "exclude": self.exclude,
-            "stages": self.stages,
-            "aim": self.aim,
-            "processes": rank_and_world()[1],
-        }
 
 
 class RunAlong(tuple[Any, ...]):

@@ -26,7 +26,6 @@ from secateur.checkpoints import (
     Origin,
     TensorEntry,
     copy_others,
-    library_versions,
     meta_model_of,
     nbytes_of_cut,
     new_directory,
@@ -36,6 +35,7 @@ from secateur.checkpoints import (
     places,
     previous_record,
     record_text,
+    request_of,
     rows_of,
     shape_of_cut,
     slicing,
@@ -70,7 +70,6 @@ from secateur.support import (
     described,
     on_rank_zero,
     printable,
-    rank_and_world,
     tensors_of,
 )
 
@@ -174,14 +173,14 @@ def shrink_units_directory(
     if out is None:
         found = calibrated_selection(dense.subject, asked, place, repair=repair)
         return _calibrated(_planned(dense, asked, found.choice, out, started), dense, found)
-    data = {"sha256": digest(every)}
-    with place.begun(out, _said_of(asked, data, example_inputs, repair=repair)) as run:
+    example = digest([example_inputs])
+    with place.begun(out, request_of("shrink", asked, data=digest(every), example=example, repair=repair)) as run:
         found = calibrated_selection(dense.subject, asked, place, repair=repair, run=run)
         planned = _calibrated(_planned(dense, asked, found.choice, out, started), dense, found)
 
         def publish() -> None:
             calibration = {
-                "data": data,
+                "data": {"sha256": run.request["data"]},
                 "tokens": found.tokens,
                 "repair": repair,
                 "errors": planned.errors,
@@ -289,26 +288,6 @@ def _calibrated(planned: CheckpointShrinking, dense: _Dense, found: Calibrated) 
     return replace(
         planned, tokens=found.tokens, errors=errors, biases=biases, normalizations=norms, in_blocks=in_blocks
     )
-
-
-def _said_of(asked: Request, data: Mapping[str, str], example_inputs: Any, *, repair: bool) -> dict[str, Any]:
-    """As JSON: what the bytes of a shrunken directory depend on, but for the source's files."""
-    return {
-        "method": "shrink",
-        "data": data,
-        "example": digest([example_inputs]),
-        "sparsity": asked.sparsity,
-        "target": asked.target,
-        "criterion": described(asked.criterion),
-        "allocate": None if asked.allocate is None else described(asked.allocate),
-        "include": asked.include,
-        "exclude": asked.exclude,
-        "round_to": asked.round_to,
-        "verify": asked.verify,
-        "repair": repair,
-        "processes": rank_and_world()[1],
-        "versions": library_versions(),
-    }
 
 
 def coupling_on_meta(model: nn.Module, example_inputs: Any) -> Coupling:

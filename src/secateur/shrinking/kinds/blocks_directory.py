@@ -28,6 +28,7 @@ from secateur.checkpoints import (
     places,
     previous_record,
     record_text,
+    request_of,
     unfinished_copy,
     write_sliced,
 )
@@ -50,7 +51,6 @@ from secateur.shrinking.request import Request, example_for
 from secateur.shrinking.result import blocks_content, patched_tables
 from secateur.shrinking.select import check_globs, select, too_few
 from secateur.support import Forward, Part, rank_and_world, track
-from secateur.version import __version__
 
 BLOCKS = "blocks.json"
 FORMAT = "secateur blocks"
@@ -166,16 +166,6 @@ def shrink_blocks_directory(
     candidates = _candidates(deep, asked.include, asked.exclude)
     every_block = sum(len(stack.blocks) for stack in deep.stacks)
     target = int(amount) if amount >= 1 else math.ceil(amount * every_block - 1e-9)
-    request_said = {
-        "method": "shrink",
-        "depth": amount,
-        "data": digest(every),
-        "include": asked.include,
-        "exclude": asked.exclude,
-        "verify": verify,
-        "repair": repair,
-        "versions": {"secateur": __version__, "torch": torch.__version__},
-    }
 
     def choose() -> _Chosen:
         return _chosen(deep, candidates, target, example_inputs, verify=verify)
@@ -186,11 +176,11 @@ def shrink_blocks_directory(
 
     if out is None:
         return _planned(deep, None, choose(), {}, started)
-    with deep.place.begun(out, request_said) as run:
+    with deep.place.begun(out, request_of("depth", asked, data=digest(every), repair=repair)) as run:
         chosen = run.stage("chosen", _Chosen, choose, misfit)
         patched = _patched(run, deep, chosen.gone) if repair else {}
         done = _planned(deep, out, chosen, patched, started)
-        _publish(run, deep, done, {"data": {"sha256": request_said["data"]}, "repair": repair}, previous)
+        _publish(run, deep, done, {"data": {"sha256": run.request["data"]}, "repair": repair}, previous)
     return replace(done, seconds=time.monotonic() - started)
 
 

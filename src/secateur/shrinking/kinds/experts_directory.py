@@ -30,13 +30,13 @@ from secateur.checkpoints import (
     copy_others,
     digests_of_files,
     files_of,
-    library_versions,
     nbytes_of_cut,
     open_checkpoint,
     other_weights,
     places,
     previous_record,
     record_text,
+    request_of,
     shape_of_cut,
     write_cut,
     write_file,
@@ -162,8 +162,9 @@ def shrink_experts_directory(
         learned = planned if measured is None else _profiled(measured, there)
         done = _planned(mixtures, asked, learned, out, started)[2]
     else:
-        request_ = _said_of(asked, text_run, planned, repair=repair and text_run is not None)
-        with begun(out, request_, checkpoint, copied=False) as run:
+        known = None if text_run is None else {"sha256": digest(text_run.every), "held_out": text_run.counts[1]}
+        said = request_of("experts", asked, data=known, plan=planned, repair=repair and text_run is not None)
+        with begun(out, said, checkpoint, copied=False) as run:
             learned = planned if measured is None else _learned(run, measured, there)
             with _leaving_nothing(run):
                 fewer, written, done = _planned(mixtures, asked, learned, out, started)
@@ -323,25 +324,6 @@ def _tokens(batches: Sequence[Any]) -> int:
 
 
 # ---- writing --------------------------------------------------------------------------------------------------------
-
-
-def _said_of(asked: Request, run: _Calibration | None, planned: Profile | None, *, repair: bool) -> dict[str, Any]:
-    """As JSON: what the bytes of a directory of fewer experts depend on, but for the source's files."""
-    return {
-        "method": "experts",
-        "data": None if run is None else {"sha256": digest(run.every)},
-        "held_out": None if run is None else run.counts[1],
-        "plan": planned,
-        "remove": asked.experts.remove,
-        "rank": asked.experts.rank,
-        "unreached_first": asked.experts.unreached_first,
-        "include": asked.include,
-        "exclude": asked.exclude,
-        "verify": asked.verify,
-        "repair": repair,
-        "processes": rank_and_world()[1],
-        "versions": library_versions(),
-    }
 
 
 @contextlib.contextmanager
