@@ -1,4 +1,4 @@
-"""What may leave a model beside single units, the values of ``leave=`` of `secateur.shrink`: experts, branches, blocks.
+"""What may leave a model beside units, as ``leave=`` of `secateur.shrink` says: experts, branches, heads, blocks.
 
 Law: a kind holds what is its own, so that the verb does not have to; words stand for values where people type.
 """
@@ -6,12 +6,12 @@ Law: a kind holds what is its own, so that the verb does not have to; words stan
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Blocks", "Branches", "Experts", "Kind", "RANKS", "parse"]
+__all__ = ["Blocks", "Branches", "Experts", "Heads", "Kind", "RANKS", "parse"]
 
 RANKS = ("reap", "frequency", "criterion")
 
@@ -103,7 +103,22 @@ class Blocks:
         _check_amount("blocks", self.remove)
 
 
-Kind = Experts | Branches | Blocks
+@dataclass(frozen=True)
+class Heads:
+    """Attention heads of a module that leave by their numbers, as ``prune_heads`` of transformers 4 took them.
+
+    Attributes:
+        remove: ``{layer: numbers of heads}``. A layer is the number of a block, counted over the whole model from 0, or
+            the name of a module; heads are counted as they are now. One of each layer stays.
+
+    >>> Heads({0: [1, 2], "decoder.layers.3.encoder_attn": [0]}).remove[0]
+    [1, 2]
+    """
+
+    remove: Mapping[int | str, Sequence[int]]
+
+
+Kind = Experts | Branches | Heads | Blocks
 
 
 def parse(leave: Kind | str | Iterable[Kind | str] | None) -> tuple[Kind, ...]:
@@ -124,7 +139,9 @@ def parse(leave: Kind | str | Iterable[Kind | str] | None) -> tuple[Kind, ...]:
     kinds = tuple(_of_word(each) if isinstance(each, str) else each for each in given)
     for each in kinds:
         if not isinstance(each, Kind):
-            raise TypeError(f"leave= is Experts, Branches or Blocks, or a word such as 'experts:25%', not {each!r}.")
+            raise TypeError(
+                f"leave= is Experts, Branches, Heads or Blocks, or a word such as 'experts:25%', not {each!r}."
+            )
     if twice := [type(each).__name__ for at, each in enumerate(kinds) if type(each) in map(type, kinds[:at])]:
         raise ValueError(f"leave= names {twice[0]} twice; say once how much of them leaves.")
     return kinds

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur.shrinking.apply import carry_out
+from secateur.shrinking.kinds.heads import plan_without_heads, pruned_heads
 from secateur.shrinking.plan import Plan, plan_in, plans_of
 from secateur.support import Fields, Undo, private, tensors_of, write_whole
 
@@ -66,7 +67,8 @@ def _fingerprint(plans: Sequence[Plan]) -> str:
 
 def load_shrunken(model: nn.Module, directory: str | Path) -> nn.Module:
     """Shrink a freshly built model to the plan that `save_shrunken` wrote, and load its weights; parameters on the meta
-    device become real.
+    device become real. A directory of transformers 4 has no plan, but ``pruned_heads`` in its ``config.json``: these
+    heads leave.
 
     Raises:
         ValueError: the plan is not one that this version reads, or does not fit the model; nothing is changed.
@@ -81,19 +83,23 @@ def load_shrunken(model: nn.Module, directory: str | Path) -> nn.Module:
     torch.Size([8, 4])
     """
     directory = Path(directory)
-    plans = read_plans(directory / "plan.json")
+    path = directory / "plan.json"
+    if heads := None if path.exists() else pruned_heads(directory):
+        path, plans = directory / "config.json", [plan_without_heads(model, heads)]
+    else:
+        plans = read_plans(path)
     tensors, of = _read_weights(directory / "model.safetensors")
     if of is not None and of != _fingerprint(plans):
         raise ValueError(f"plan.json and model.safetensors in {directory} are not of one save; save the model again.")
     undo = Undo()
     try:  # no `with`, as in `carry_out`
         for plan in plans:
-            undo.call(_carry_out_of(directory / "plan.json", model, plan))
-        mine = tensors_of(model)
+            undo.call(_carry_out_of(path, model, plan))
+        unsaved = _unsaved(model)
+        mine = {name: each for name, each in tensors_of(model).items() if name in tensors or name not in unsaved}
         if mine.keys() != tensors.keys():
             other = sorted(mine.keys() ^ tensors.keys())
             raise ValueError(f"the model and {directory} differ in {', '.join(other[:5])}.")
-        unsaved = _unsaved(model)
         for name, tensor in mine.items():
             if tensor.shape != tensors[name].shape and name not in unsaved:
                 shapes = f"{tuple(tensors[name].shape)}, in the model {tuple(tensor.shape)}"

@@ -21,26 +21,24 @@ from torch import Tensor, nn
 from secateur.allocation import Allocation
 from secateur.coupling import Branch, Coupling, Scope, find_coupling
 from secateur.criteria import magnitude
-from secateur.kinds import Blocks, Kind
+from secateur.kinds import Blocks, Branches, Experts, Heads, Kind
 from secateur.models import InMemory, with_batch_in_errors
 from secateur.pipeline import reestimate_batchnorm
 from secateur.report import Reported
 from secateur.shrinking.apply import carry_out
 from secateur.shrinking.calibrated import calibrated_selection
-from secateur.shrinking.configuration import Configured, has_configuration
 from secateur.shrinking.costs import cost_of, ratio_of_times
 from secateur.shrinking.directory import CheckpointShrinking, shrink_units_directory
 from secateur.shrinking.kinds.blocks_directory import ShrunkDepth, shrink_blocks_directory
-from secateur.shrinking.kinds.branches import OutputCosts, choose_branches, influences, named_branches
-from secateur.shrinking.kinds.expert_repair import MendedMixtures, mend_mixtures
-from secateur.shrinking.kinds.experts import choose_experts, tied_mixtures
+from secateur.shrinking.kinds.branches import OutputCosts
+from secateur.shrinking.kinds.experts import leave_experts
 from secateur.shrinking.kinds.experts_directory import ShrunkExperts, shrink_experts_directory
-from secateur.shrinking.kinds.patching import patch
-from secateur.shrinking.kinds.routing import routed_by
-from secateur.shrinking.plan import Plan, plan_without
-from secateur.shrinking.request import Request, example_of, pruning_target, request, shorter, warn_without_data
+from secateur.shrinking.kinds.heads import leave_heads
+from secateur.shrinking.kinds.patching import leave_branches
+from secateur.shrinking.plan import Plan
+from secateur.shrinking.request import Request, example_of, request, shorter, warn_without_data
 from secateur.shrinking.result import model_content
-from secateur.shrinking.select import Choice, check_globs, choose, groups_in_scope, names_of, tie_roles
+from secateur.shrinking.select import Choice, Leaving, Left, choose, names_of
 from secateur.support import (
     Forward,
     Part,
@@ -52,6 +50,13 @@ from secateur.support import (
     refuse,
     tensors_of,
 )
+
+# what leaves before units, in this order: the value that `leave=` takes, and who chooses, proves and repairs
+LEAVE: dict[type[Any], Callable[[Leaving, Any], Left]] = {
+    Branches: leave_branches,
+    Experts: leave_experts,
+    Heads: leave_heads,
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +72,7 @@ class Shrunk(Reported):
         stayed: ``{name: why}`` of branches that were not to leave, or could not.
         patched: ``{name: share}`` of weights that were repaired: the share that each recovers of the squared residual,
             which is what the removed branches behind it added to the stream, on the calibration.
+        heads: ``{group: (heads before, after)}`` of the attentions of which heads left.
         experts: ``{router: (experts before, after)}`` of the mixtures of which experts left.
         unreached: ``{router: experts}`` that no token of the batches was sent to.
         mended: ``{router: share}``: the share of the squared residual behind a mixture that its repaired experts
@@ -86,18 +92,19 @@ class Shrunk(Reported):
     got: float
     beside: tuple[float, float]
     branches: Sequence[Branch] = field(repr=False)
-    stayed: Mapping[str, str] = field(repr=False)
-    patched: Mapping[str, float] = field(repr=False)
-    experts: Mapping[str, tuple[int, int]] = field(repr=False)
-    unreached: Mapping[str, tuple[int, ...]] = field(repr=False)
-    mended: Mapping[str, float] = field(repr=False)
-    unmended: Mapping[str, str] = field(repr=False)
     scope: Scope = field(repr=False)
     kept: Mapping[str, npt.NDArray[np.bool_]] = field(repr=False)
     plans: Sequence[Plan] = field(repr=False)
     multiply_adds: tuple[int, int]
     parameters: tuple[int, int]
     nbytes: tuple[int, int]
+    stayed: Mapping[str, str] = field(default_factory=dict, repr=False)
+    patched: Mapping[str, float] = field(default_factory=dict, repr=False)
+    heads: Mapping[str, tuple[int, int]] = field(default_factory=dict, repr=False)
+    experts: Mapping[str, tuple[int, int]] = field(default_factory=dict, repr=False)
+    unreached: Mapping[str, tuple[int, ...]] = field(default_factory=dict, repr=False)
+    mended: Mapping[str, float] = field(default_factory=dict, repr=False)
+    unmended: Mapping[str, str] = field(default_factory=dict, repr=False)
     in_blocks: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def content(self) -> Iterable[Part]:
@@ -315,62 +322,30 @@ def shrink(
             dense_outputs = OutputCosts(model, held, forward)
     known = names_of(before)
     plans: list[Plan] = []
-    stayed: dict[str, str] = {}
-    patched: dict[str, float] = {}
+    facts: dict[str, Any] = {}  # on what left before units
     choice: Choice | None = None
-    share, rest = 1.0, asked  # what is left of the target without the branches, and what is to leave of that
+    share, rest = 1.0, asked  # what is left of the target without that, and what is to leave of it
+    first = [each for kind in LEAVE for each in asked.leave if isinstance(each, kind) and each.remove]
+    if any(isinstance(each, Branches) for each in first):
+        known |= {name for name, _ in (*model.named_modules(), *model.named_parameters())}
     with Undo() as undo:
-        if asked.branches:
-            known |= {name for name, _ in (*model.named_modules(), *model.named_parameters())}
-            check_globs(known, asked.globs)
-            costs = None if held is None else OutputCosts(model, held, forward)
-            gone, stayed = _branches_to_leave(model, before, asked, inputs, costs)
-            if held is not None and costs is not None and repair:
-                patched = patch(model, gone, held, costs=costs, forward=forward, undo=undo)
-            share_left = _share_left(model, before, example_inputs, target)
-            plans.append(plan_without(gone))
-            undo.call(carry_out(model, plans[-1], optimizer))
-            coupling = watched()
-            share = share_left(coupling)
-            rest = replace(asked, sparsity=0.0 if sparsity is None else max(0.0, 1 - (1 - sparsity) / share))
-        configured: Configured | None = None
-        experts_stay: dict[str, tuple[int, int]] = {}
-        unreached: dict[str, tuple[int, ...]] = {}
-        repaired = MendedMixtures()
-        if asked.experts.remove:
+        leaving = functools.partial(
+            Leaving, model, inputs=inputs, known=known, batches=held, forward=forward, repair=repair, undo=undo
+        )
+        for kind in first:
             share_left = _share_left(model, coupling, example_inputs, target)
-            scope = Scope.of(coupling)
-            configured = Configured(model, scope) if uniform and has_configuration(model) else None
-            scope = tied_mixtures(scope if configured is None else configured.scope, rest)
-            subject = pruning_target(model, scope, inputs, configured=configured, proved_on=model if verify else None)
-            check_globs(names_of(coupling) | known, rest.globs)
-            routed = None
-            if held is not None and rest.experts.rank != "criterion":
-                host = InMemory(model, held, forward=forward)
-                routed = routed_by(host, coupling, groups_in_scope(scope, rest, chosen=True))
-            fewer = choose_experts(subject, rest, known, routed)
-            left, experts_stay, unreached = fewer.choice, fewer.counts, fewer.unreached
-            whole = copy.deepcopy(model) if routed is not None and repair else None
+            left = LEAVE[type(kind)](leaving(coupling=coupling, asked=rest), kind)
             plans.append(left.plan)
             undo.call(carry_out(model, left.plan, optimizer))
-            if configured is not None:
-                undo.call(configured.adopt(model, left.fields))
+            if left.configured is not None:
+                undo.call(left.configured.adopt(model, left.fields))
             coupling = watched()
-            if whole is not None and held is not None:
-                mixtures = [group for group in coupling.groups if group.name in experts_stay]
-                repaired = mend_mixtures(model, whole, mixtures, held, forward=forward, undo=undo)
+            facts |= {**left.facts, **left.mend(coupling)}
             share *= share_left(coupling)
             rest = replace(asked, sparsity=0.0 if sparsity is None else max(0.0, 1 - (1 - sparsity) / share))
-            configured = None
-        alone = not rest.sparsity and (asked.branches or asked.experts.remove)
         scope = Scope.of(coupling)
-        if uniform and has_configuration(model) and not alone:
-            configured = Configured(model, scope)
-            scope = configured.scope
-        elif uniform:
-            scope = tie_roles(scope)
-        if not alone:
-            subject = pruning_target(model, scope, inputs, configured=configured, proved_on=model if verify else None)
+        if rest.sparsity or not first:
+            subject = leaving(coupling=coupling, asked=rest).target()
             saved: Mapping[str, Tensor] = {}
             if held is None:
                 choice = choose(subject, rest, known)
@@ -382,8 +357,8 @@ def shrink(
             undo.call(carry_out(model, choice.plan, optimizer, saved))
             if dense_outputs is not None and held is not None and choice.plan.tensors:
                 _reestimate(model, held, dense_outputs, forward, undo)
-            if configured is not None:
-                undo.call(configured.adopt(model, choice.fields))
+            if subject.configured is not None:
+                undo.call(subject.configured.adopt(model, choice.fields))
         kept = {} if choice is None else choice.kept
         counts = {name: int(mask.sum()) for name, mask in kept.items()}
         parameters, nbytes = zip(dense, _totals(model), strict=True)
@@ -393,12 +368,6 @@ def shrink(
             got=1 - share * (1.0 if choice is None else choice.left),
             beside=(1 - share, 1 - share) if choice is None else _gone(share, choice),
             branches=before.branches,
-            stayed=stayed,
-            patched=patched,
-            experts=experts_stay,
-            unreached=unreached,
-            mended=repaired.shares,
-            unmended=repaired.whole,
             scope=scope if choice is None else choice.scope,
             kept=kept,
             plans=plans,
@@ -406,6 +375,7 @@ def shrink(
             parameters=parameters,
             nbytes=nbytes,
             in_blocks={} if choice is None else choice.in_blocks,
+            **facts,
         )
         if report is not None:
             report(done)
@@ -482,26 +452,6 @@ def _totals(model: nn.Module) -> tuple[int, int]:
     """Parameters, and bytes of all tensors."""
     tensors = tensors_of(model).values()
     return sum(each.numel() for each in model.parameters()), sum(each.nbytes for each in tensors)
-
-
-# ---- before and after branches --------------------------------------------------------------------------------------
-
-
-def _branches_to_leave(
-    model: nn.Module, coupling: Coupling, asked: Request, inputs: Sequence[Any], costs: OutputCosts | None
-) -> tuple[list[Branch], dict[str, str]]:
-    if isinstance(asked.branches, tuple):
-        return named_branches(model, coupling, asked.branches, inputs, verify=asked.verify), {}
-    return choose_branches(
-        model,
-        coupling,
-        asked.branches,
-        inputs,
-        score=influences if costs is None else costs,
-        include=asked.include,
-        exclude=asked.exclude,
-        verify=asked.verify,
-    )
 
 
 def _share_left(model: nn.Module, before: Coupling, example_inputs: Any, target: str) -> Callable[[Coupling], float]:

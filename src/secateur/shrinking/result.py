@@ -34,6 +34,9 @@ def model_content(done: Shrunk, *, full: bool) -> Iterator[Part]:
     """What a `Shrunk` says: branches, experts, groups, what stays whole and why, totals."""
     if done.plans[0].modules:
         yield from _branches(done)
+    if done.heads:
+        yield _counts("heads", done.heads, "Heads", "Stay", full=full)
+        yield ""
     if done.experts:
         yield _counts("experts", done.experts, "Experts", "Stay", full=full)
         yield from unreached_lines(done.unreached, done.experts, first=done.asked.experts.unreached_first)

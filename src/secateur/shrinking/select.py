@@ -11,17 +11,18 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from secateur.coupling import OUTPUT, Coupling, Group, Kept, Scope, size_of
 from secateur.selection import keep_largest
 from secateur.shrinking.apply import Place
+from secateur.shrinking.configuration import Configured, has_configuration
 from secateur.shrinking.costs import TiedGroups, by_tie, cost_of
 from secateur.shrinking.counting import Counted, solve_counts
 from secateur.shrinking.measure import Measured
 from secateur.shrinking.plan import Plan, plan_of
-from secateur.shrinking.request import PruningTarget, Request
-from secateur.support import matched, track
+from secateur.shrinking.request import PruningTarget, Request, pruning_target
+from secateur.support import Forward, Undo, matched, track
 
 # ---- Which groups play the same role: in two layers of a model, or in two models of other sizes.
 #
@@ -358,3 +359,62 @@ def _dead(subject: PruningTarget, groups: Sequence[Group]) -> dict[str, npt.NDAr
             dead = np.flatnonzero(~alive[name])
             alive[name][dead[: count - counts[name]]] = True
     return alive
+
+
+# ---- A kind of what leaves a module before its units: what its function in `kinds/` is given, and what it gives.
+#
+# Law: the function chooses, proves and repairs what is there; `shrink` takes out what it names, for every kind alike.
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """A module that something is to leave.
+
+    Attributes:
+        model, coupling: as they are now.
+        inputs: the examples that were watched.
+        asked: what is asked for, and what of it is still to leave.
+        known: names that globs may match beside those of the coupling.
+        batches, forward: the data, if there is some, and how it is run.
+        repair: whether what stays may move.
+        undo: takes back what moves.
+    """
+
+    model: nn.Module
+    coupling: Coupling
+    inputs: Sequence[Any]
+    asked: Request
+    known: Collection[str]
+    batches: Sequence[Any] | None
+    forward: Forward | None
+    repair: bool
+    undo: Undo
+
+    def target(self, tied: Callable[[Scope], Scope] = lambda scope: scope) -> PruningTarget:
+        """Its groups, as far as a configuration can say it where that is asked; ``tied`` ties more of them."""
+        scope, configured = Scope.of(self.coupling), None
+        if self.asked.uniform and has_configuration(self.model):
+            configured = Configured(self.model, scope)
+            scope = configured.scope
+        elif self.asked.uniform:
+            scope = tie_roles(scope)
+        proved_on = self.model if self.asked.verify else None
+        return pruning_target(self.model, tied(scope), self.inputs, configured=configured, proved_on=proved_on)
+
+
+@dataclass(frozen=True)
+class Left:
+    """What leaves a module.
+
+    Attributes:
+        plan: what is taken out.
+        facts: fields of `Shrunk` on it.
+        configured, fields: what the module's configuration becomes.
+        mend: repairs the smaller model, of which it is given the coupling; more of the facts.
+    """
+
+    plan: Plan
+    facts: Mapping[str, Any]
+    configured: Configured | None = None
+    fields: Mapping[Place, int] = field(default_factory=dict)
+    mend: Callable[[Coupling], Mapping[str, Any]] = lambda _: {}

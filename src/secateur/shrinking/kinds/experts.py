@@ -5,16 +5,21 @@ Law: all sets of one size keep the same number, and at least as many as are chos
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from secateur.coupling import Group, Scope
-from secateur.shrinking.kinds.routing import Routed, scores_by
+from secateur.coupling import Coupling, Group, Scope
+from secateur.kinds import Experts
+from secateur.models import InMemory
+from secateur.shrinking.kinds.expert_repair import mend_mixtures
+from secateur.shrinking.kinds.routing import Routed, routed_by, scores_by
 from secateur.shrinking.request import PruningTarget, Request
-from secateur.shrinking.select import Choice, choose, groups_in_scope, scores_of
+from secateur.shrinking.select import Choice, Leaving, Left, check_globs, choose, groups_in_scope, names_of, scores_of
 
 
 @dataclass(frozen=True)
@@ -88,3 +93,26 @@ def choose_experts(
     counts = {group.name: (group.size, int(choice.kept[group.name].sum())) for group in stay}
     unreached = {} if routed is None else {each.name: routed[each.name].unreached for each in stay}
     return Fewer(choice, counts, {name: each for name, each in unreached.items() if each})
+
+
+def leave_experts(leaving: Leaving, experts: Experts) -> Left:
+    """The experts of least score leave, by what they give on the batches, and those that stay are mended."""
+    model, coupling, asked, batches = leaving.model, leaving.coupling, leaving.asked, leaving.batches
+    subject = leaving.target(lambda scope: tied_mixtures(scope, asked))
+    check_globs(names_of(coupling) | {*leaving.known}, asked.globs)
+    routed = None
+    if batches is not None and experts.rank != "criterion":
+        groups = groups_in_scope(subject.scope, asked, chosen=True)
+        routed = routed_by(InMemory(model, batches, forward=leaving.forward), coupling, groups)
+    fewer = choose_experts(subject, asked, leaving.known, routed)
+    whole = copy.deepcopy(model) if routed is not None and leaving.repair else None
+
+    def mend(coupling: Coupling) -> Mapping[str, Any]:
+        if whole is None or batches is None:
+            return {}
+        mixtures = [group for group in coupling.groups if group.name in fewer.counts]
+        mended = mend_mixtures(model, whole, mixtures, batches, forward=leaving.forward, undo=leaving.undo)
+        return {"mended": mended.shares, "unmended": mended.whole}
+
+    facts = {"experts": fewer.counts, "unreached": fewer.unreached}
+    return Left(fewer.choice.plan, facts, subject.configured, fewer.choice.fields, mend)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from secateur.coupling import Branch, SameDraws, find_coupling
+from secateur.kinds import Branches
 from secateur.models import (
     AllMetError,
     InMemory,
@@ -28,8 +29,10 @@ from secateur.models import (
     is_turned,
     parts_of,
 )
-from secateur.shrinking.kinds.branches import OutputCosts, running
+from secateur.shrinking.kinds.branches import OutputCosts, choose_branches, influences, named_branches, running
+from secateur.shrinking.plan import plan_without
 from secateur.shrinking.repair import StreamCorrection
+from secateur.shrinking.select import Leaving, Left, check_globs
 from secateur.solvers import aimed
 from secateur.support import Forward, Undo, device_of, moved, private, run_batch, tensors_of, track
 
@@ -680,3 +683,32 @@ class ScalePatch:
         cross = sums.cross - shift * sums.inputs
         found = more.square() * sums.gram - 2 * more * cross + sums.count * shift.square() - 2 * shift * sums.residuals
         return max(0.0, sums.squares + float(found.sum()))
+
+
+# ---- Residual branches that leave a module: which, and what makes up for them.
+
+
+def leave_branches(leaving: Leaving, branches: Branches) -> Left:
+    """Those that are named leave, or those that cost the outputs least; then `patch` repairs what stays."""
+    model, coupling, asked, batches = leaving.model, leaving.coupling, leaving.asked, leaving.batches
+    check_globs(leaving.known, asked.globs)
+    costs = None if batches is None else OutputCosts(model, batches, leaving.forward)
+    stayed: dict[str, str] = {}
+    if branches.names:
+        gone = named_branches(model, coupling, branches.names, leaving.inputs, verify=asked.verify)
+    else:
+        score = influences if costs is None else costs
+        gone, stayed = choose_branches(
+            model,
+            coupling,
+            branches.share,
+            leaving.inputs,
+            score=score,
+            include=asked.include,
+            exclude=asked.exclude,
+            verify=asked.verify,
+        )
+    facts: dict[str, Any] = {"stayed": stayed}
+    if costs is not None and batches is not None and leaving.repair:
+        facts["patched"] = patch(model, gone, batches, costs=costs, forward=leaving.forward, undo=leaving.undo)
+    return Left(plan_without(gone), facts)

@@ -1,0 +1,113 @@
+"""Heads that are named leave, as if what they give were zero; anything that is not just these is refused."""
+
+import copy
+import json
+
+import pytest
+import torch
+from transformers import BertConfig, BertModel, LlamaConfig, LlamaModel, ViTConfig, ViTModel
+
+from secateur import load_shrunken, save_shrunken, shrink
+from secateur.kinds import Heads
+
+SIZES = {"hidden_size": 48, "num_attention_heads": 6, "num_hidden_layers": 2, "intermediate_size": 64}
+TOKENS = {"input_ids": torch.arange(14).reshape(2, 7)}
+
+
+def bert(**more):
+    torch.manual_seed(0)
+    return BertModel(BertConfig(vocab_size=50, initializer_range=0.2, **SIZES, **more)).eval()
+
+
+def vit():
+    torch.manual_seed(0)
+    return ViTModel(ViTConfig(image_size=32, patch_size=16, initializer_range=0.2, **SIZES)).eval()
+
+
+def llama():
+    torch.manual_seed(0)
+    config = LlamaConfig(vocab_size=50, num_key_value_heads=2, initializer_range=0.2, use_cache=False, **SIZES)
+    return LlamaModel(config).eval()
+
+
+CASES = {
+    "bert": (bert, TOKENS, {0: [1, 4], "encoder.layer.1.attention": [0, 2, 3, 5]}, "encoder.layer.{}.*output.dense"),
+    "vit": (vit, torch.linspace(-1, 1, 6144).reshape(2, 3, 32, 32), {1: [5, 0]}, "layers.{}.attention.o_proj"),
+    "llama": (llama, TOKENS, {0: [1, 4], 1: [0, 3]}, "layers.{}.self_attn.o_proj"),
+    "llama, whole keys": (llama, TOKENS, {1: [3, 4, 5]}, "layers.{}.self_attn.o_proj"),
+}
+
+
+def outputs(model, inputs):
+    with torch.no_grad():
+        out = model(**inputs) if isinstance(inputs, dict) else model(inputs)
+    return out if isinstance(out, torch.Tensor) else out.last_hidden_state
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_left_is_the_model_in_which_these_heads_give_zero(name):
+    make, inputs, heads, place = CASES[name]
+    model, masked = make(), make()
+    modules = dict(masked.named_modules())
+    for layer, numbers in heads.items():
+        path = place.format(layer if isinstance(layer, int) else 1).replace("*", "attention.")
+        for head in numbers:
+            modules[path].weight.data[:, 8 * head : 8 * (head + 1)] = 0
+    assert not torch.allclose(outputs(make(), inputs), outputs(masked, inputs), atol=1e-2)
+    before = sum(each.numel() for each in model.parameters())
+    done = shrink(model, inputs, leave=Heads(heads))
+    torch.testing.assert_close(outputs(model, inputs), outputs(masked, inputs), rtol=1e-5, atol=1e-5)
+    assert 1 - done.got == pytest.approx(sum(each.numel() for each in model.parameters()) / before)
+
+
+@pytest.mark.parametrize(
+    ("heads", "said"),
+    [
+        ({9: [0]}, "there is no layer 9: the model has 2 blocks"),
+        ({"encoder.nothing": [0]}, "there is no module 'encoder.nothing'"),
+        ({0: [6]}, "layer 0 has heads 0 to 5, and no 6"),
+        ({0: [*range(6)]}, "layer 0: all of its heads are to leave, and one stays at least"),
+        ({"encoder": [0]}, "layer 'encoder' has several attentions; name the module of one"),
+        ({"pooler": [0]}, "layer 'pooler' has no heads that can leave: an output of the model"),
+    ],
+)
+def test_what_is_no_head_is_told_and_nothing_changes(heads, said):
+    model = bert()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match=said):
+        shrink(model, TOKENS, leave=Heads(heads))
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+
+
+def test_heads_that_share_keys_leave_together():
+    with pytest.raises(ValueError, match=r"leave together, \[1, 4\] or \[0, 1, 2\]; not \[1\]"):
+        shrink(llama(), TOKENS, leave=Heads({0: [1]}))
+
+
+def test_a_configuration_that_holds_one_number_of_heads_is_asked():
+    with pytest.raises(ValueError, match=r"no heads that can leave: the configuration cannot express another size"):
+        shrink(bert(), TOKENS, leave=Heads({0: [1]}), uniform=True)
+
+
+def test_units_leave_after_heads_and_both_are_saved(tmp_path):
+    model = bert()
+    done = shrink(model, TOKENS, 0.2, leave=Heads({0: [0, 1, 2]}), round_to=1)
+    assert [bool(plan.tensors) for plan in done.plans] == [True, True]
+    assert done.got == pytest.approx(0.2, abs=0.01)
+    save_shrunken(model, tmp_path)
+    torch.testing.assert_close(outputs(load_shrunken(bert(), tmp_path), TOKENS), outputs(model, TOKENS))
+
+
+def test_pruned_heads_of_an_old_configuration_are_read(tmp_path):
+    from safetensors.torch import save_file
+
+    model = bert()
+    shrink(model, TOKENS, leave=Heads({0: [1, 4], 1: [0]}))
+    save_file(model.state_dict(), tmp_path / "model.safetensors")
+    config = {**model.config.to_dict(), "pruned_heads": {"0": [1, 4], "1": [0]}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    fresh = load_shrunken(BertModel(BertConfig.from_pretrained(tmp_path)), tmp_path).eval()
+    torch.testing.assert_close(outputs(fresh, TOKENS), outputs(model, TOKENS), rtol=0, atol=0)
+    (tmp_path / "config.json").write_text(json.dumps({**config, "pruned_heads": {}}))
+    with pytest.raises(FileNotFoundError, match=r"plan\.json"):
+        load_shrunken(bert(), tmp_path)
