@@ -153,6 +153,8 @@ def _of_word(word: str) -> Kind:
         raise ValueError(f"leave= is a kind and how much of it, such as 'experts:25%' or 'branches:3'; got {word!r}.")
     kind, number, percent = found.groups()
     amount = float(number) / 100 if percent else float(number)
+    if percent and amount >= 1:
+        raise ValueError(f"leave={word!r}: a share is less than 100 %; a number of {kind} is written without the sign.")
     of = int(amount) if amount >= 1 and amount == int(amount) else amount
     return Experts(of) if kind == "experts" else Branches(of) if kind == "branches" else Blocks(of)
 

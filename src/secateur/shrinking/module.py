@@ -175,7 +175,7 @@ def shrink(
             most half of the smallest step. Where steps are so coarse that this is more than a twentieth of the target,
             the smaller of the two nearest models is taken. None: the units that are zero in all members leave, or, with
             ``leave``, nothing but that.
-        leave: what leaves first: `Experts` and `Branches` of a module, each a value or a word, such as
+        leave: what leaves first: `Branches`, `Experts` and `Heads` of a module, each a value or a word, such as
             ``"experts:25%"`` or ``["branches:3", Experts(2)]``; units make up what is missing to ``sparsity``. Of a
             directory one kind leaves a run, `Experts` or `Blocks`, and nothing else.
         criterion: ``(weight, *, <evidence>) -> scores``, higher = keep, or its name; see `secateur.criteria`.
@@ -393,6 +393,8 @@ def _shrunk_directory(
         )
     if asked.leave and isinstance(asked.leave[0], Blocks):
         return shrink_blocks_directory(source, out, asked, example_inputs, **how)
+    if asked.leave and isinstance(asked.leave[0], Heads):
+        raise ValueError(f"{source}: Heads leave a module; load the model for this, and save what is left.")
     if asked.leave:
         refuse("is not needed: a directory's experts are found by its configuration.", example_inputs=example_inputs)
         return shrink_experts_directory(source, out, asked, **how)
