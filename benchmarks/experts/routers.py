@@ -29,8 +29,9 @@ from benchmarks.support.rows import add_row, read_rows
 from benchmarks.support.tables import head, row
 from secateur import Experts, shrink
 from secateur.coupling import Group, find_coupling
+from secateur.models import InMemory
 from secateur.shrinking.kinds.expert_repair import MendedMixtures, mend
-from secateur.shrinking.kinds.routing import PairedBlocks, of_model
+from secateur.shrinking.kinds.routing import PairedBlocks
 
 REPAIR, LOSS = "repair", "by the loss"
 # Steps in turn, with a sign between: what moves of the router, or the repair.
@@ -225,7 +226,8 @@ def change(model: Any, dense: Any, groups: Sequence[Group], batches: Sequence[An
     """Repairs and moves, block after block; what each router's move made up for."""
     gains: dict[str, float] = {}
     steps = method.split(" > ")
-    with of_model(dense, batches, None) as whole, of_model(model, batches, None) as small:
+    before, after = (InMemory(each, batches) for each in (dense, model))
+    with before.replaying() as whole, after.replaying() as small, torch.no_grad():
         beside = PairedBlocks(whole, small, groups)
 
         def visit(name: str, its: Sequence[Group]) -> None:

@@ -157,7 +157,8 @@ def test_the_result_prints_as_a_table(source, tmp_path):
     left = {reason: str(len(names)) for reason, names in done.left_alone.items()}
     for reason, count in left.items():
         assert any(line.startswith(reason) and count in line.split() for line in lines[4:])
-    assert lines[-2:] == ["Copied as it was, with dense weights: pytorch_model.bin.", f"In {tmp_path / 'out'}."]
+    assert any(line.startswith("Copied as") and "pytorch_model.bin" in line for line in lines)
+    assert lines[-1].startswith(f"Wrote {tmp_path / 'out'} (")
 
 
 def test_the_same_call_writes_the_same_bytes(source, tmp_path):

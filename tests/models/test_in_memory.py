@@ -118,7 +118,7 @@ def test_it_prints_as_a_table_with_all_there_is_to_know():
     assert lines[1].split() == ["a.weight", "4×6", "50.0%", "0.2500", "1,200"]
     assert lines[2].split() == ["b.weight", "2×6", "25.0%", "no", "tokens", "0"]
     assert lines[3].split() == ["c.weight", "2×6", "0%", "no", "relative", "error", "7"]
-    assert lines[5].startswith("3 weights, 31.2% of their entries removed;")
+    assert lines[5].startswith("Pruned 3 weights, 31.2% of their entries;")
     assert lines[6] == "Left alone, excluded: 2, such as d.weight."
     assert lines[7] == "Warning: b.weight: damping was raised."
 

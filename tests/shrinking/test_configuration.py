@@ -221,7 +221,8 @@ def test_a_rule_for_several_axes_together_leaves_the_innermost_whole():
     coupling = find_coupling(model, X)
     assert {group.size for group in coupling.groups} == {24, 6, 4}
     configured = Configured(model, Scope.of(coupling))
-    assert {group.size for group in coupling.groups} == {24, 6}
-    assert len({group.tied for group in coupling.groups}) == 1
-    counts = {group.name: group.size // 3 for group in coupling.groups}
+    groups = configured.scope.groups
+    assert {group.size for group in groups} == {24, 6}
+    assert len({group.tied for group in groups}) == 1
+    counts = {group.name: group.size // 3 for group in groups}
     assert configured.fields(counts) == {("width",): 8, ("heads",): 2}

@@ -9,7 +9,7 @@ from torch import nn
 
 from secateur import shrink
 from secateur.models import InMemory
-from secateur.shrinking import calibrated
+from secateur.shrinking import calibrated, repair
 from secateur.shrinking.apply import carry_out
 from secateur.shrinking.plan import Plan
 from secateur.shrinking.repair import rescaled
@@ -163,3 +163,13 @@ def test_a_stream_that_narrows_is_nearer_to_what_it_was(monkeypatch):
         shrink(model, text()[0], 0.25, target="units", include="embed.weight", batches=text(), round_to=1)
         error.append(apart(model, other, wanted))
     assert error[0] < error[1]
+
+
+def test_outside_of_blocks_a_module_is_tried_once(monkeypatch):
+    """To try it runs it: what watches it must not begin to try again."""
+    norm, kept, tried = nn.Sequential(nn.LayerNorm(WIDTH)), [0, 2, 3, 5, 7], []
+    smaller = repair._smaller
+    monkeypatch.setattr(repair, "_smaller", lambda *given: tried.append(given[1]) or smaller(*given))
+    plan = cut(WIDTH, kept, "0.weight", "0.bias", numbers=[(("0", "normalized_shape", 0), WIDTH, len(kept))])
+    rescale(norm, plan, [torch.randn(9, WIDTH)])
+    assert tried == ["0"]

@@ -1,5 +1,6 @@
 """Laws of ties: groups that are tied keep the same share, in whole steps and never less than they may."""
 
+import itertools
 import math
 from dataclasses import dataclass, field
 
@@ -9,13 +10,16 @@ from hypothesis import strategies as st
 from secateur.shrinking.costs import TiedGroups, by_tie
 
 
+NUMBERS = itertools.count()
+
+
 @dataclass(eq=False)
 class Group:
     """As much of a group as its counts need."""
 
     size: int
     tied: int = 0
-    axis: object = field(default_factory=object)
+    name: str = field(default_factory=lambda: f"group {next(NUMBERS)}")
     multiple: int = 1
 
 

@@ -375,7 +375,8 @@ class Gathered:
         inputs: list[Tensor] = []
         with _hooked({"": self.layer}, lambda _: lambda _module, args: inputs.append(args[0]), forward=False):
             ours = run()
-        x, ours, theirs = (rows_of(each, mask).float() for each in (inputs[-1], ours, wanted.to(ours.device)))
+        x = inputs[-1].reshape(*wanted.shape[:-1], -1)  # a block may see all tokens as rows, as OPT's does
+        x, ours, theirs = (rows_of(each, mask).float() for each in (x, ours, wanted.to(ours.device)))
         weights = theirs.square().sum(-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny).rsqrt()
         if self.layer.bias is not None:
             x = torch.cat([x, x.new_ones(len(x), 1)], 1)

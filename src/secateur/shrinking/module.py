@@ -238,6 +238,7 @@ def shrink(
     multiply-adds     112     56  50.0%
     bytes           524 B  268 B  51.1%
     Asked: 50.0% of the params. Gone: 48.9%. The nearest that exist are 48.9% and 55.0%.
+    Proved on random weights that nothing else changed.
     >>> model
     Sequential(
       (0): Linear(in_features=4, out_features=8, bias=True)

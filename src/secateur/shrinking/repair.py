@@ -387,6 +387,7 @@ def rescaled(host: Host, plan: Plan) -> dict[str, Tensor]:
                 return
             seen[path].add(replay.at)
             if path not in norms:
+                norms[path] = None  # to try it runs it, and comes here again
                 norms[path] = norm = _norm_at(host.model, path, plan)
                 if norm is not None:
                     found[path] = {key: each.clone() for key, each in _own(module).items()}, norm.kept, None

@@ -39,7 +39,8 @@ class Growing:
     def __post_init__(self) -> None:
         if self.ceiling is not None and not 0 <= self.ceiling < math.inf:
             raise ValueError(f"the ceiling of a growing penalty is a finite number from 0 up; got {self.ceiling}.")
-        allowed = inspect.signature(shrink).parameters.keys() - {"model", "example_inputs", "sparsity", "optimizer"}
+        own = {"model", "example_inputs", "sparsity", "optimizer"}
+        allowed = inspect.signature(shrink).parameters.keys() - own - {"out", "activations", "device"}  # of a directory
         if unknown := self.options.keys() - allowed:
             raise TypeError(
                 f"growing takes the options of shrink ({', '.join(sorted(allowed))}), not {min(unknown)!r}."
