@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from secateur.shrinking.costs import TiedGroups, by_tie
 
-
 NUMBERS = itertools.count()
 
 
