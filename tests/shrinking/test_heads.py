@@ -102,7 +102,8 @@ def test_pruned_heads_of_an_old_configuration_are_read(tmp_path):
     from safetensors.torch import save_file
 
     model = bert()
-    shrink(model, TOKENS, leave=Heads({0: [1, 4], 1: [0]}))
+    done = shrink(model, TOKENS, leave=Heads({0: [1, 4], 1: [0]}))
+    assert "Gone, of what leave= names:" in str(done)
     save_file(model.state_dict(), tmp_path / "model.safetensors")
     config = {**model.config.to_dict(), "pruned_heads": {"0": [1, 4], "1": [0]}}
     (tmp_path / "config.json").write_text(json.dumps(config))

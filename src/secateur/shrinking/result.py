@@ -222,6 +222,8 @@ def patched_tables(shares: Mapping[str, float]) -> Iterator[Table]:
 
 
 def _asked_and_got(asked: Request, got: float, beside: tuple[float, float]) -> str:
+    if asked.sparsity is None and asked.leave:
+        return f"Gone, of what leave= names: {percent(got)} of the {asked.target}."
     if asked.sparsity is None:
         return f"Without a sparsity what is zero leaves: {percent(got)} of the {asked.target}."
     said = f"Asked: {percent(asked.sparsity)} of the {asked.target}. Gone: {percent(got)}."
