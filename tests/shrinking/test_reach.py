@@ -53,3 +53,8 @@ def test_batches_of_named_texts_are_taken_apart_again():
 def test_a_text_without_batches_is_refused():
     with pytest.raises(ValueError, match="a text has no batches; pass"):
         reached(nn.Linear(2, 2), {"one": []})
+
+
+def test_batches_without_the_names_of_their_texts_are_refused():
+    with pytest.raises(ValueError, match=r"pass \{name: batches\}"):
+        reached(torch.nn.Linear(2, 2), [torch.ones(1, 2)])

@@ -104,10 +104,10 @@ def reached(model: nn.Module | str | Path, batches: NamedTexts | _Texts, *, forw
     >>> found.texts["left"].units
     {'0': (1,), '2': (1,)}
     """
-    inner = unwrapped(model) if isinstance(model, nn.Module) else loaded_model(Path(model))
-    texts: _Texts = batches.by_name() if isinstance(batches, NamedTexts) else {**batches}
-    if not texts or not all(map(len, texts.values())):
+    texts = batches.by_name() if isinstance(batches, NamedTexts) else batches
+    if not isinstance(texts, Mapping) or not texts or not all(map(len, texts.values())):
         raise ValueError("a text has no batches; pass {name: batches}, or what read_calibration makes of named texts.")
+    inner = unwrapped(model) if isinstance(model, nn.Module) else loaded_model(Path(model))
     most = {name: _most(inner, its, forward) for name, its in texts.items()}
     whole = {path: torch.stack([found[path] for found in most.values() if path in found]).amax(0)
              for path in dict.fromkeys(path for found in most.values() for path in found)}  # fmt: skip
