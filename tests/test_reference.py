@@ -31,7 +31,7 @@ WITHOUT = {  # {reason: names that the reference has, and no example}
     "needs a directory of transformers, which docs/guides/command.md makes": """
         models.BlockFiles models.InFiles models.build_on_meta models.loaded_model
         models.parameters_on_meta""",
-    "a part of the walk over blocks, which docs/architecture.md explains": """
+    "a part of the walk over blocks, which docs/recipes.md explains": """
         models.Host models.InMemory models.Inputs models.Job models.MatrixJob models.ProductCall models.PairedStats
         models.Pruned models.Replay models.Rows models.RunAgain models.Solved models.Weights
         models.held_batches models.in_place models.is_turned models.naming_batch
