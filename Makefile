@@ -73,6 +73,7 @@ lint: $(VENV)/.test
 
 types: $(VENV)/.test
 	$(VENV)/bin/python -m mypy
+	$(VENV)/bin/python -m mypy tests/test_typed.py
 
 doctests: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -p no:xdist --doctest-modules src/secateur

@@ -9,7 +9,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -20,14 +20,22 @@ from secateur.evidence import collect, needs
 from secateur.patterns import Pattern, Unstructured
 from secateur.pipeline import Masks, apply_, attached_masks, batchnorms, choose_masks, reestimate_batchnorm
 from secateur.selection import LazyScores
-from secateur.support import Forward, Loss, Undo, check_batches, directories, for_directories, refuse, repeatable, track
+from secateur.support import (
+    Forward,
+    Loss,
+    Returns,
+    Undo,
+    check_batches,
+    directories,
+    for_directories,
+    refuse,
+    repeatable,
+    track,
+)
 from secateur.targets import find_targets, stored_inputs_first, turned, turned_evidence
 
 
-@overload
-def sparsify(model: nn.Module, *args: Any, **options: Any) -> Masks: ...
-@overload
-def sparsify(model: Path | str, *args: Any, **options: Any) -> CheckpointSparsification: ...
+@Returns[Masks, CheckpointSparsification]()
 def sparsify(
     model: nn.Module | Path | str,
     sparsity: float | None = None,

@@ -282,7 +282,7 @@ def _defaults(verb: str) -> dict[str, Any]:
         return {}
     file, _, name = verb.partition(":")
     tree = ast.parse((Path(__file__).parents[1] / file).read_text(encoding="utf-8"))
-    *_, found = (each for each in tree.body if isinstance(each, ast.FunctionDef) and each.name == name)  # no overload
+    found = next(each for each in tree.body if isinstance(each, ast.FunctionDef) and each.name == name)
     both = found.args.args + found.args.kwonlyargs
     values = found.args.defaults + found.args.kw_defaults
     said = {}

@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +42,7 @@ from secateur.shrinking.select import Choice, Leaving, Left, choose, names_of
 from secateur.support import (
     Forward,
     Part,
+    Returns,
     Undo,
     check_batches,
     check_data,
@@ -114,10 +115,7 @@ class Shrunk(Reported):
         return model_content(self, full=False)
 
 
-@overload
-def shrink(model: nn.Module, *args: Any, **options: Any) -> Shrunk: ...
-@overload
-def shrink(model: Path | str, *args: Any, **options: Any) -> CheckpointShrinking | ShrunkExperts | ShrunkDepth: ...
+@Returns[Shrunk, CheckpointShrinking | ShrunkExperts | ShrunkDepth]()
 def shrink(
     model: nn.Module | Path | str,
     example_inputs: Any = None,

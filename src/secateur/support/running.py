@@ -13,7 +13,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
 
 import numpy as np
 import torch
@@ -87,6 +87,36 @@ def _complex(dtype: torch.dtype) -> torch.dtype:
 # ---- Where a verb's model is: a module, which it changes in place, or a directory, of which it writes another one.
 #
 # Law: what belongs to the one is refused of the other, before anything is read or run.
+
+
+Arguments = ParamSpec("Arguments")
+OfModule = TypeVar("OfModule", covariant=True)
+OfDirectory = TypeVar("OfDirectory", covariant=True)
+
+TYPE_CHECKING = False  # as type checkers know, this name is True; jedi, which would show *args of a Verb, believes it
+if TYPE_CHECKING:
+
+    class Verb(Protocol[Arguments, OfModule, OfDirectory]):
+        @overload
+        def __call__(self, model: nn.Module, *args: Arguments.args, **kwargs: Arguments.kwargs) -> OfModule: ...
+        @overload
+        def __call__(self, model: Path | str, *args: Arguments.args, **kwargs: Arguments.kwargs) -> OfDirectory: ...
+
+
+class Returns(Generic[OfModule, OfDirectory]):
+    """A decorator that does nothing, and says to type checkers what a verb returns of a module, what of a directory.
+
+    >>> @Returns[int, str]()
+    ... def verb(model, amount=0.5): ...
+    >>> import inspect
+    >>> inspect.signature(verb)
+    <Signature (model, amount=0.5)>
+    """
+
+    def __call__(
+        self, verb: Callable[Concatenate[nn.Module | Path | str, Arguments], OfModule | OfDirectory]
+    ) -> Verb[Arguments, OfModule, OfDirectory]:
+        return verb  # type: ignore[return-value]
 
 
 def directories(model: Path | str, out: Path | str | None) -> tuple[Path, Path]:
