@@ -256,11 +256,6 @@ def test_a_short_text_is_used_as_far_as_it_goes(model, tmp_path, form, count):
     assert len(set(read)) == len(read), "no token is used twice"
 
 
-def test_one_sequence_that_is_shorter_than_asked_is_told(model):
-    with pytest.warns(UserWarning, match="calibrating with 1 sequence of 5 tokens, not 1 of 10"):
-        read_calibration([counting(3)], tokenizer_directory=model, samples=1, sequence_length=10)
-
-
 @pytest.mark.parametrize(("known", "share"), [(3, None), (2, "60%"), (0, "100%")])
 def test_a_text_that_the_tokenizer_does_not_know_is_told(tmp_path, known, share):
     write_tokenizer(tmp_path)

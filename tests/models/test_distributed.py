@@ -84,18 +84,22 @@ def directory(folder, name, count=4):
     return oneshot(folder / "dense", found, 0.5, solver=sparsegpt, out=folder / name)
 
 
+def assert_that_of_one(model, state):
+    for key, value in model.state_dict().items():
+        torch.testing.assert_close(value, state[key], rtol=1e-4, atol=1e-5, msg=lambda m, key=key: f"{key} {m}")
+        other = [torch.zeros_like(value) for _ in range(2)]
+        distributed.all_gather(other, value)
+        assert torch.equal(*other), "the same on both"
+
+
 def start(rank, port, alone, folder):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE="2")
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", rank=rank, world_size=2)
     for name, solver in (("sparsegpt", sparsegpt), ("wanda", from_criterion(wanda))):
         model, done = pruned(solver)
-        state, layers = alone[name]
-        for key, value in model.state_dict().items():
-            torch.testing.assert_close(value, state[key], rtol=1e-4, atol=1e-5, msg=lambda m, key=key: f"{key} {m}")
-            other = [torch.zeros_like(value) for _ in range(2)]
-            distributed.all_gather(other, value)
-            assert torch.equal(*other), "the same on both"
+        assert_that_of_one(model, alone[name][0])
+        layers = alone[name][1]
         for layer, (layer_name, tokens, error) in zip(done.layers, layers, strict=True):
             assert (layer.name, layer.tokens) == (layer_name, tokens)
             assert layer.error == pytest.approx(error, rel=1e-3)
@@ -107,11 +111,7 @@ def start(rank, port, alone, folder):
         with pytest.warns(UserWarning, match="1 of 2 processes sum what they see, and the others help to solve"):
             model, done = lonely(allocate)
         state, layers = alone[name]
-        for key, value in model.state_dict().items():
-            torch.testing.assert_close(value, state[key], rtol=1e-4, atol=1e-5, msg=lambda m, key=key: f"{key} {m}")
-            other = [torch.zeros_like(value) for _ in range(2)]
-            distributed.all_gather(other, value)
-            assert torch.equal(*other), "the same on both"
+        assert_that_of_one(model, state)
         assert [(layer.name, layer.tokens) for layer in done.layers] == [layer[:2] for layer in layers]
     with pytest.warns(UserWarning, match="1 of 2 processes"):
         directory(folder, "two of one", count=1)

@@ -17,7 +17,6 @@ from secateur.checkpoints import run as resumable
 from secateur.checkpoints.run import JOURNAL
 from secateur.models import build_on_meta, oneshot
 from secateur.models import files as block_files
-from secateur.models import in_directory as blockwise
 from secateur.models.files import groups_of
 from secateur.models.solving import digest
 from secateur.solvers import admm
@@ -85,16 +84,7 @@ def test_a_run_that_was_killed_at_any_moment_goes_on_to_the_same_bytes(llama, tm
 
 
 def test_a_run_goes_on_only_with_the_same_request(llama, tmp_path, monkeypatch):
-    class Interruption(Exception):
-        pass
-
-    def interrupt(layer):
-        if layer.block.endswith("1"):
-            raise Interruption
-
-    with pytest.raises(Interruption):
-        oneshot(llama, batches("llama"), 0.5, out=tmp_path / "out", on_layer=interrupt)
-    unfinished = tmp_path / "out.unfinished"
+    unfinished = interrupted(llama, tmp_path / "out")
     for keywords, difference in (
         ({"sparsity": 0.6}, "sparsity 0.5, not 0.6"),
         ({"solver": functools.partial(admm, damping=0.1)}, r'solver "admm", not "admm\(damping=0.1\)"'),
@@ -139,56 +129,6 @@ def stopped(tmp_path_factory):
     return folder / "dense", interrupted(folder / "dense", folder / "out")
 
 
-def test_a_run_does_not_go_on_with_other_weights_of_the_same_shapes(llama, tmp_path):
-    from safetensors.torch import load_file, save_file
-
-    interrupted(llama, tmp_path / "out")
-    shard = max(llama.glob("*.safetensors"))
-    before = shard.read_bytes()
-    length = 8 + int.from_bytes(before[:8], "little")
-    save_file({name: tensor + 1 for name, tensor in load_file(shard).items()}, shard, metadata={"format": "pt"})
-    assert shard.read_bytes()[:length] == before[:length], "the header"
-    assert len(shard.read_bytes()) == len(before)
-    with pytest.raises(CheckpointError, match=rf"{re.escape(shard.name)}: changed since .* was begun"):
-        oneshot(llama, batches("llama"), 0.5, out=tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_kill_while_the_record_is_written_leaves_nothing(llama, tmp_path):
-    out, whole = tmp_path / "out", tmp_path / "whole"
-    assert forked(lambda: oneshot(llama, batches("llama"), 0.5, out=whole)) == 0  # with as many threads
-    steps = 0
-
-    def body(step):
-        def dying(function):
-            def call(*arguments, **keywords):
-                nonlocal steps
-                steps += 1
-                if steps == step:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return function(*arguments, **keywords)
-
-            return call
-
-        original = blockwise.write_record
-
-        def write(*arguments):  # from here on each file that is closed, given a mode or renamed
-            for name in ("fsync", "replace", "rename", "chmod"):
-                setattr(os, name, dying(getattr(os, name)))
-            original(*arguments)
-
-        blockwise.write_record = write
-        oneshot(llama, batches("llama"), 0.5, out=out)
-
-    for step in range(1, 5):
-        assert os.WTERMSIG(forked(lambda: body(step))) == signal.SIGKILL, step  # noqa: B023
-        if not out.exists():
-            assert forked(lambda: oneshot(llama, batches("llama"), 0.5, out=out)) == 0
-        assert contents(out) == contents(whole), step
-        assert not (tmp_path / "out.unfinished").exists(), step
-        shutil.rmtree(out)
-
-
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -227,13 +167,6 @@ def test_a_journal_of_what_the_model_has_not_is_refused(stopped, tmp_path, damag
         oneshot(llama, batches("llama"), 0.5, out=tmp_path / "out")
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "out").exists()
-
-
-def test_a_source_with_a_folder_of_our_own_name(llama, tmp_path):
-    (llama / ".secateur").mkdir()
-    (llama / ".secateur/journal.json").write_text("theirs")
-    oneshot(llama, batches("llama"), 0.5, out=tmp_path / "out")
-    assert (tmp_path / "out/.secateur/journal.json").read_text() == "theirs"
 
 
 def test_errors_of_directories(llama, tmp_path, monkeypatch):

@@ -1,7 +1,5 @@
 """What a walk is asked for, and the batches it goes through."""
 
-import copy
-
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -31,14 +29,6 @@ def test_batches_are_what_a_dataloader_yields(form):
     oneshot(plain, data(), 0.5)
     oneshot(model, forms[form], 0.5)
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True))
-
-
-def test_batches_without_a_sample_prune_nothing():
-    model = stack()
-    before = copy.deepcopy(model.state_dict())
-    with pytest.raises(ValueError, match="the batches hold no token and no sample"):
-        oneshot(model, [each[:0] for each in data()], 0.5)
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
 def test_batches_are_held_once_and_must_be_some():

@@ -34,6 +34,7 @@ def test_every_reason_warning_and_idle_expert_is_said():
         "1 weights have experts that no token was sent to, and were pruned by magnitude there, such as "
         "blocks.2.up.weight; more calibration text may reach them."
     ]
+    assert any(line.startswith("Pruned 3 weights, 68.3% of their entries;") for line in lines)
     assert lines[-1] == "Wrote out[red] (12.3 s); secateur.json in it says what was done."
 
 

@@ -10,14 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-import zoo
-from secateur import criteria, oneshot, shrink
+from secateur import oneshot, shrink
 from secateur.kinds import Branches
 from secateur.models import InMemory
 from secateur.shrinking import WithoutDataWarning, verify_shrunken
 from secateur.shrinking import measure as measuring
 from secateur.shrinking import request as subject
-from support.families import make
 from support.measured import Attending, Words, answers, apart, loss_of, text, trained, words
 from support.stacks import Stack, data, stack
 from support.unchanged import is_unchanged, state_of
@@ -93,22 +91,6 @@ def test_units_that_others_can_replace_leave_without_error(kind):
 
 
 # ---- what data is worth ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_repaired_is_nearer_than_unrepaired_and_chosen_by_data_nearer_than_by_magnitude(seed, batches):
-    """Of units of the MLPs, on other text of the same kind."""
-    other = text(seed=7)
-    scope = {"include": "*.up.bias"}
-    wanted = answers(words(seed), other)
-    model = {
-        "repaired": shrink(words(seed), batches[0], 0.15, batches=batches, **scope).model,
-        "chosen": shrink(words(seed), batches[0], 0.15, batches=batches, repair=False, **scope).model,
-        "magnitude": shrink(words(seed), batches[0], 0.15, **scope).model,
-    }
-    error = {name: apart(each, other, wanted) for name, each in model.items()}
-    assert error["repaired"] < 0.5 * error["magnitude"]
-    assert error["repaired"] < 0.5 * error["chosen"]
 
 
 def test_a_trained_model_keeps_more_of_what_it_learned():
@@ -193,26 +175,6 @@ def test_weights_in_half_are_solved_wide_and_rounded_once(dtype, batches):
 # ---- what can be asked for beside it --------------------------------------------------------------------------------
 
 
-def test_an_optimizer_loses_the_same_slices(batches):
-    model = words()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    for _ in range(2):
-        optimizer.zero_grad()
-        model(batches[0]).square().mean().backward()
-        optimizer.step()
-    moments = optimizer.state[model.blocks[0].down.weight]["exp_avg"].clone()
-    done = shrink(model, batches[0], 0.3, batches=batches, optimizer=optimizer)
-    group = next(group for group in done.scope.groups if ("blocks.0.down.weight", 1) in group.members)
-    kept = torch.from_numpy(done.kept[group.name])
-    assert not kept.all()
-    assert torch.equal(optimizer.state[model.blocks[0].down.weight]["exp_avg"], moments[:, kept])
-    for parameter in model.parameters():
-        assert optimizer.state[parameter]["exp_avg"].shape == parameter.shape
-    optimizer.zero_grad()
-    model(batches[0]).square().mean().backward()
-    optimizer.step()
-
-
 class Shared(Words):
     """Two blocks that share one matrix; the others are their own."""
 
@@ -259,20 +221,6 @@ def test_units_of_which_nothing_is_known_leave_last():
     assert min(found[f"layers.{at}.up.weight"] for at in range(3)) < 12
     # when nothing else is left to leave
     assert counts(shrink(far, data()[0], 0.8, batches=data(), exclude="enter.*"))["head.first.weight"] < 10
-
-
-def test_uniform_keeps_equally_many_and_loads(tmp_path):
-    from transformers import LlamaForCausalLM
-
-    model = make("llama")
-    batches = [torch.randint(64, (2, 12)) for _ in range(3)]
-    example = {"input_ids": batches[0], "use_cache": False}
-    done = shrink(model, example, 0.3, batches=[{"input_ids": each} for each in batches], uniform=True)
-    assert done.got == pytest.approx(0.3, abs=0.1)
-    assert len({layer.mlp.down_proj.in_features for layer in model.model.layers}) == 1
-    model.save_pretrained(tmp_path)
-    again = LlamaForCausalLM.from_pretrained(tmp_path)
-    assert torch.equal(again(**example).logits, model(**example).logits)
 
 
 def test_branches_leave_first(batches):
@@ -438,26 +386,6 @@ def test_batches_that_run_no_block(batches):
     assert is_unchanged(model, state)
 
 
-def test_batches_that_hold_nan():
-    model = stack()
-    state = state_of(model)
-    wrong = data()
-    wrong[2][1, 1] = torch.nan
-    with pytest.raises(ValueError, match=r"layers\.0 receives in batch 2 holds NaN"):
-        shrink(model, data()[0], 0.3, batches=wrong)
-    assert is_unchanged(model, state)
-
-
-def test_activations_that_are_infinite(batches):
-    model = words()
-    with torch.no_grad():
-        model.blocks[1].up.weight[0, 0] = torch.inf
-    state = state_of(model)
-    with pytest.raises(ValueError, match=r"blocks\.1.*(NaN|infinit)"):
-        shrink(model, batches[0], 0.3, batches=batches, verify=False)
-    assert is_unchanged(model, state)
-
-
 def test_a_bias_that_several_blocks_hold_stays():
     model = stack(layers=2)
     model.layers[1].down.bias = model.layers[0].down.bias
@@ -523,16 +451,3 @@ def test_a_model_of_blocks_says_what_it_costs_to_have_no_data(batches):
         with pytest.raises(WithoutDataWarning):
             shrink(model, batches[0], 0.3)
         assert is_unchanged(model, state)  # before anything is done
-
-
-def test_where_data_would_not_help_nothing_is_said(batches):
-    gradients = {name: {"grad_sq": torch.ones_like(parameter)} for name, parameter in words().named_parameters()}
-    for call in (
-        lambda: shrink(words(), batches[0], 0.3, batches=batches),
-        lambda: shrink(words(), batches[0], 0.3, criterion=criteria.taylor, evidence=gradients),
-        lambda: shrink(words(), batches[0]),
-        lambda: shrink(words(), batches[0], 0.0),
-        lambda: shrink(nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3)), torch.zeros(1, 4), 0.3),
-        lambda: shrink(zoo.ZOO["resnet_basic"]()[0], zoo.ZOO["resnet_basic"]()[1], 0.3),
-    ):
-        assert is_warned(call) == []

@@ -242,16 +242,6 @@ def test_what_cannot_be_asked_for_leaves_nothing_behind(dense, tmp_path, how, me
     assert not list(tmp_path.iterdir())
 
 
-def test_a_run_that_fails_while_it_writes_leaves_nothing(dense, tmp_path, monkeypatch):
-    def full(*_):
-        raise OSError("disk full")
-
-    monkeypatch.setattr("secateur.checkpoints.slicing.write_cut", full)
-    with pytest.raises(OSError, match="disk full"):
-        shrink(dense, leave=Experts(1, rank="criterion"), out=tmp_path / "small", verify=False)
-    assert not list(tmp_path.iterdir())
-
-
 # ---- profiles -------------------------------------------------------------------------------------------------------
 
 

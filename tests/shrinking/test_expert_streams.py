@@ -172,23 +172,6 @@ def test_a_journal_of_what_the_model_has_not_is_refused(dense, stopped, tmp_path
     assert journal.is_file()
 
 
-def test_a_full_disk_keeps_what_is_done(dense, tmp_path, monkeypatch):
-    right = block_files.write_tensor
-
-    def full(path, entry, values):
-        if ".layers.1." in entry.name:
-            raise OSError(28, "No space left on device")
-        right(path, entry, values)
-
-    monkeypatch.setattr(block_files, "write_tensor", full)
-    with pytest.raises(CheckpointError, match="the disk is full; free space and run the same command again, the 1"):
-        shrunk(dense, tmp_path / "out")
-    monkeypatch.undo()
-    shrunk(dense, tmp_path / "out")
-    shrunk(dense, tmp_path / "whole")
-    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
-
-
 @pytest.mark.usefixtures("known")
 def test_no_room_is_told_before_anything_is_sliced(dense, tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1))

@@ -52,16 +52,6 @@ def test_what_is_behind_loses_what_the_others_do_less_that(percent):
         assert later == pytest.approx(max(0.0, first - 0.5), abs=1 / 200 + 1e-9)
 
 
-@given(sizes, st.floats(0, 2), st.floats(0, 2))
-def test_what_is_further_behind_loses_more_by_the_same(sizes, one, other):
-    amount, tied = chain(sizes)
-    less, more = (even(amount, tied, {0: each}) for each in sorted((one, other)))
-    for count in tied[0].choices():
-        assert less(tied[0], int(count)) <= more(tied[0], int(count))
-    for count in tied[1].choices():
-        assert less(tied[1], int(count)) == more(tied[1], int(count))
-
-
 def test_hidden_widths_come_first_then_streams_then_what_is_around_others():
     coupling = find_coupling(words(), text()[0])
     behind = late(coupling, coupling.groups)

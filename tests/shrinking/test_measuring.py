@@ -168,27 +168,6 @@ def test_of_every_family_the_units_of_mlps_are_measured(family):
     assert any("attn" in name.lower() or "attention" in name.lower() for name in consumers)
 
 
-def test_padding_is_not_measured():
-    """The same tokens with and without more of them that a mask takes away."""
-    model = words(dtype=torch.float64)
-    short = text(length=8)
-    longer = [
-        {
-            "input_ids": torch.cat([each, torch.full((3, 4), 5)], 1),
-            "attention_mask": torch.tensor([[1] * 8 + [0] * 4] * 3),
-        }
-        for each in short
-    ]
-    groups, plain = measured(model, short)
-    coupling = find_coupling(model, short[0])
-    measuring = Measuring(coupling, coupling.groups)
-    InMemory(model, longer).walk(measuring)
-    padded = {group.name: measuring.measured.curves.get(group.name) for group in coupling.groups}
-    for name, group in groups.items():
-        if group.name in plain.curves:
-            np.testing.assert_allclose(padded[name].losses, plain.curves[group.name].losses, rtol=1e-6, atol=1e-12)
-
-
 def test_a_curve_lies_between_its_counts():
     curve = Curve(np.array([1, 3, 5]), np.array([4.0, 2.0, 0.0]))
     assert [curve(count) for count in (5, 4, 3, 1)] == [0.0, 1.0, 2.0, 4.0]

@@ -25,6 +25,7 @@ def test_of_a_directory_it_says_what_was_left_out_and_where_it_is(directory):
     assert "Left out, as they hold the weights in other forms: pytorch_model.bin." in lines
     assert lines[-1].startswith(f"Wrote {directory.out}; from_pretrained loads it (")
     assert lines_of(dataclasses.replace(directory, out=None).summary())[-1].startswith("Nothing was written (")
+    assert f"Asked: 40.0% of the params. Gone: {directory.got:.1%}." in "\n".join(lines)
     assert any(line.startswith("Proved on ") for line in lines)
 
 

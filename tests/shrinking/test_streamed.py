@@ -1,6 +1,5 @@
 """A directory with data: what `shrink` makes of the loaded model, block by block, and the same bytes after a kill."""
 
-import contextlib
 import json
 import os
 import re
@@ -8,7 +7,6 @@ import shutil
 import signal
 import socket
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,7 +17,7 @@ from secateur import shrink
 from secateur.checkpoints import CheckpointError, open_checkpoint, slicing, verify_checkpoint
 from secateur.checkpoints import run as resumable
 from secateur.checkpoints.run import JOURNAL
-from secateur.models import InFiles, WeightView, build_on_meta
+from secateur.models import build_on_meta
 from secateur.models import files as block_files
 from secateur.shrinking import directory
 from secateur.shrinking.measure import Measuring
@@ -168,52 +166,6 @@ def test_without_out_it_says_what_would_leave(llama, tmp_path):
     assert (planned.counts, planned.got, planned.tokens) == (done.counts, done.got, done.tokens)
     assert planned.errors == {}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["dense", "small"]
-
-
-def test_slopes_that_overflow_are_told_of(llama, tmp_path, monkeypatch):
-    """And losses are what they are without any."""
-    done = {}
-    for name, value in {"overflowing": torch.nan, "none": None}.items():
-
-        def slopes(self, names, batches, value=value):
-            piece = WeightView("lm_head.weight", 0, (64, 16), (16, 1))
-            return {} if value is None else {piece: torch.full((64,), value)}
-
-        monkeypatch.setattr(InFiles, "slopes", slopes)
-        said = pytest.warns(RuntimeWarning, match=r"slopes .* along those of lm_head\.weight hold NaN")
-        with contextlib.nullcontext() if value is None else said as warned:
-            done[name] = unproved(llama, tmp_path / name, 0.3, batches=batches("llama"))
-        if warned is not None:
-            assert [Path(each.filename).name for each in warned] == [Path(__file__).name]
-    assert done["overflowing"].counts == done["none"].counts
-
-
-def test_of_the_blocks_one_is_in_memory(llama, tmp_path, monkeypatch):
-    places, there = [], []
-    begin = InFiles.__init__
-
-    def beginning(self, *arguments, **keywords):
-        begin(self, *arguments, **keywords)
-        places.append(self)
-
-    def loaded():
-        return sum(any(not each.is_meta for each in block.parameters()) for block in places[0].blocks.values())
-
-    def counting(solve):
-        def call(*arguments):
-            there.append(loaded())
-            return solve(*arguments)
-
-        return call
-
-    monkeypatch.setattr(InFiles, "__init__", beginning)
-    monkeypatch.setattr(Measuring, "solve_stage", counting(Measuring.solve_stage))
-    monkeypatch.setattr(Repairing, "solve_stage", counting(Repairing.solve_stage))
-    unproved(llama, tmp_path / "small", 0.3, batches=batches("llama"), activations=tmp_path)
-    assert len(there) >= 4
-    assert set(there) == {1}
-    assert loaded() == 0
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["dense", "small"], "and no activations are left"
 
 
 # ---- killed ---------------------------------------------------------------------------------------------------------
@@ -369,22 +321,6 @@ def test_what_cannot_be_is_refused_before_anything_is_written(llama, tmp_path, m
     refused("is quantized", source=broken)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1))
     refused("1e-09 GB are free")
-
-
-def test_a_full_disk_keeps_the_finished_blocks(llama, tmp_path, monkeypatch):
-    def full(*_, **__):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(slicing, "write_index", full)
-    with pytest.raises(CheckpointError, match="the disk is full; free space and run the same command again, the 2"):
-        unproved(llama, tmp_path / "out", 0.3, batches=batches("llama"))
-    assert not (tmp_path / "out").exists()
-    monkeypatch.undo()
-    monkeypatch.setattr(InFiles, "walk", full)
-    unproved(llama, tmp_path / "out", 0.3, batches=batches("llama"))
-    monkeypatch.undo()
-    unproved(llama, tmp_path / "whole", 0.3, batches=batches("llama"))
-    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
 # ---- processes ------------------------------------------------------------------------------------------------------

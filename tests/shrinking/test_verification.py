@@ -61,14 +61,6 @@ def test_what_shrink_wrote_holds(made):
     assert alone.unchecked[1].startswith("no source was given: whether all else is unchanged")
 
 
-@pytest.mark.parametrize("source", [(), ("--source",)])
-def test_the_command_verifies_it(made, source):
-    ended = run("verify", made / "small", *source, *([made / "dense"] if source else []))
-    assert ended.exit_code == 0, ended.output
-    assert "small: what secateur.json claims holds" in ended.stdout
-    assert "unchecked: " in ended.stdout
-
-
 @pytest.mark.parametrize("source", [True, False])
 @pytest.mark.parametrize("name", [DOWN, UP, "lm_head.weight"])
 def test_any_other_byte_is_named_repaired_or_not_with_the_source_or_without(made, tmp_path, name, source):
@@ -151,10 +143,9 @@ def test_what_does_not_hold_is_named(made, tmp_path, change, problem):
     change(tmp_path / "small")
     found = verify_checkpoint(tmp_path / "small", made / "dense")
     assert any(problem in each for each in found.problems), found.problems
-    assert run("verify", tmp_path / "small", "--source", made / "dense").exit_code == 1
 
 
-OTHER_FIELDS = [{"rms_norm_eps": 1.0}, {"hidden_act": "relu"}, {"rope_theta": 7.0}, {"dtype": "x"}, {"new": 1}]
+OTHER_FIELDS = [{"rms_norm_eps": 1.0}, {"dtype": "x"}, {"new": 1}]
 
 
 @pytest.mark.parametrize("fields", OTHER_FIELDS, ids=str)
@@ -240,11 +231,9 @@ def of_the_first(**fields):
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        (tensor(UP, lambda each: each + 1), f"{UP}: its bytes are not what stays"),
         (tensor(EMBEDDING, lambda each: each.flip(0)), f"{EMBEDDING}: its bytes are not what stays"),
         (tensor("model.layers.1.self_attn.o_proj.weight", lambda each: each * 2), "its bytes are not those that were"),
         (tensor(DOWN, lambda each: each * 0), f"{DOWN}: 80 of 80 values are zero"),
-        (tensor(DOWN, lambda each: each[:, 1:]), f"{DOWN}: F32 of shape"),
         (tensor("more", lambda _: torch.zeros(1)), "more: in the checkpoint, but not in secateur.json"),
         (of_the_first(parameters={"from": 1, "to": 1}), "claims 1"),
         (of_the_first(sha256={"fc": "0"}), "fc: was written, secateur.json says; it is not here"),
@@ -252,10 +241,7 @@ def of_the_first(**fields):
             of_the_first(calibration={"repair": False, "errors": {}}),
             "o_proj.weight: its bytes are not what stays",
         ),
-        (configured, "config.json: intermediate_size is 24, not"),
         (planned, f"{UP}: its bytes are not what stays"),
-        (lambda folder: (folder / "tokenizer.json").write_text("{ }"), "tokenizer.json: its bytes are not"),
-        (lambda folder: (folder / "more.txt").write_text(""), "more.txt: not in the source"),
     ],
 )
 def test_what_does_not_hold_of_either_record_is_named(made, twice, tmp_path, change, problem):
@@ -263,4 +249,3 @@ def test_what_does_not_hold_of_either_record_is_named(made, twice, tmp_path, cha
     change(tmp_path / "sparse")
     found = verify_checkpoint(tmp_path / "sparse", made / "dense")
     assert any(problem in each for each in found.problems), found.problems
-    assert run("verify", tmp_path / "sparse", "--source", made / "dense").exit_code == 1

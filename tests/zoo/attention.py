@@ -451,48 +451,6 @@ class HandSwin(nn.Module):
         return self.head(x.flatten(1, 2).mean(1))
 
 
-class ConvNextBlock(nn.Module):
-    def __init__(self, dim, scale=1e-1):
-        super().__init__()
-        self.dwconv = nn.Conv2d(dim, dim, 7, padding=3, groups=dim)
-        self.norm = nn.LayerNorm(dim, eps=1e-6)
-        self.pwconv1, self.act, self.pwconv2 = nn.Linear(dim, 3 * dim), nn.GELU(), nn.Linear(3 * dim, dim)
-        self.gamma = nn.Parameter(scale * torch.ones(dim))
-
-    def forward(self, x):
-        shortcut = x
-        x = self.dwconv(x).permute(0, 2, 3, 1)
-        x = self.pwconv2(self.act(self.pwconv1(self.norm(x))))
-        return shortcut + (self.gamma * x).permute(0, 3, 1, 2)
-
-
-class LayerNorm2d(nn.Module):
-    def __init__(self, channels):
-        super().__init__()
-        self.weight, self.bias = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
-
-    def forward(self, x):
-        u = x.mean(1, keepdim=True)
-        s = (x - u).pow(2).mean(1, keepdim=True)
-        x = (x - u) / torch.sqrt(s + 1e-6)
-        return self.weight[:, None, None] * x + self.bias[:, None, None]
-
-
-@hand(image())
-class HandConvNext(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(3, 14, 2, 2), LayerNorm2d(14))
-        self.stage1 = nn.Sequential(ConvNextBlock(14), ConvNextBlock(14))
-        self.down = nn.Sequential(LayerNorm2d(14), nn.Conv2d(14, 22, 2, 2))
-        self.stage2 = ConvNextBlock(22)
-        self.norm, self.head = nn.LayerNorm(22), nn.Linear(22, 10)
-
-    def forward(self, x):
-        x = self.stage2(self.down(self.stage1(self.stem(x))))
-        return self.head(self.norm(x.mean([-2, -1])))
-
-
 class MixerBlock(nn.Module):
     def __init__(self, dim, patches, token_hidden, channel_hidden):
         super().__init__()
@@ -520,22 +478,6 @@ class MlpMixer(nn.Module):
         return self.head(x.mean(dim=1))
 
 
-@hand(sequence(18, 9))
-class GatedMlpMixer(nn.Module):
-    """gMLP: half of the channels, mixed over positions, gate the other half."""
-
-    def __init__(self):
-        super().__init__()
-        self.norm, self.proj_in, self.proj_out = nn.LayerNorm(18), nn.Linear(18, 44), nn.Linear(22, 18)
-        self.gate_norm, self.spatial = nn.LayerNorm(22), nn.Conv1d(9, 9, 1)
-        self.out = nn.Linear(18, 3)
-
-    def forward(self, x):
-        u, v = F.gelu(self.proj_in(self.norm(x))).chunk(2, dim=-1)
-        v = self.spatial(self.gate_norm(v))
-        return self.out(x + self.proj_out(u * v))
-
-
 @hand(sequence(18))
 class LinearAttention(nn.Module):
     """phi(q) (phi(k)ᵀ v) with phi = elu + 1: the features of a head are contracted twice."""
@@ -554,29 +496,6 @@ class LinearAttention(nn.Module):
         z = 1 / (torch.einsum("nlhd,nhd->nlh", q, k.sum(dim=1)) + 1e-6)
         y = torch.einsum("nlhd,nhmd,nlh->nlhm", q, kv, z)
         return self.out(y.contiguous().view(b, n, -1))
-
-
-@hand(image())
-class NonLocal(nn.Module):
-    """Self-attention between pixels with three 1x1 convolutions and a learned scalar (SAGAN)."""
-
-    def __init__(self):
-        super().__init__()
-        self.stem = nn.Conv2d(3, 20, 3, 2, 1)
-        self.query_conv, self.key_conv = nn.Conv2d(20, 6, 1), nn.Conv2d(20, 6, 1)
-        self.value_conv = nn.Conv2d(20, 20, 1)
-        self.gamma = nn.Parameter(torch.tensor([0.7]))
-        self.fc = nn.Linear(20, 4)
-
-    def forward(self, x):
-        x = F.relu(self.stem(x))
-        b, c, width, height = x.size()
-        proj_query = self.query_conv(x).view(b, -1, width * height).permute(0, 2, 1)
-        proj_key = self.key_conv(x).view(b, -1, width * height)
-        attention = torch.bmm(proj_query, proj_key).softmax(dim=-1)
-        proj_value = self.value_conv(x).view(b, -1, width * height)
-        out = torch.bmm(proj_value, attention.permute(0, 2, 1)).view(b, c, width, height)
-        return self.fc((self.gamma * out + x).mean((2, 3)))
 
 
 @hand(image(size=12))

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 from zoo.convolutional import ConvBnRelu
-from zoo.registry import hand, image, several, signal, vector
+from zoo.registry import hand, image, several, vector
 
 
 @hand(image(1, 12))
@@ -115,66 +115,6 @@ def res2net():
 
 
 @hand(image())
-class OctaveConvolution(nn.Module):
-    """Channels at two resolutions, each computed from both."""
-
-    def __init__(self):
-        super().__init__()
-        self.stem_h, self.stem_l = nn.Conv2d(3, 14, 3, padding=1), nn.Conv2d(3, 10, 3, padding=1)
-        self.hh, self.hl = nn.Conv2d(14, 18, 3, padding=1), nn.Conv2d(14, 8, 3, padding=1)
-        self.lh, self.ll = nn.Conv2d(10, 18, 3, padding=1), nn.Conv2d(10, 8, 3, padding=1)
-        self.bn_h, self.bn_l = nn.BatchNorm2d(18), nn.BatchNorm2d(8)
-        self.fc = nn.Linear(26, 10)
-
-    def forward(self, x):
-        h, l = self.stem_h(x), self.stem_l(F.avg_pool2d(x, 2))  # noqa: E741
-        high = self.bn_h(self.hh(h) + F.interpolate(self.lh(l), scale_factor=2, mode="nearest")).relu()
-        low = self.bn_l(self.ll(l) + self.hl(F.avg_pool2d(h, 2))).relu()
-        return self.fc(torch.cat([high.mean((2, 3)), low.mean((2, 3))], dim=-1))
-
-
-@hand(image())
-class CspNet(nn.Module):
-    """Half of the channels by a literal slice go through the block, the others pass by."""
-
-    def __init__(self):
-        super().__init__()
-        self.stem = ConvBnRelu(3, 24, 3)
-        self.block = nn.Sequential(ConvBnRelu(14, 18, 3), ConvBnRelu(18, 14, 3))
-        self.transition = ConvBnRelu(24, 20)
-        self.fc = nn.Linear(20, 10)
-
-    def forward(self, x):
-        x = self.stem(x)
-        a, b = x[:, :10], x[:, 10:]
-        x = self.transition(torch.cat([a, self.block(b) + b], 1))
-        return self.fc(x.mean(-1).mean(-1))
-
-
-@hand(image())
-class SelectiveKernel(nn.Module):
-    """Softmax over branches, stacked in a new dimension."""
-
-    def __init__(self, channels=18, branches=2):
-        super().__init__()
-        self.stem = ConvBnRelu(3, 16, 3)
-        self.branches = branches
-        self.channels = channels
-        self.convs = nn.ModuleList([ConvBnRelu(16, channels, 3), ConvBnRelu(16, channels, 5)])
-        self.fc = nn.Linear(channels, 6)
-        self.fcs = nn.ModuleList([nn.Linear(6, channels) for _ in range(branches)])
-        self.head = nn.Linear(channels, 10)
-
-    def forward(self, x):
-        x = self.stem(x)
-        feats = torch.stack([conv(x) for conv in self.convs], dim=1)
-        z = self.fc(feats.sum(1).mean((2, 3)))
-        weights = torch.stack([fc(z) for fc in self.fcs], dim=1).softmax(1)
-        out = (feats * weights.view(-1, self.branches, self.channels, 1, 1)).sum(dim=1)
-        return self.head(out.mean((-2, -1)))
-
-
-@hand(image())
 class SplitAttention(nn.Module):
     """ResNeSt: grouped convolution to radix times channels, softmax over the radix."""
 
@@ -197,27 +137,6 @@ class SplitAttention(nn.Module):
         attens = torch.split(atten, rchannel // self.radix, dim=1)
         out = sum(att * split for att, split in zip(attens, splits, strict=True)).contiguous()
         return self.head(out.mean((2, 3)))
-
-
-@hand(image())
-class CondConv(nn.Module):
-    """Kernels mixed from experts by the input: batch and channels are folded into groups."""
-
-    def __init__(self, inp=12, oup=20, experts=3):
-        super().__init__()
-        self.stem = nn.Conv2d(3, inp, 3, padding=1)
-        self.route = nn.Linear(inp, experts)
-        self.weight = nn.Parameter(torch.randn(experts, oup, inp, 3, 3) * 0.1)
-        self.head = nn.Linear(oup, 10)
-        self.inp, self.oup = inp, oup
-
-    def forward(self, x):
-        x = F.relu(self.stem(x))
-        b, c, h, w = x.shape
-        mix = torch.softmax(self.route(x.mean((2, 3))), 1)
-        weight = (mix @ self.weight.view(self.weight.size(0), -1)).view(b * self.oup, self.inp, 3, 3)
-        out = F.conv2d(x.reshape(1, b * c, h, w), weight, padding=1, groups=b)
-        return self.head(F.relu(out.view(b, self.oup, h, w)).mean((2, 3)))
 
 
 @hand(several(image(14, 8), vector(9)))
@@ -244,20 +163,6 @@ class StyleModulatedConv(nn.Module):
         return self.modulate(x, self.weight2, self.to_style2(w))
 
 
-@hand(vector(20))
-class DcganGenerator(nn.Module):
-    def __init__(self, latent=20, width=10):
-        super().__init__()
-        self.main = nn.Sequential(
-            nn.ConvTranspose2d(latent, width * 4, 4, 1, 0, bias=False), nn.BatchNorm2d(width * 4), nn.ReLU(True),
-            nn.ConvTranspose2d(width * 4, width * 2, 4, 2, 1, bias=False), nn.BatchNorm2d(width * 2), nn.ReLU(True),
-            nn.ConvTranspose2d(width * 2, 3, 4, 2, 1, bias=False), nn.Tanh(),
-        )  # fmt: skip
-
-    def forward(self, z):
-        return self.main(z[:, :, None, None])
-
-
 @hand(image())
 class DcganDiscriminator(nn.Module):
     """Minibatch standard deviation appends one channel."""
@@ -272,37 +177,6 @@ class DcganDiscriminator(nn.Module):
         x = F.leaky_relu(self.conv2(F.leaky_relu(self.conv1(x), 0.2)), 0.2)
         std = x.std(dim=0, unbiased=False).mean().expand(x.size(0), 1, x.size(2), x.size(3))
         return self.conv3(torch.cat([x, std], 1)).view(-1)
-
-
-@hand(image())
-class CoordConv(nn.Module):
-    """Two channels of coordinates are appended before each convolution."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv1, self.conv2 = nn.Conv2d(5, 18, 3, padding=1), nn.Conv2d(20, 26, 3, padding=1)
-        self.fc = nn.Linear(26, 4)
-
-    @staticmethod
-    def coordinates(x):
-        b, _, h, w = x.shape
-        ys = torch.linspace(-1, 1, h, dtype=x.dtype, device=x.device).view(1, 1, h, 1).expand(b, 1, h, w)
-        xs = torch.linspace(-1, 1, w, dtype=x.dtype, device=x.device).view(1, 1, 1, w).expand(b, 1, h, w)
-        return torch.cat([x, ys, xs], dim=1)
-
-    def forward(self, x):
-        x = F.relu(self.conv1(self.coordinates(x)))
-        x = F.relu(self.conv2(self.coordinates(x)))
-        return self.fc(x.flatten(2).max(-1).values)
-
-
-@hand(signal(5, 24))
-def conv1d_net():
-    return nn.Sequential(
-        nn.Conv1d(5, 14, 5, padding=2), nn.BatchNorm1d(14), nn.ReLU(), nn.MaxPool1d(2),
-        nn.Conv1d(14, 22, 3, padding=1, dilation=1), nn.BatchNorm1d(22), nn.ReLU(), nn.Flatten(),
-        nn.Linear(22 * 12, 34), nn.BatchNorm1d(34), nn.ReLU(), nn.Linear(34, 4),
-    )  # fmt: skip
 
 
 @hand(lambda: torch.randn(2, 1, 8, 8, 8))

@@ -70,20 +70,6 @@ class AcrossChannels(nn.Module):
         return self.fc4(F.relu(self.fc3(x)))
 
 
-@hand(sequence(18, 8))
-class FourierMixing(nn.Module):
-    """FNet: a Fourier transform over positions and width in place of attention."""
-
-    def __init__(self):
-        super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(18), nn.LayerNorm(18)
-        self.fc1, self.fc2, self.out = nn.Linear(18, 34), nn.Linear(34, 18), nn.Linear(18, 3)
-
-    def forward(self, x):
-        x = self.norm1(x + torch.fft.fft(torch.fft.fft(x, dim=-1), dim=-2).real)
-        return self.out(self.norm2(x + self.fc2(F.gelu(self.fc1(x)))))
-
-
 @hand(image())
 class BufferAsWide(nn.Module):
     """Buffers of the channels' width: a mask, an index into a table, constants made in forward."""
@@ -175,20 +161,6 @@ class MaskedPooling(nn.Module):
         return self.out(torch.cat((top, mean), -1))
 
 
-@hand(vector(14))
-class SplitList(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.sizes = [6, 10, 14]
-        self.fc = nn.Linear(14, sum(self.sizes))
-        self.heads = nn.ModuleList([nn.Linear(n, 8) for n in self.sizes])
-        self.out = nn.Linear(24, 3)
-
-    def forward(self, x):
-        parts = torch.split(F.relu(self.fc(x)), self.sizes, dim=1)
-        return self.out(torch.cat([torch.tanh(head(part)) for head, part in zip(self.heads, parts, strict=True)], -1))
-
-
 @hand(image())
 class StackedBranches(nn.Module):
     """Branches stacked in a new dimension, reduced by maximum, and flattened together with channels."""
@@ -243,34 +215,6 @@ class GramMatrix(nn.Module):
 
 
 @hand(image())
-class CapsuleNet(nn.Module):
-    """Capsules of 6 numbers whose length is squashed; routing by agreement with einsum, three rounds."""
-
-    def __init__(self, capsules=4, dim=6, classes=3, out_dim=5):
-        super().__init__()
-        self.dim = dim
-        self.conv = nn.Conv2d(3, 18, 5, 2)
-        self.primary = nn.Conv2d(18, capsules * dim, 3, 2)
-        self.W = nn.Parameter(torch.randn(classes, capsules * 4, dim, out_dim) * 0.3)
-
-    @staticmethod
-    def squash(x):
-        norm = (x**2).sum(-1, keepdim=True)
-        return norm / (1 + norm) * x / torch.sqrt(norm + 1e-8)
-
-    def forward(self, x):
-        x = self.primary(F.relu(self.conv(x)))
-        b = x.size(0)
-        u = self.squash(x.view(b, -1, self.dim, x.size(2) * x.size(3)).transpose(2, 3).reshape(b, -1, self.dim))
-        u_hat = torch.einsum("bid,cido->bcio", u, self.W)
-        logits = torch.zeros(u_hat.shape[:3], dtype=x.dtype)
-        for _ in range(3):
-            v = self.squash((logits.softmax(1).unsqueeze(-1) * u_hat).sum(2))
-            logits = logits + (u_hat * v.unsqueeze(2)).sum(-1)
-        return v.norm(dim=-1)
-
-
-@hand(image())
 class Asserting(nn.Module):
     """Checks of the width against an attribute, as libraries write them, and a width kept as a tuple."""
 
@@ -286,29 +230,3 @@ class Asserting(nn.Module):
             raise ValueError(f"expected {self.in_channels} channels, got {x.shape[1]}")
         x = x.flatten(1).view(-1, *self.shape)
         return self.fc(self.conv2(x).mean((2, 3)))
-
-
-@hand(sequence(16, 9))
-class StateSpace(nn.Module):
-    """S4D-like diagonal recurrence: a state per channel, in a loop, with discretized parameters."""
-
-    def __init__(self, width=22, state=5):
-        super().__init__()
-        self.inp, self.out = nn.Linear(16, 2 * width), nn.Linear(width, 6)
-        self.A_log = nn.Parameter(torch.log(torch.arange(1, state + 1).float()).repeat(width, 1))
-        self.x_proj, self.dt_proj = nn.Linear(width, 3 + 2 * state, bias=False), nn.Linear(3, width)
-        self.D = nn.Parameter(torch.ones(width))
-        self.state = state
-
-    def forward(self, u):
-        x, z = self.inp(u).chunk(2, dim=-1)
-        dt, B, C = torch.split(self.x_proj(x), [3, self.state, self.state], dim=-1)
-        dt = F.softplus(self.dt_proj(dt))
-        A = -torch.exp(self.A_log)
-        h = torch.zeros(x.shape[0], x.shape[2], self.state, dtype=x.dtype)
-        ys = []
-        for t in range(x.shape[1]):
-            h = torch.exp(dt[:, t, :, None] * A) * h + dt[:, t, :, None] * B[:, t, None, :] * x[:, t, :, None]
-            ys.append(torch.einsum("bdn,bn->bd", h, C[:, t]))
-        y = torch.stack(ys, dim=1) + x * self.D
-        return self.out(y * F.silu(z))

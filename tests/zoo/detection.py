@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from zoo.convolutional import BasicBlock, ConvBnRelu
+from zoo.convolutional import ConvBnRelu
 from zoo.registry import hand, image
 
 
@@ -48,8 +48,6 @@ class C2f(nn.Module):
         y = self.cv1(x)
         if self.how == "chunk":
             y = list(y.chunk(2, 1))
-        elif self.how == "split":
-            y = list(y.split((self.c, self.c), 1))
         else:
             y = [y[:, : self.c], y[:, self.c :]]
         y.extend(m(y[-1]) for m in self.m)
@@ -106,7 +104,6 @@ class YoloDetect(nn.Module):
 
 
 @hand(image(size=32), name="yolo_c2f_chunk")
-@hand(image(size=32), name="yolo_c2f_split", how="split")
 @hand(image(size=32), name="yolo_c2f_slices", how="slices")
 class Yolo(nn.Module):
     def __init__(self, how="chunk"):
@@ -150,51 +147,6 @@ class YoloV5(nn.Module):
 
 
 @hand(image(size=32))
-class SsdHeads(nn.Module):
-    """Two feature maps, each with its class and box head, joined along boxes."""
-
-    def __init__(self, classes=5):
-        super().__init__()
-        self.classes = classes
-        self.backbone = nn.Sequential(ConvBnRelu(3, 14, 3, 2), ConvBnRelu(14, 26, 3, 2))
-        self.extra = ConvBnRelu(26, 34, 3, 2)
-        self.loc = nn.ModuleList([nn.Conv2d(26, 4 * 4, 3, padding=1), nn.Conv2d(34, 6 * 4, 3, padding=1)])
-        self.conf = nn.ModuleList([nn.Conv2d(26, 4 * classes, 3, padding=1), nn.Conv2d(34, 6 * classes, 3, padding=1)])
-
-    def forward(self, x):
-        sources = [self.backbone(x)]
-        sources.append(self.extra(sources[-1]))
-        loc, conf = [], []
-        for x, l, c in zip(sources, self.loc, self.conf, strict=True):  # noqa: E741
-            loc.append(l(x).permute(0, 2, 3, 1).contiguous())
-            conf.append(c(x).permute(0, 2, 3, 1).contiguous())
-        loc = torch.cat([o.view(o.size(0), -1) for o in loc], 1)
-        conf = torch.cat([o.view(o.size(0), -1) for o in conf], 1)
-        return {"boxes": loc.view(loc.size(0), -1, 4), "scores": conf.view(conf.size(0), -1, self.classes)}
-
-
-@hand(image(size=32))
-class FeaturePyramid(nn.Module):
-    """Lateral connections of one width, added from the top down; one head for all levels."""
-
-    def __init__(self):
-        super().__init__()
-        self.c2, self.c3, self.c4 = ConvBnRelu(3, 12, 3, 2), ConvBnRelu(12, 20, 3, 2), ConvBnRelu(20, 28, 3, 2)
-        self.lateral = nn.ModuleList(nn.Conv2d(c, 18, 1) for c in (12, 20, 28))
-        self.smooth = nn.ModuleList(nn.Conv2d(18, 18, 3, padding=1) for _ in range(3))
-        self.head = nn.Sequential(nn.Conv2d(18, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 6, 1))
-
-    def forward(self, x):
-        c2 = self.c2(x)
-        c3 = self.c3(c2)
-        c4 = self.c4(c3)
-        p4 = self.lateral[2](c4)
-        p3 = F.interpolate(p4, size=c3.shape[-2:], mode="nearest") + self.lateral[1](c3)
-        p2 = F.interpolate(p3, scale_factor=2, mode="nearest") + self.lateral[0](c2)
-        return [self.head(smooth(p)) for smooth, p in zip(self.smooth, (p2, p3, p4), strict=True)]
-
-
-@hand(image(size=32))
 class BiFpn(nn.Module):
     """Fast normalized fusion: learned scalars weigh the maps that are added."""
 
@@ -218,59 +170,3 @@ class BiFpn(nn.Module):
         v = v / (v.sum() + 1e-4)
         bu = self.bu(v[0] * p4 + v[1] * F.max_pool2d(td, 2) + v[2] * self.p4(self.c4(c3)))
         return self.head(td), self.head(bu)
-
-
-@hand(image(size=32))
-class DeepLab(nn.Module):
-    """Atrous spatial pyramid with an image-level branch, and low-level features in the decoder."""
-
-    def __init__(self):
-        super().__init__()
-        self.low = ConvBnRelu(3, 14, 3, 2)
-        self.high = ConvBnRelu(14, 26, 3, 2)
-        self.aspp = nn.ModuleList(
-            [
-                nn.Conv2d(26, 12, 1),
-                nn.Conv2d(26, 12, 3, padding=2, dilation=2),
-                nn.Conv2d(26, 10, 3, padding=3, dilation=3),
-            ]
-        )
-        self.image_pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(26, 8, 1), nn.ReLU())
-        self.project = ConvBnRelu(42, 20)
-        self.reduce = ConvBnRelu(14, 6)
-        self.classifier = nn.Sequential(ConvBnRelu(26, 16, 3), nn.Conv2d(16, 5, 1))
-
-    def forward(self, x):
-        size = x.shape[-2:]
-        low = self.low(x)
-        x = self.high(low)
-        res = [conv(x) for conv in self.aspp]
-        pooled = F.interpolate(self.image_pool(x), size=x.shape[-2:], mode="bilinear", align_corners=False)
-        x = self.project(torch.cat([*res, pooled], dim=1))
-        x = F.interpolate(x, size=low.shape[-2:], mode="bilinear", align_corners=False)
-        x = self.classifier(torch.cat([x, self.reduce(low)], dim=1))
-        return {"out": F.interpolate(x, size=size, mode="bilinear", align_corners=False)}
-
-
-@hand(image(size=16))
-class HrNet(nn.Module):
-    """Two resolutions that exchange: each is the sum of itself and the other, resampled."""
-
-    def __init__(self):
-        super().__init__()
-        self.stem = ConvBnRelu(3, 12, 3)
-        self.to_low = ConvBnRelu(12, 22, 3, 2)
-        self.high, self.low = BasicBlock(12, 12), BasicBlock(22, 22)
-        self.low_to_high = nn.Sequential(nn.Conv2d(22, 12, 1, bias=False), nn.BatchNorm2d(12))
-        self.high_to_low = nn.Sequential(nn.Conv2d(12, 22, 3, 2, 1, bias=False), nn.BatchNorm2d(22))
-        self.head = nn.Conv2d(34, 7, 1)
-
-    def forward(self, x):
-        high = self.stem(x)
-        low = self.low(self.to_low(high))
-        high = self.high(high)
-        height, width = high.shape[2:]
-        up = F.interpolate(self.low_to_high(low), size=(height, width), mode="bilinear", align_corners=True)
-        high, low = F.relu(high + up), F.relu(low + self.high_to_low(high))
-        low = F.interpolate(low, size=(height, width), mode="bilinear", align_corners=True)
-        return self.head(torch.cat([high, low], 1))

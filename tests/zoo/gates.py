@@ -86,28 +86,6 @@ class EfficientChannelAttention(nn.Module):
         return self.fc(x.mean((2, 3)))
 
 
-@hand(image())
-class CoordinateAttention(nn.Module):
-    """Rows and columns pooled, joined along space, convolved, split again by sizes."""
-
-    def __init__(self):
-        super().__init__()
-        self.stem = ConvBnRelu(3, 20, 3, 2)
-        self.conv1, self.bn1 = nn.Conv2d(20, 8, 1), nn.BatchNorm2d(8)
-        self.conv_h, self.conv_w = nn.Conv2d(8, 20, 1), nn.Conv2d(8, 20, 1)
-        self.fc = nn.Linear(20, 10)
-
-    def forward(self, x):
-        x = self.stem(x)
-        _, _, h, w = x.size()
-        x_h = x.mean(3, keepdim=True)
-        x_w = x.mean(2, keepdim=True).permute(0, 1, 3, 2)
-        y = F.hardswish(self.bn1(self.conv1(torch.cat([x_h, x_w], dim=2))))
-        x_h, x_w = torch.split(y, [h, w], dim=2)
-        out = x * self.conv_w(x_w.permute(0, 1, 3, 2)).sigmoid() * self.conv_h(x_h).sigmoid()
-        return self.fc(out.mean((2, 3)))
-
-
 @hand(several(image(), vector(7)))
 class Film(nn.Module):
     """The condition gives a scale and a shift for each channel of each block."""

@@ -12,17 +12,6 @@ from zoo.convolutional import ConvBnRelu
 from zoo.registry import hand, image
 
 
-@hand(image())
-def mobilenet_v1():
-    def separable(inp, oup, stride):
-        return nn.Sequential(ConvBnRelu(inp, inp, 3, stride, groups=inp), ConvBnRelu(inp, oup))
-
-    return nn.Sequential(
-        ConvBnRelu(3, 12, 3), separable(12, 20, 1), separable(20, 28, 2), separable(28, 36, 1), nn.AvgPool2d(8),
-        nn.Flatten(), nn.Linear(36, 10),
-    )  # fmt: skip
-
-
 class InvertedResidual(nn.Module):
     def __init__(self, inp, oup, stride, expand):
         super().__init__()

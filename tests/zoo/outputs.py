@@ -6,24 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from zoo.convolutional import ConvBnRelu
 from zoo.registry import hand, image
-
-
-@hand(image())
-class DictOutput(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.backbone = nn.ModuleDict({"low": ConvBnRelu(3, 12, 3), "high": ConvBnRelu(12, 22, 3, 2)})
-        self.heads = nn.ModuleDict({"age": nn.Linear(22, 1), "kind": nn.Linear(22, 7)})
-        self.aux = nn.Conv2d(12, 4, 1)
-
-    def forward(self, x):
-        low = self.backbone["low"](x)
-        pooled = self.backbone["high"](low).mean((2, 3))
-        out = {name: head(pooled) for name, head in self.heads.items()}
-        out["aux"] = self.aux(low)
-        return out
 
 
 @hand(image())

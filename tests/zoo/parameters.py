@@ -51,21 +51,6 @@ class FunctionalConvolutions(nn.Module):
         return F.linear(F.relu(x).mean((2, 3)), self.fc.weight, self.fc.bias)
 
 
-@hand(image())
-class WeightNormNet(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv1 = parametrizations.weight_norm(nn.Conv2d(3, 14, 3, padding=1))
-        self.conv2 = parametrizations.weight_norm(nn.Conv2d(14, 22, 3, padding=1))
-        self.fc = parametrizations.weight_norm(nn.Linear(22, 34))
-        self.out = nn.Linear(34, 10)
-
-    def forward(self, x):
-        x = F.max_pool2d(F.relu(self.conv1(x)), 2)
-        x = F.relu(self.conv2(x)).mean((2, 3))
-        return self.out(F.relu(self.fc(x)))
-
-
 @hand(vector(14))
 def spectral_norm_mlp():
     return nn.Sequential(
@@ -145,22 +130,6 @@ class SharedConvolution(nn.Module):
         return self.fc(torch.cat([a.mean((2, 3)), b.mean((2, 3))], 1))
 
 
-@hand(several(image(1), image(1)))
-class Siamese(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.cnn = nn.Sequential(nn.Conv2d(1, 12, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(12, 18, 3), nn.ReLU())
-        self.fc = nn.Sequential(nn.Linear(18 * 25, 34), nn.Sigmoid())
-        self.out = nn.Linear(34, 1)
-
-    def forward_once(self, x):
-        x = self.cnn(x)
-        return self.fc(x.view(x.size()[0], -1))
-
-    def forward(self, a, b):
-        return torch.sigmoid(self.out(torch.abs(self.forward_once(a) - self.forward_once(b))))
-
-
 @hand(several(vector(14), vector(22)))
 class TwoTower(nn.Module):
     """Two towers meet in a scaled cosine: the shared width is contracted."""
@@ -187,36 +156,3 @@ class BilinearNet(nn.Module):
 
     def forward(self, a, b):
         return self.out(F.relu(self.bilinear(F.relu(self.a(a)), F.relu(self.b(b)))))
-
-
-@hand(several(vector(9), vector(5)))
-class Critic(nn.Module):
-    """Actor-critic: the action is appended in the second layer; two critics; a tanh-squashed actor."""
-
-    def __init__(self):
-        super().__init__()
-        self.actor = nn.Sequential(nn.Linear(9, 22), nn.ReLU(), nn.Linear(22, 10))
-        self.l1, self.l2, self.l3 = nn.Linear(9, 26), nn.Linear(26 + 5, 18), nn.Linear(18, 1)
-        self.q2 = nn.Sequential(nn.Linear(14, 30), nn.ReLU(), nn.Linear(30, 1))
-
-    def forward(self, state, action):
-        mu, log_std = self.actor(state).chunk(2, dim=-1)
-        pi = torch.tanh(mu + log_std.clamp(-2, 2).exp() * 0.1)
-        q = F.relu(self.l1(state))
-        q = F.relu(self.l2(torch.cat([q, action], 1)))
-        return pi, self.l3(q), self.q2(torch.cat([state, action], 1))
-
-
-@hand(image(4))
-class DuelingDqn(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.Sequential(nn.Conv2d(4, 14, 4, 2), nn.ReLU(), nn.Conv2d(14, 18, 3), nn.ReLU())
-        self.advantage = nn.Sequential(nn.Linear(18 * 25, 34), nn.ReLU(), nn.Linear(34, 6))
-        self.value = nn.Sequential(nn.Linear(18 * 25, 26), nn.ReLU(), nn.Linear(26, 1))
-
-    def forward(self, x):
-        x = self.conv(x / 255.0)
-        x = x.view(-1, x.size(1) * x.size(2) * x.size(3))
-        advantage = self.advantage(x)
-        return self.value(x) + advantage - advantage.mean(dim=1, keepdim=True)

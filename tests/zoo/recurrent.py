@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 from zoo.convolutional import ConvBnRelu
-from zoo.registry import hand, sequence, several, signal, tokens
+from zoo.registry import hand, sequence, signal, tokens
 
 
 @hand(tokens(), name="lstm_classifier")
@@ -88,50 +88,6 @@ class GruByHand(nn.Module):
         return self.out(h)
 
 
-@hand(lambda: torch.randn(2, 3, 4, 8, 8))
-class ConvLstm(nn.Module):
-    def __init__(self, hidden=14):
-        super().__init__()
-        self.hidden_dim = hidden
-        self.conv = nn.Conv2d(4 + hidden, 4 * hidden, 3, padding=1)
-        self.head = nn.Conv2d(hidden, 1, 1)
-
-    def forward(self, x):
-        b, t, _, height, width = x.size()
-        h = torch.zeros(b, self.hidden_dim, height, width, dtype=x.dtype)
-        c = torch.zeros(b, self.hidden_dim, height, width, dtype=x.dtype)
-        for i in range(t):
-            gates = self.conv(torch.cat([x[:, i], h], dim=1))
-            cc_i, cc_f, cc_o, cc_g = torch.split(gates, self.hidden_dim, dim=1)
-            c = torch.sigmoid(cc_f) * c + torch.sigmoid(cc_i) * torch.tanh(cc_g)
-            h = torch.sigmoid(cc_o) * torch.tanh(c)
-        return self.head(h)
-
-
-@hand(several(tokens(53, 7), tokens(47, 5)))
-class Seq2seqAttention(nn.Module):
-    """Bahdanau attention in a loop over the words of the target."""
-
-    def __init__(self):
-        super().__init__()
-        self.source, self.target = nn.Embedding(53, 14), nn.Embedding(47, 16)
-        self.encoder = nn.GRU(14, 18, batch_first=True)
-        self.wa, self.ua, self.va = nn.Linear(18, 12), nn.Linear(18, 12), nn.Linear(12, 1)
-        self.cell = nn.GRUCell(16 + 18, 18)
-        self.out = nn.Linear(18, 47)
-
-    def forward(self, source, target):
-        keys, hidden = self.encoder(self.source(source))
-        hidden = hidden.squeeze(0)
-        outputs = []
-        for t in range(target.size(1)):
-            scores = self.va(torch.tanh(self.wa(hidden.unsqueeze(1)) + self.ua(keys)))
-            context = torch.bmm(F.softmax(scores.squeeze(2), dim=-1).unsqueeze(1), keys).squeeze(1)
-            hidden = self.cell(torch.cat((self.target(target[:, t]), context), dim=1), hidden)
-            outputs.append(self.out(hidden))
-        return torch.stack(outputs, 1)
-
-
 @hand(lambda: torch.randn(2, 1, 16, 24))
 class Crnn(nn.Module):
     """Text recognition: channels and height are one feature of each column."""
@@ -204,20 +160,14 @@ class Tcn(nn.Module):
         return self.linear(self.network(x)[:, :, -1])
 
 
-@hand(signal(1, 40), name="wavenet")
-@hand(signal(1, 40), name="wavenet_fused", fused=True)
+@hand(signal(1, 40), name="wavenet_fused")
 class WaveNet(nn.Module):
     """Dilated gated convolutions; each layer adds to the residual stream and to the skips."""
 
-    def __init__(self, residual=14, skip=22, fused=False):
+    def __init__(self, residual=14, skip=22):
         super().__init__()
         self.start = nn.Conv1d(1, residual, 1)
-        self.fused = fused
-        if fused:
-            self.gates = nn.ModuleList([nn.Conv1d(residual, 36, 2, dilation=2**i) for i in range(3)])
-        else:
-            self.filter_convs = nn.ModuleList([nn.Conv1d(residual, 18, 2, dilation=2**i) for i in range(3)])
-            self.gate_convs = nn.ModuleList([nn.Conv1d(residual, 18, 2, dilation=2**i) for i in range(3)])
+        self.gates = nn.ModuleList([nn.Conv1d(residual, 36, 2, dilation=2**i) for i in range(3)])
         self.residuals = nn.ModuleList([nn.Conv1d(18, residual, 1) for _ in range(3)])
         self.skips = nn.ModuleList([nn.Conv1d(18, skip, 1) for _ in range(3)])
         self.end1, self.end2 = nn.Conv1d(skip, 26, 1), nn.Conv1d(26, 8, 1)
@@ -226,11 +176,8 @@ class WaveNet(nn.Module):
         x = self.start(x)
         skip = None
         for i in range(3):
-            if self.fused:
-                a, b = self.gates[i](x).chunk(2, dim=1)
-                out = torch.tanh(a) * torch.sigmoid(b)
-            else:
-                out = torch.tanh(self.filter_convs[i](x)) * torch.sigmoid(self.gate_convs[i](x))
+            a, b = self.gates[i](x).chunk(2, dim=1)
+            out = torch.tanh(a) * torch.sigmoid(b)
             s = self.skips[i](out)
             skip = s if skip is None else s + skip[:, :, -s.size(2) :]
             x = self.residuals[i](out) + x[:, :, -out.size(2) :]

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from zoo.attention import GatedMlp
-from zoo.registry import hand, sequence, several, signal, vector
+from zoo.registry import hand, sequence, several
 
 
 @hand(lambda: (torch.randn(2, 7), torch.randint(0, 19, (2, 3))))
@@ -53,100 +53,24 @@ class DeepFm(nn.Module):
         return torch.sigmoid(x.squeeze(1))
 
 
-@hand(vector(18))
-class CrossNetwork(nn.Module):
-    """x0 (w·x) + b + x beside a deep part: the inputs are part of the residual stream."""
-
-    def __init__(self):
-        super().__init__()
-        self.inp = nn.Linear(18, 22)
-        self.w = nn.ParameterList([nn.Parameter(torch.randn(22, 1) * 0.2) for _ in range(2)])
-        self.b = nn.ParameterList([nn.Parameter(torch.zeros(22)) for _ in range(2)])
-        self.deep = nn.Sequential(nn.Linear(22, 34), nn.ReLU(), nn.Linear(34, 14), nn.ReLU())
-        self.out = nn.Linear(36, 1)
-
-    def forward(self, x):
-        x0 = x = self.inp(x)
-        for w, b in zip(self.w, self.b, strict=True):
-            x = x0 * (x @ w) + b + x
-        return self.out(torch.cat([x, self.deep(x0)], dim=1))
-
-
-@hand(lambda: (torch.randint(0, 31, (2,)), torch.randint(0, 37, (2,))))
-class NeuralCollaborativeFiltering(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.user_gmf, self.item_gmf = nn.Embedding(31, 10), nn.Embedding(37, 10)
-        self.user_mlp, self.item_mlp = nn.Embedding(31, 14), nn.Embedding(37, 18)
-        self.mlp = nn.Sequential(nn.Linear(32, 22), nn.ReLU(), nn.Linear(22, 12), nn.ReLU())
-        self.predict = nn.Linear(22, 1)
-
-    def forward(self, user, item):
-        gmf = self.user_gmf(user) * self.item_gmf(item)
-        mlp = self.mlp(torch.cat((self.user_mlp(user), self.item_mlp(item)), -1))
-        return self.predict(torch.cat((gmf, mlp), -1)).view(-1)
-
-
-@hand(several(sequence(12, 9), lambda: (torch.rand(2, 9, 9) > 0.5).float()), name="graph_convolution")
-@hand(several(sequence(12, 9), lambda: (torch.rand(2, 9, 9) > 0.5).float()), name="graph_attention", attention=True)
-class GraphNetwork(nn.Module):
+@hand(several(sequence(12, 9), lambda: (torch.rand(2, 9, 9) > 0.5).float()))
+class GraphAttention(nn.Module):
     """Dense adjacency; the attention is a sum of two projections to a scalar, masked where there is no edge."""
 
-    def __init__(self, attention=False):
+    def __init__(self):
         super().__init__()
         self.w1, self.w2 = nn.Parameter(torch.randn(12, 22) * 0.3), nn.Parameter(torch.randn(22, 14) * 0.3)
         self.bias = nn.Parameter(torch.zeros(22))
-        self.attention = attention
-        if attention:
-            self.a_src, self.a_dst = nn.Parameter(torch.randn(22, 1) * 0.3), nn.Parameter(torch.randn(22, 1) * 0.3)
+        self.a_src, self.a_dst = nn.Parameter(torch.randn(22, 1) * 0.3), nn.Parameter(torch.randn(22, 1) * 0.3)
         self.readout = nn.Linear(14, 3)
 
     def forward(self, x, adjacency):
         adjacency = adjacency + torch.eye(x.size(1), dtype=x.dtype)
         h = torch.matmul(x, self.w1) + self.bias
-        if self.attention:
-            e = F.leaky_relu(h @ self.a_src + (h @ self.a_dst).transpose(1, 2), 0.2)
-            a = torch.where(adjacency > 0, e, -9e15 * torch.ones_like(e)).softmax(dim=-1)
-        else:
-            a = adjacency / adjacency.sum(-1, keepdim=True)
+        e = F.leaky_relu(h @ self.a_src + (h @ self.a_dst).transpose(1, 2), 0.2)
+        a = torch.where(adjacency > 0, e, -9e15 * torch.ones_like(e)).softmax(dim=-1)
         h = F.elu(torch.bmm(a, h))
         return self.readout(torch.bmm(a, h @ self.w2).mean(1))
-
-
-class TNet(nn.Module):
-    def __init__(self, k):
-        super().__init__()
-        self.k = k
-        self.conv1, self.conv2 = nn.Conv1d(k, 14, 1), nn.Conv1d(14, 22, 1)
-        self.fc1, self.fc2 = nn.Linear(22, 18), nn.Linear(18, k * k)
-        self.bn1 = nn.BatchNorm1d(14)
-
-    def forward(self, x):
-        batch = x.size(0)
-        x = F.relu(self.conv2(F.relu(self.bn1(self.conv1(x)))))
-        x = torch.max(x, 2, keepdim=True)[0].view(-1, 22)
-        x = self.fc2(F.relu(self.fc1(x)))
-        return x.view(-1, self.k, self.k) + torch.eye(self.k, dtype=x.dtype).unsqueeze(0).repeat(batch, 1, 1)
-
-
-@hand(signal(3, 25))
-class PointNet(nn.Module):
-    """Predicted square matrices turn points, then features of width 10."""
-
-    def __init__(self):
-        super().__init__()
-        self.input_transform, self.feature_transform = TNet(3), TNet(10)
-        self.conv1, self.conv2 = nn.Conv1d(3, 10, 1), nn.Conv1d(10, 34, 1)
-        self.fc = nn.Linear(44, 4)
-
-    def forward(self, x):
-        n_pts = x.size(2)
-        x = torch.bmm(self.input_transform(x).transpose(2, 1), x)
-        x = F.relu(self.conv1(x))
-        x = torch.bmm(x.transpose(2, 1), self.feature_transform(x)).transpose(2, 1)
-        g = self.conv2(x).max(dim=2, keepdim=True).values
-        g = g.view(-1, 34, 1).repeat(1, 1, n_pts)
-        return self.fc(torch.cat([g, x], 1).transpose(2, 1))
 
 
 @hand(sequence(16))
