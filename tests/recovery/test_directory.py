@@ -151,17 +151,6 @@ def test_a_run_that_was_killed_at_any_moment_goes_on_to_the_same_bytes(directori
     assert not (directories / "out.unfinished").exists()
 
 
-def test_a_run_in_bfloat16_goes_on_to_the_same_bytes_too(directories):
-    out, whole, options = directories / "out", directories / "whole", {"local": 0, "autocast": torch.bfloat16}
-    assert forked(lambda: dying("never", directories, whole, **options)) == 0
-    assert os.WTERMSIG(forked(lambda: dying("state:3", directories, out, **options))) == signal.SIGKILL
-    assert (directories / "out.unfinished" / "state.safetensors").is_file()
-    assert forked(lambda: dying("never", directories, out, **options)) == 0
-    assert contents(out) == contents(whole)
-    assert json.loads((out / "secateur.json").read_text())["asked"]["autocast"] == "bfloat16"
-    assert {each.dtype for each in inspect_checkpoint(out).tensors} == {"F32"}
-
-
 def test_a_run_goes_on_only_with_the_same_request_and_a_state_that_is_whole(directories):
     sparse, dense, out = (directories / name for name in ("sparse", "dense", "out"))
     assert os.WTERMSIG(forked(lambda: dying("publish:1", directories, out))) == signal.SIGKILL
@@ -184,28 +173,6 @@ def test_a_run_goes_on_only_with_the_same_request_and_a_state_that_is_whole(dire
     with pytest.raises(CheckpointError, match=r"damaged .* Remove .*out.unfinished to start over"):
         recover(sparse, dense, batches("llama"), out=out, steps=5, **FAST)
     shutil.rmtree(directories / "out.unfinished")
-    recover(sparse, dense, batches("llama"), out=out, steps=5, **FAST)
-    assert verify_checkpoint(out, sparse).ok
-
-
-def test_a_full_disk_leaves_the_last_state_and_no_result(directories, monkeypatch):
-    import errno
-
-    sparse, dense, out = (directories / name for name in ("sparse", "dense", "out"))
-    monkeypatch.setattr(recovery._Clock, "is_due", lambda self: True)
-    calls = []
-
-    def full(path, steps):
-        calls.append(path)
-        path.write_bytes(b"half")
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(recovery, "save_state", full)
-    with pytest.raises(CheckpointError, match="the disk is full; free space and run the same command again"):
-        recover(sparse, dense, batches("llama"), out=out, steps=5, **FAST)
-    assert calls
-    assert not out.exists()
-    monkeypatch.undo()
     recover(sparse, dense, batches("llama"), out=out, steps=5, **FAST)
     assert verify_checkpoint(out, sparse).ok
 
@@ -370,12 +337,3 @@ def test_steps_that_end_worse_are_not_written(directories):
     recover(sparse, dense, batches("llama"), out=directories / "local", steps=0, local=1)
     one, other = (LlamaForCausalLM.from_pretrained(directories / each).state_dict() for each in ("other", "local"))
     assert all(torch.equal(each, other[name]) for name, each in one.items())
-
-
-def test_a_run_that_goes_on_is_judged_by_where_it_began(directories):
-    out, whole, options = directories / "out", directories / "whole", {"local": 0}
-    assert forked(lambda: dying("never", directories, whole, **options)) == 0
-    assert os.WTERMSIG(forked(lambda: dying("state:3", directories, out, **options))) == signal.SIGKILL
-    assert forked(lambda: dying("never", directories, out, **options)) == 0
-    one, other = (json.loads((each / "secateur.json").read_text())["judged"] for each in (out, whole))
-    assert one == other

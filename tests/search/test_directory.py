@@ -116,13 +116,6 @@ def test_what_keeps_too_little_is_not_there(dense, tmp_path, monkeypatch):
     assert not (tmp_path / "out").exists()
 
 
-def test_something_in_the_way_is_said_before_the_work(dense, tmp_path, monkeypatch):
-    monkeypatch.setattr(directory, "make_levels", None)
-    (tmp_path / "out").mkdir()
-    with pytest.raises(ValueError, match="already exists; nothing is overwritten"):
-        fitted(dense, tmp_path / "out")
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -206,21 +199,6 @@ def test_levels_in_the_folder_of_a_run_are_not_what_it_begins_with(dense, tmp_pa
     assert contents(lie) == before
 
 
-def test_a_folder_in_the_way_is_not_touched(dense, tmp_path):
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "thesis.txt").write_text("years of work")
-    (tmp_path / "out.unfinished").symlink_to("other")
-    with pytest.raises(ValueError, match="no folder of an unfinished run, and in the way of one; move it, or choose"):
-        fitted(dense, tmp_path / "out")
-    (tmp_path / "out.unfinished").unlink()
-    (tmp_path / "other").rename(tmp_path / "out.unfinished")
-    with pytest.raises(
-        ValueError, match=r"holds thesis\.txt, which no unfinished run has put there; move it, or choose"
-    ):
-        fitted(dense, tmp_path / "out")
-    assert [path.name for path in tmp_path.rglob("*")] == ["out.unfinished", "thesis.txt"]
-
-
 def test_a_choice_is_of_what_was_asked_and_of_these_batches(dense, measured, tmp_path, monkeypatch):
     """Of levels that are given the digest says nothing of it."""
     given = {"shares": None, "levels": measured, "store": tmp_path / "store", "evaluations": 2}
@@ -262,18 +240,6 @@ def test_a_choice_by_a_function_is_not_that_of_no_score(dense, tmp_path, monkeyp
     monkeypatch.setattr(directory.LevelSearch, "within", lambda *given: seen.append(1) or within(*given))
     fitted(dense, tmp_path / "two", **given)
     assert seen
-
-
-def test_what_one_verb_made_of_other_weights_is_not_gone_on_with(dense, tmp_path, monkeypatch):
-    source = shutil.copytree(dense, tmp_path / "dense")
-    stopped(monkeypatch, "oneshot", source, tmp_path / "out", **BOTH)
-    assert [*(tmp_path / "out.unfinished" / "result").glob("shrunk-*")]
-    model = model_of(source)
-    with torch.no_grad():
-        model.model.layers[0].input_layernorm.weight.mul_(2)
-    model.save_pretrained(source)
-    with pytest.raises(ValueError, match=r"safetensors: changed since .*; put it back as it was"):
-        fitted(source, tmp_path / "out", **BOTH)
 
 
 def test_of_another_choice_what_one_verb_made_is_removed(dense, tmp_path, monkeypatch):
@@ -339,17 +305,6 @@ def test_an_impossible_budget_leaves_levels_and_its_advice_can_be_followed(dense
     assert contents(tmp_path / "out.unfinished" / "result" / "levels") == before
     fitted(dense, tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
-
-
-def test_a_full_disk_leaves_what_the_next_run_goes_on_with(dense, tmp_path, monkeypatch):
-    def full(*_args, **_named):
-        raise directory.CheckpointError("the disk is full; free space and run the same command again.")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(directory, "shrink", full)
-        with pytest.raises(ValueError, match="the disk is full"):
-            fitted(dense, tmp_path / "out")
-    assert (tmp_path / "out.unfinished" / "result" / "levels" / FILE).exists()
 
 
 def test_a_result_that_nobody_looked_at_yet_is_made_anew(dense, tmp_path, monkeypatch):

@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
 
 from secateur import oneshot, shrink
 from secateur.patterns import Block
@@ -141,15 +140,6 @@ def test_what_shrink_does_by_itself_is_what_it_does_of_all_batches(monkeypatch):
         assert torch.allclose(one, other, atol=1e-6)
 
 
-def test_levels_are_made_once(tmp_path, monkeypatch):
-    first = blocks(3)
-    done = fit(first, inputs(), budget={"params": 0.5}, shares=SHARES, evaluations=8, finals=1, store=tmp_path)
-    made = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
-    again = fit(blocks(3), inputs(), budget={"params": 0.7}, shares=SHARES, evaluations=8, finals=1, store=tmp_path)
-    assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == made
-    assert again.got["params"] > done.got["params"]
-
-
 def test_a_latency_is_measured_in_the_end():
     model = blocks(2, width=16, hidden=256)
     done = fit(
@@ -278,11 +268,6 @@ def test_what_cannot_be_asked_for_is_refused_and_changes_nothing(asked, error, m
     assert is_unchanged(model, before)
 
 
-def test_a_batch_is_no_iterable_of_batches():
-    with pytest.raises(TypeError, match="batches is an iterable of batches, not a Tensor"):
-        fit(blocks(3), inputs()[0], budget={"params": 0.5})
-
-
 def test_tied_weights_stay_tied():
     model = blocks(3)
     model[2].up.weight, model[2].down.weight = model[1].up.weight, model[1].down.weight
@@ -292,17 +277,6 @@ def test_tied_weights_stay_tied():
         fit(model, inputs(), budget={"params": 0.8}, over="shrink", shares=SHARES, evaluations=4, finals=1)
     assert model[2].up.weight is model[1].up.weight
     assert parameters(model) <= 0.8 * parameters(before)
-
-
-def test_padded_convolutions_whose_inputs_share_memory_one_after_the_other():
-    """What is summed is told apart by where its input lies, and memory is used again within a pass."""
-    torch.manual_seed(0)
-    model = nn.Sequential(
-        *(nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1)) for _ in range(4))
-    )
-    batches = [torch.randn(rows, 4, 8, 8) for rows in (8, 5, 7, 3, 8, 6)]
-    done = fit(model, batches, budget={"params": 0.6}, over="oneshot", shares=SHARES, evaluations=4, finals=1)
-    assert done.got["params"] <= 0.6 * done.dense["params"]
 
 
 # ---- no budget is exceeded by what is counted -----------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 import copy
 import json
-import os
 import pickle
 import shutil
 
@@ -13,7 +12,6 @@ from secateur import shrink
 from secateur.search import Levels, make_levels
 from secateur.search.levels import FILE
 from support.measured import text, words
-from support.stacks import contents
 from support.unchanged import is_unchanged, state_of
 
 BOTH = ("shrink", "oneshot")
@@ -235,20 +233,6 @@ def test_they_are_saved_and_loaded(made, tmp_path):
     assert one.keys() == two.keys()
     assert all(torch.equal(one[name], two[name]) for name in one)
     assert all(levels.cost(choice, target) == loaded.cost(choice, target) for target in levels.fixed)
-
-
-def test_a_save_that_fails_leaves_what_was_there(made, tmp_path, monkeypatch):
-    levels = made[2]
-    levels.save(tmp_path)
-    before = contents(tmp_path)
-
-    def full(_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"):
-        levels.save(tmp_path)
-    assert contents(tmp_path) == before
 
 
 @pytest.fixture(scope="module")

@@ -107,11 +107,6 @@ def test_a_patch_that_moves_outputs_further_is_taken_back(monkeypatch):
     assert is_unchanged(model, state)
 
 
-def test_by_outputs_only_with_batches():
-    with pytest.raises(ValueError, match="there are no batches"):
-        shrink(deep(), batches()[0], leave=Branches(0.2), batches=[])
-
-
 def test_what_is_no_better_on_rows_that_were_not_seen_is_no_patch():
     generator = torch.Generator().manual_seed(0)
     x, noise = (torch.randn(40, 30, generator=generator, dtype=torch.float64) for _ in range(2))

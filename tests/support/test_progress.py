@@ -123,14 +123,6 @@ def test_a_notebook_has_one_bar_below_its_cell_and_then_none(notebook, monkeypat
     assert not progress._showing.locked()
 
 
-def test_quick_work_is_silent_in_a_notebook_too(notebook, monkeypatch):
-    assert list(track(range(5), "quick")) == [0, 1, 2, 3, 4]
-    monkeypatch.setattr(progress, "PATIENCE", 0.0)
-    monkeypatch.setenv("SECATEUR_PROGRESS", "0")
-    assert list(track(range(5), "silent")) == [0, 1, 2, 3, 4]
-    assert notebook.pictures == []
-
-
 def test_ipython_on_a_terminal_is_a_terminal(pretend, monkeypatch):
     terminal = pretend()
     monkeypatch.setattr(builtins, "get_ipython", lambda: types.SimpleNamespace(), raising=False)

@@ -158,14 +158,6 @@ def test_a_row_of_another_length_is_refused():
         Table("a", [Column("a"), Column("b")], [["x"]])
 
 
-def test_on_a_narrow_terminal_only_columns_of_words_fold(capsys):
-    shown = Table.of("t", [["one two three", 123456]], Column.name("words"), Column.figure("n", None, "d"))
-    Console(width=16).print(shown.rich())
-    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
-    assert len(lines) == 3
-    assert lines[1].endswith("123456")
-
-
 def test_a_name_folds_after_dots_and_a_sentence_after_spaces():
     assert folded("a.b", 20) == "a.b"
     lines = folded(".".join(["layer"] * 9), 30).splitlines()
