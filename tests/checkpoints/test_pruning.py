@@ -14,7 +14,6 @@ from safetensors.torch import load_file, save_file
 
 from secateur import allocation, criteria, patterns
 from secateur.checkpoints import called_as, open_checkpoint, read_header, sparsify
-from secateur.checkpoints import sparsify_directory as checkpoint_sparsification
 from secateur.checkpoints.sparsify_directory import choose_targets
 from secateur.pipeline import make_masks
 
@@ -336,21 +335,6 @@ def test_an_opaque_tensor_cannot_be_included(tmp_path):
 def test_wrong_sparsities(source, tmp_path, sparsity, word, message):
     with pytest.raises(ValueError, match=message):
         sparsify(source, sparsity, out=tmp_path / "out", pattern=patterns.parse(word))
-
-
-@pytest.mark.parametrize("failure", [OSError(28, "No space left on device"), KeyboardInterrupt()])
-def test_a_failure_in_the_middle_leaves_nothing(source, tmp_path, monkeypatch, failure):
-    written = []
-
-    def fail(*arguments):
-        written.append(arguments)
-        if len(written) == 3:
-            raise failure
-
-    monkeypatch.setattr(checkpoint_sparsification, "write_tensor", fail)
-    with pytest.raises(type(failure)):
-        sparsify(source, 0.5, out=tmp_path / "out")
-    assert {path.name for path in tmp_path.iterdir()} == {"dense", "blobs"}
 
 
 def test_nan_is_named_before_anything_is_copied(tmp_path):

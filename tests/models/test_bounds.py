@@ -1,7 +1,6 @@
 """What evidence takes is known by shapes before anything runs, and what is too large is summed in blocks, and named."""
 
 import contextlib
-import copy
 import math
 
 import pytest
@@ -180,24 +179,6 @@ def test_levels_and_directories_say_what_was_summed_in_blocks(monkeypatch, tmp_p
         done = shrink(tmp_path / "dense", sparsity=0.3, out=tmp_path / "small", batches=llama("llama"), verify=False)
     assert any(name.endswith("down_proj.weight") for name in done.in_blocks)
     assert "Gram matrix in" in str(done)
-
-
-def test_copies_within_a_block_cost_nothing(monkeypatch):
-    model = network()
-    with torch.no_grad():  # of each group's channels the second half are copies, in the same block of 128 inputs
-        for group in range(2):
-            for at in range(8):
-                model.grouped.weight[16 * group + 8 + at] = model.grouped.weight[16 * group + at]
-                model.grouped.bias[16 * group + 8 + at] = model.grouped.bias[16 * group + at]
-    dense = copy.deepcopy(model)
-    free(monkeypatch, 14 * MB)
-    monkeypatch.setattr(bounds, "LEAST", 64)
-    with pytest.warns(SolverWarning, match="in 2 blocks of 256 inputs"):
-        shrink(model, (batches()[0],), 0.2, batches=batches(), include="grouped.*")
-    with torch.no_grad():
-        spread = float(torch.cat([dense(batch) for batch in batches()]).var())
-    assert model.wide.in_channels < dense.wide.in_channels
-    assert distance(model, dense) < 1e-3 * spread
 
 
 @pytest.mark.parametrize("pattern", [Unstructured(), Channels(dim=0)])

@@ -73,17 +73,6 @@ def test_models_that_are_not_ready():
         oneshot(model, data(), 0.5)
 
 
-def test_in_inference_mode():
-    one, other = stack(), stack()
-    oneshot(one, data(), 0.5)
-    with torch.inference_mode():
-        oneshot(other, data(), 0.5)
-        born_there = stack()
-        oneshot(born_there, data(), 0.5)
-    assert torch.equal(born_there.layers[2].up.weight, one.layers[2].up.weight)
-    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
-
-
 def test_a_failure_in_a_later_block_says_which_are_pruned():
     model, calls = stack(), []
 

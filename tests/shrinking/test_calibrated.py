@@ -113,21 +113,6 @@ def test_a_trained_model_keeps_more_of_what_it_learned():
 # ---- the same for the same ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("form", ["generator", "tuples", "dicts", "forward"])
-def test_batches_of_every_kind(form, batches):
-    given = {
-        "generator": lambda: (each for each in batches),
-        "tuples": lambda: [(each, torch.zeros(len(each))) for each in batches],  # as a DataLoader yields: with targets
-        "dicts": lambda: [{"input_ids": each} for each in batches],
-        "forward": lambda: [{"text": {"tokens": each}} for each in batches],
-    }[form]()
-    forward = (lambda model, batch: model(batch["text"]["tokens"])) if form == "forward" else None
-    model, plain = words(), words()
-    shrink(model, batches[0], 0.2, batches=given, forward=forward)
-    shrink(plain, batches[0], 0.2, batches=batches)
-    assert same(model, plain)
-
-
 def test_the_same_tokens_in_other_batches_come_to_the_same(batches, monkeypatch):
     """To the rounding of sums; slopes are of the first batches, and drawn."""
     monkeypatch.setattr(InMemory, "slopes", lambda *_: {})
