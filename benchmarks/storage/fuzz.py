@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import save
 from torch import Tensor
 
 from secateur.checkpoints import MAX_HEADER, Checkpoint, CheckpointError, TensorEntry, parse_header
@@ -75,7 +74,7 @@ def scaled_of(weight: Tensor) -> Tensor:
 
 
 def sound_files() -> list[bytes]:
-    """Small files that use every encoding, with and without zstd, masks, signs; and one of compressed-tensors."""
+    """Small files that use every encoding, with and without zstd, masks, signs."""
     generator = torch.Generator().manual_seed(0)
 
     def sparse(*shape: int, density: float, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -103,17 +102,7 @@ def sound_files() -> list[bytes]:
                 masks = {"masked": masked != 0} if "masked" in kind else None
                 save_compressed(kind, Path(folder, "file"), zstd=zstd, masks=masks)
                 files.append(Path(folder, "file").read_bytes())
-    mask = masked[:8, :10] != 0
-    counts = mask.sum(1)
-    powers = 2 ** torch.arange(8)
-    bits = torch.nn.functional.pad(mask, (0, 6)).reshape(8, 2, 8)
-    foreign = {
-        "fc.compressed": masked[:8, :10][mask],
-        "fc.bitmask": (bits * powers).sum(-1).to(torch.uint8),
-        "fc.shape": torch.tensor([8, 10]),
-        "fc.row_offsets": counts.cumsum(0) - counts,
-    }
-    return [*files, save(foreign)]
+    return files
 
 
 def damaged(content: bytes, dice: random.Random) -> bytes:

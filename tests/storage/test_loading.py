@@ -30,7 +30,7 @@ def test_a_pickle_of_it_reads_the_same_files(compressed, sharded, tmp_path):
         loaded = load_compressed(path)
         again = pickle.loads(pickle.dumps(loaded))
         assert list(again) == list(loaded)
-        assert (again.encodings, again.layout, again.tied) == (loaded.encodings, loaded.layout, loaded.tied)
+        assert (again.encodings, again.is_compressed, again.tied) == (loaded.encodings, True, loaded.tied)
         assert all(same(again[name], tensor) for name, tensor in loaded.items())
         assert {name: mask.sum() for name, mask in again.masks.items()} == {n: m.sum() for n, m in loaded.masks.items()}
 
@@ -187,10 +187,10 @@ def test_a_dense_checkpoint_is_read_too(tmp_path):
     save_file({"weight": torch.eye(3)}, tmp_path / "file")
     checkpoint = load_compressed(tmp_path / "file")
     assert isinstance(checkpoint, CompressedCheckpoint)
-    assert checkpoint.layout is None
+    assert not checkpoint.is_compressed
     assert torch.equal(checkpoint["weight"], torch.eye(3))
     masks.save({"weight": torch.ones(3, dtype=torch.bool)}, tmp_path / "masks")
-    assert load_compressed(tmp_path / "masks").layout is None
+    assert not load_compressed(tmp_path / "masks").is_compressed
 
 
 # Compressing, loading and expanding take the memory of one tensor at most: what numpy allocates, at its peak.

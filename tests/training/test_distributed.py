@@ -7,7 +7,7 @@ from torch import nn
 
 from secateur import Pruner, criteria, regrowth, schedules
 from secateur.allocation import erk
-from secateur.training import group_lasso, growing
+from secateur.training import growing
 from support.forks import leave_group, on_ranks
 
 pytestmark = pytest.mark.distributed
@@ -20,7 +20,6 @@ RULES = {
     "rigl": {"schedule": schedules.constant(0.7), "allocate": erk, "regrow": regrowth.rigl(until=1.0), "every": 2},
     "movement": {"schedule": 0.8, "criterion": criteria.movement},
     "growing penalty": {"regularize": growing(0.5, torch.zeros(2, 7))},
-    "group lasso": {"regularize": group_lasso(6.0, torch.zeros(2, 7))},
     "snip of batches": {"schedule": 0.8, "criterion": criteria.snip, "loss": nn.functional.mse_loss},
 }
 

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from secateur import Pruner, schedules, shrink
-from secateur.coupling import find_coupling
-from secateur.training import group_lasso, growing
+from secateur.training import growing
 
 SGD = functools.partial(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=1e-3)
 AdamW = functools.partial(torch.optim.AdamW, lr=0.01)
@@ -56,11 +55,9 @@ def same(model, other):
     st.integers(2, 5),
     st.sampled_from(
         [
-            lambda steps: group_lasso(0.0, EXAMPLE, end=steps),
             lambda steps: growing(0.0, EXAMPLE, end=steps),
             lambda steps: growing(0.5, EXAMPLE, ceiling=0.0, end=steps + 1),  # at its end the units leave in any case
             lambda steps: growing(0.5, EXAMPLE, begin=steps, end=steps + 1),
-            lambda steps: group_lasso(0.5, EXAMPLE, begin=steps, end=steps + 1),
         ]
     ),
 )
@@ -124,59 +121,6 @@ def _size(model):
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-@given(st.integers(0, 1000), st.floats(0.001, 3.0), st.sampled_from([torch.float32, torch.float64]))
-@settings(max_examples=15, deadline=None)
-def test_a_lasso_step_is_the_proximal_one(seed, strength, dtype):
-    """v = prox(w) of ``c ‖v‖`` with c = lr λ √n: w - v = c v/‖v‖ where v ≠ 0, else ‖w‖ ≤ c."""
-    torch.manual_seed(seed)
-    model = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2)).to(dtype)
-    before = copy.deepcopy(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    quiet(model, optimizer, regularize=group_lasso(strength, torch.zeros(1, 3, dtype=dtype), end=10))
-    for parameter in model.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-    for unit in range(5):
-        was, now = (
-            torch.cat([each[0].weight[unit], each[0].bias[unit : unit + 1], each[2].weight[:, unit]])
-            for each in (before, model)
-        )
-        threshold = 0.5 * strength * len(was) ** 0.5
-        if was.norm() > threshold:
-            torch.testing.assert_close(was - now, threshold * now / now.norm(), rtol=1e-3, atol=1e-5)
-        else:
-            assert not now.any()
-    assert torch.equal(model[2].bias, before[2].bias)
-
-
-def test_units_of_heads_and_of_their_entries():
-    """Several axes in one dimension: rows of a head, and one row of each head."""
-
-    class Heads(nn.Module):
-        def __init__(self):
-            super().__init__()
-            torch.manual_seed(0)
-            self.heads = 2
-            self.v, self.o = nn.Linear(4, 6, bias=False), nn.Linear(6, 4, bias=False)
-
-        def forward(self, x):
-            return self.o(self.v(x).view(*x.shape[:-1], self.heads, -1).relu().flatten(-2))
-
-    model, lr, strength = Heads(), 0.1, 0.2
-    v, o = (weight.detach().clone() for weight in (model.v.weight, model.o.weight))
-    groups = find_coupling(model, torch.zeros(2, 4)).groups
-    assert [group.size for group in groups] == [2, 3]
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
-    quiet(model, optimizer, regularize=group_lasso(strength, torch.zeros(2, 4), end=10))
-    (model(torch.zeros(2, 4)) * 0).sum().backward()
-    optimizer.step()
-    rows = (v.square().sum(1) + o.square().sum(0)).reshape(2, 3)  # of (head, entry)
-    by_head = 1 - lr * strength / (rows.sum(1) / (3 * 8)).sqrt()
-    by_entry = 1 - lr * strength / (rows.sum(0) / (2 * 8)).sqrt()
-    torch.testing.assert_close(model.v.weight.detach(), v * (by_head[:, None] * by_entry).reshape(-1, 1))
-    torch.testing.assert_close(model.o.weight.detach(), o * (by_head[:, None] * by_entry).reshape(-1))
-
-
 # What it is for
 
 
@@ -205,51 +149,6 @@ def test_what_was_chosen_leaves_and_nothing_changes(make_optimizer):
     )
 
 
-def test_units_that_the_lasso_zeroed_stay_zero_after_its_end():
-    model = Residual()
-    optimizer = SGD(model.parameters())
-    pruner = quiet(model, optimizer, regularize=group_lasso(0.5, EXAMPLE, end=6))
-    seen = []
-    for step in range(10):
-        train(model, optimizer, 1, step)
-        seen.append(pruner.metrics()["leaving"])
-    assert 0 < seen[5] == seen[9]
-    assert pruner.metrics()["penalty"] == 0
-    size = _size(model)
-    assert 1 - _size(shrink(model, EXAMPLE).model) / size == pytest.approx(seen[9])
-
-
-def test_the_lasso_finds_the_units_that_the_task_needs():
-    """A student of 16 hidden units learns a teacher of 3: superfluous ones leave, and the loss does not rise."""
-    torch.manual_seed(1)
-    inputs = torch.randn(256, 8)
-    teacher = nn.Sequential(nn.Linear(8, 3), nn.ReLU(), nn.Linear(3, 2))
-    with torch.no_grad():
-        teacher[0].weight.normal_()
-        teacher[2].weight.normal_()
-        targets = teacher(inputs)
-    start = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
-    students = []
-    for strength in (0.0, 0.05):
-        student = copy.deepcopy(start)
-        optimizer = torch.optim.SGD(student.parameters(), lr=0.05, momentum=0.9)
-        quiet(student, optimizer, regularize=group_lasso(strength, inputs[:2], end=0.8), total_steps=300)
-        for _ in range(300):
-            optimizer.zero_grad()
-            (student(inputs) - targets).square().mean().backward()
-            optimizer.step()
-        students.append(student)
-    plain, sparse = students
-    shrink(sparse, inputs[:2])
-    left = sparse[0].out_features
-    assert 3 <= left <= 10
-    shrink(plain, inputs[:2], 1 - left / 16, target="units")
-    assert plain[0].out_features == left
-    errors = [(student(inputs) - targets).square().mean().item() for student in students]
-    assert errors[1] < 0.01 * targets.var()
-    assert errors[1] < errors[0] / 3
-
-
 # Where it lives
 
 
@@ -258,7 +157,6 @@ def test_the_lasso_finds_the_units_that_the_task_needs():
     [
         functools.partial(growing, 0.5, begin=2, end=5),
         functools.partial(growing, 0.5, end=4),
-        functools.partial(group_lasso, 0.6, end=5),
     ],
 )
 def test_resuming_at_any_step_is_the_run_that_was_not_stopped(rule, tmp_path):
@@ -350,7 +248,6 @@ def made_with(rule, *, freeze=None, total_steps=10, model=None, **options):
         (lambda: growing(0.5, EXAMPLE, ceiling=-1), ValueError, "ceiling of a growing penalty is a finite number"),
         (lambda: growing(0.5, EXAMPLE, speed=2), TypeError, r"takes the options of shrink \(allocate, .*not 'speed'"),
         (lambda: growing(0.5, EXAMPLE, target="latency"), ValueError, "a measured latency differs between runs"),
-        (lambda: group_lasso(float("nan"), EXAMPLE), ValueError, "strength of a group lasso is a finite number"),
         (lambda: made_with(growing(0.5, EXAMPLE), total_steps=None), ValueError, "0.6 is a fraction of the run"),
         (lambda: made_with(growing(0.5, EXAMPLE, end=20)), ValueError, "ends at step 20, after the run of 10 steps"),
         (lambda: made_with(growing(0.5, EXAMPLE, begin=3, end=3)), ValueError, "begins at step 3, and ends at step 3"),
@@ -360,13 +257,6 @@ def made_with(rule, *, freeze=None, total_steps=10, model=None, **options):
             ValueError,
             r"up.bias should become smaller but no optimizer trains it: pass exclude='up.bias'",
         ),
-        (lambda: made_with(group_lasso(0.5, EXAMPLE), freeze="up.bias"), ValueError, "up.bias should become smaller"),
-        (
-            lambda: made_with(group_lasso(0.5, EXAMPLE, exclude="nothing")),
-            ValueError,
-            "no tensor or group matches 'nothing'",
-        ),
-        (lambda: made_with(group_lasso(0.5, EXAMPLE, exclude="*")), ValueError, "no unit of the model can leave"),
     ],
 )
 def test_errors(make, error, message):
@@ -374,21 +264,14 @@ def test_errors(make, error, message):
         make()
 
 
-def test_an_optimizer_without_a_rate():
-    class Still(torch.optim.Optimizer):
-        def __init__(self, parameters):
-            super().__init__(parameters, {})
-
-    model = Residual()
-    with pytest.raises(ValueError, match="has no lr, by which a group lasso is scaled: use growing"):
-        quiet(model, Still(model.parameters()), regularize=group_lasso(0.5, EXAMPLE, end=5))
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda state: state.pop("regularize"), "the Pruner has regularize, the state has not"),
-        (lambda state: state["regularize"].update(kind="GroupLasso"), "the state is of a run with GroupLasso"),
+        (
+            lambda state: state["regularize"].update(kind="Growing"),
+            "the state's regularize has names, dims, leaving, kind",
+        ),
         (lambda state: state["regularize"]["names"].__setitem__(0, "x"), "x: the state has 12 slices of dimension 0"),
         (lambda state: state["regularize"]["dims"].__setitem__(0, 7), "slices of dimension 7, the model"),
     ],

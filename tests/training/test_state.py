@@ -11,7 +11,7 @@ from torch import nn
 
 from secateur import NM, Channels, Pruner, criteria, regrowth, schedules
 from secateur.allocation import erk
-from secateur.training import group_lasso, growing
+from secateur.training import growing
 from secateur.training.zeros import Zeros
 
 EXAMPLE = torch.zeros(2, 8)
@@ -24,7 +24,6 @@ CONFIGURATIONS = {
     "movement": {"schedule": 0.8, "criterion": criteria.movement},
     "grad_sq": {"schedule": 0.8, "criterion": lambda weight, *, grad_sq: weight**2 * grad_sq, "every": 4},
     "growing": {"regularize": growing(0.5, EXAMPLE, begin=1)},
-    "group lasso": {"schedule": 0.5, "regularize": group_lasso(6.0, EXAMPLE)},
 }
 
 
@@ -331,7 +330,7 @@ def without_values(model):
     return twin
 
 
-@pytest.mark.parametrize("name", ["gradual", "sr-ste", "growing", "group lasso"])
+@pytest.mark.parametrize("name", ["gradual", "sr-ste", "growing"])
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [

@@ -150,8 +150,7 @@ def compress(asked: Asked) -> Iterator[Any]:
 def expand(asked: Asked) -> Iterator[Any]:
     """Write the dense checkpoint that a compressed one was made of, byte for byte.
 
-    Checkpoints in the sparse layouts of compressed-tensors (sparse-bitmask, sparse-24-bitmask) become dense, too. OUT
-    appears complete or not at all.
+    OUT appears complete or not at all.
     """
     from secateur.storage import expand_checkpoint
 

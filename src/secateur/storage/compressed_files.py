@@ -530,11 +530,6 @@ class _Ahead:
         return self._buffer[self._at - size : self._at].view(self._dtype)
 
 
-def file_stream(read: Read, entry: TensorEntry, dtype: np.dtype[Any]) -> Stream:
-    """The entries of a tensor of the file, in order."""
-    return _Ahead(_Plain(read, entry).fill, entry.nbytes // dtype.itemsize, dtype)
-
-
 class _Plain:
     """An entry's bytes in order."""
 
@@ -717,7 +712,8 @@ class StoredTensor:
     def _stream(self, read: Read, part: str, length: int) -> Stream:
         dtype = self._dtype(part)
         if part not in self.zstd:
-            return file_stream(read, self.parts[part], dtype)
+            entry = self.parts[part]
+            return _Ahead(_Plain(read, entry).fill, entry.nbytes // dtype.itemsize, dtype)
         if dtype.itemsize == 1:
             return _Ahead(_Frame(read, self.parts[part], length).fill, length, dtype)
         out = np.empty(length, dtype)

@@ -5,26 +5,23 @@ from __future__ import annotations
 import collections
 import contextlib
 import itertools
-import json
 import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from secateur.checkpoints import CheckpointError, copy_tree, new_directory, parse_json
-from secateur.storage.compressed_files import StoredTensor, Written, header_of
+from secateur.storage.compressed_files import StoredTensor, Written
 from secateur.storage.layout import (
     COMPRESSED,
     INDEX_KEY,
     WEIGHTS,
-    BitmaskTensor,
     check_outside,
     header_of_file,
     index_of,
     open_either,
     renamed,
-    without_sparsity,
 )
 from secateur.storage.loading import CompressedCheckpoint
 from secateur.storage.saving import Compression
@@ -33,9 +30,6 @@ from secateur.support import naming, track, whole_file
 
 def expand_checkpoint(source: str | os.PathLike[str], path: str | os.PathLike[str]) -> Compression:
     """Undo `save_compressed`: the file, or the directory, that it was given, byte for byte.
-
-    A checkpoint in a sparse layout of compressed-tensors 0.14 becomes dense, too; the sparsity leaves its
-    ``config.json``, and a quantization of the values stays.
 
     Raises:
         CheckpointError: a damaged checkpoint, one that is not compressed, or a place that cannot be.
@@ -55,7 +49,7 @@ def expand_checkpoint(source: str | os.PathLike[str], path: str | os.PathLike[st
     """
     started, source, path = time.monotonic(), Path(source), Path(path)
     checkpoint = CompressedCheckpoint(open_either(source))
-    if checkpoint.layout is None:
+    if not checkpoint.is_compressed:
         raise CheckpointError(f"{source}: is not compressed; there is nothing to expand.")
     files = _expanded_files(checkpoint)
     dense = sum(8 + len(header) + sum(tensor.entry.nbytes for tensor in tensors) for header, tensors in files.values())
@@ -77,7 +71,7 @@ def expand_checkpoint(source: str | os.PathLike[str], path: str | os.PathLike[st
     return Compression(path, tuple(written), dense, stored, time.monotonic() - started)
 
 
-_Files = dict[Path, tuple[bytes, list[StoredTensor | BitmaskTensor]]]
+_Files = dict[Path, tuple[bytes, list[StoredTensor]]]
 
 
 def _expanded_files(checkpoint: CompressedCheckpoint) -> _Files:
@@ -88,27 +82,12 @@ def _expanded_files(checkpoint: CompressedCheckpoint) -> _Files:
             each for name, each in checkpoint.tensors.items() if each.entry.path == file and each.entry.name == name
         ]
         header = checkpoint.headers[file]
-        if header is None and checkpoint.layout == "secateur":
-            header = header_of_file(file)
-        elif header is None:
-            fields: dict[str, dict[str, Any]] = {}
-            at = 0
-            for each in tensors:
-                offsets = [at, at + each.entry.nbytes]
-                fields[each.entry.name] = {
-                    "dtype": each.entry.dtype, "shape": list(each.entry.shape), "data_offsets": offsets
-                }  # fmt: skip
-                at = offsets[1]
-            header = header_of(fields, checkpoint.checkpoint.metadata[file])
-        files[file] = header, tensors
+        files[file] = header_of_file(file) if header is None else header, tensors
     return files
 
 
 def _expand_file(
-    file: BinaryIO,
-    checkpoint: CompressedCheckpoint,
-    header: bytes,
-    tensors: Iterable[StoredTensor | BitmaskTensor],
+    file: BinaryIO, checkpoint: CompressedCheckpoint, header: bytes, tensors: Iterable[StoredTensor]
 ) -> None:
     file.write(len(header).to_bytes(8, "little") + header)
     for tensor in tensors:
@@ -118,13 +97,10 @@ def _expand_file(
 def _expand_directory(checkpoint: CompressedCheckpoint, files: _Files, out: Path) -> None:
     root, index = checkpoint.checkpoint.root, checkpoint.checkpoint.index
     check_outside(root, out)
-    config = without_sparsity(checkpoint.checkpoint.config) if checkpoint.layout == "compressed-tensors" else None
     skipped = {file.relative_to(root) for file in files}
     names = {file: renamed(file.relative_to(root), COMPRESSED, WEIGHTS) for file in files}
     if index is not None:
         skipped.add(Path(index.name))
-    if config is not None:
-        skipped.add(Path("config.json"))
     with new_directory(out) as temporary:
         collections.deque(track(copy_tree(root, temporary, skipped), "copying"), maxlen=0)
         work = [tensor for _, tensors in files.values() for tensor in tensors]
@@ -137,8 +113,6 @@ def _expand_directory(checkpoint: CompressedCheckpoint, files: _Files, out: Path
             text = _expanded_index(index, weight_map, sum(tensor.entry.nbytes for tensor in work))
             with open(temporary / renamed(Path(index.name), COMPRESSED, WEIGHTS), "x", encoding="utf-8") as opened_text:
                 opened_text.write(text)
-        if config is not None:
-            (temporary / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", "utf-8")
 
 
 def _expanded_index(index: Path, weight_map: dict[str, str], total: int) -> str:

@@ -19,7 +19,7 @@ from secateur.checkpoints import Checkpoint, CheckpointError, TensorEntry
 from secateur.pipeline import attached_masks
 from secateur.storage.compressed_files import StoredTensor, stored_tensors
 from secateur.storage.encodings import Array
-from secateur.storage.layout import BitmaskTensor, bitmask_tensors, bytes_of, open_either, reader
+from secateur.storage.layout import bytes_of, open_either, reader
 from secateur.support import LazyTensors, laid_out, printable, private, track
 from secateur.targets import identity_of
 
@@ -30,8 +30,8 @@ class CompressedCheckpoint(LazyTensors):
     """The tensors of a compressed checkpoint by name, each read and expanded on every access and held by nobody.
 
     ``entries`` tells dtype and shape without reading a tensor, ``encodings`` how each is stored, ``masks`` is a lazy
-    mapping of the masks that were given when it was written. ``layout`` is ``"secateur"``, ``"compressed-tensors"``, or
-    None for a checkpoint that is not compressed, which can be read all the same.
+    mapping of the masks that were given when it was written. One that is not compressed (``is_compressed`` says it) can
+    be read all the same.
 
     >>> import tempfile
     >>> from secateur import sparsify
@@ -49,7 +49,7 @@ class CompressedCheckpoint(LazyTensors):
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
         self.headers: dict[Path, bytes | None] = {}
-        self.tensors: dict[str, StoredTensor | BitmaskTensor] = {}
+        self.tensors: dict[str, StoredTensor] = {}
         self.read = reader(checkpoint)
         for file in checkpoint.files:
             own = {name: entry for name, entry in checkpoint.entries.items() if entry.path == file}
@@ -57,9 +57,7 @@ class CompressedCheckpoint(LazyTensors):
             if twice := found.keys() & self.tensors.keys():
                 raise CheckpointError(f"{file}: damaged: {printable(min(twice))} is in another file, too.")
             self.tensors |= found
-        self.layout = "secateur" if any(header is not None for header in self.headers.values()) else None
-        if self.layout is None and (foreign := bitmask_tensors(checkpoint.entries, self.read)) is not None:
-            self.layout, self.tensors = "compressed-tensors", foreign
+        self.is_compressed = any(header is not None for header in self.headers.values())
 
     @cached_property
     def entries(self) -> dict[str, TensorEntry]:
@@ -95,7 +93,7 @@ class CompressedCheckpoint(LazyTensors):
         return torch.from_numpy(raw).view(entry.torch_dtype).reshape(entry.shape)
 
     @property
-    def known(self) -> Mapping[str, StoredTensor | BitmaskTensor]:
+    def known(self) -> Mapping[str, StoredTensor]:
         return self.tensors
 
     def __repr__(self) -> str:
@@ -107,11 +105,7 @@ class CompressedCheckpoint(LazyTensors):
 class _Masks(LazyTensors):
     def __init__(self, checkpoint: CompressedCheckpoint) -> None:
         self._checkpoint = checkpoint
-        self._stored = {
-            name: tensor
-            for name, tensor in checkpoint.tensors.items()
-            if isinstance(tensor, StoredTensor) and tensor.explicit
-        }
+        self._stored = {name: tensor for name, tensor in checkpoint.tensors.items() if tensor.explicit}
 
     def __getitem__(self, name: str) -> Tensor:
         tensor = self._stored[name]
@@ -136,8 +130,7 @@ def load_compressed(path: str | os.PathLike[str], model: Model) -> Model: ...
 def load_compressed(path: str | os.PathLike[str], model: nn.Module | None = None) -> CompressedCheckpoint | nn.Module:
     """The tensors that `save_compressed` wrote to a file or directory, read on access; or the model that got them.
 
-    Reads the last sparse layouts of compressed-tensors (0.14), and dense safetensors, too. Headers and sizes are
-    checked at once, a tensor's content when it is read.
+    Reads dense safetensors, too. Headers and sizes are checked at once, a tensor's content when it is read.
 
     With a model, names and shapes have to be the model's, each tensor once or more under any of its names, and dtypes
     become the model's. A weight with an attached mask gets both; tensors on the meta device become real. All is read

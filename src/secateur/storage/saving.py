@@ -208,7 +208,7 @@ def save_compressed(
         )
         return _compress_file(work, path, zstd, started)
     checkpoint = open_either(Path(source))
-    if CompressedCheckpoint(checkpoint).layout is not None:
+    if CompressedCheckpoint(checkpoint).is_compressed:
         raise CheckpointError(f"{source}: compressed already; expand it first.")
     _check_masks(given, {name: entry.shape for name, entry in checkpoint.entries.items()})
     if Path(source).is_dir():

@@ -1,6 +1,6 @@
 """Pruning while training: `Pruner`, and the penalties that prepare units to leave."""
 
 from secateur.training.pruner import Pruner
-from secateur.training.regularization import group_lasso, growing
+from secateur.training.regularization import growing
 
-__all__ = ["Pruner", "group_lasso", "growing"]
+__all__ = ["Pruner", "growing"]

@@ -25,7 +25,7 @@ from secateur.support import Forward, Loss, Part, Undo, name_of, percent, repeat
 from secateur.targets import left_alone
 from secateur.training.choosing import Source
 from secateur.training.optimizers import inner_optimizers, is_skipped, put_back, warn_of_other_weights
-from secateur.training.regularization import Penalty, Regularization
+from secateur.training.regularization import Growing, Penalty
 from secateur.training.rules import Rules, Timetable, rules_for, schedule_of, timetable_for
 from secateur.training.state import read, written
 from secateur.training.zeros import Zeros, parameters_that_follow, weights_to_prune
@@ -91,7 +91,7 @@ class Pruner(Reported):
         include, exclude: globs over parameter names. Default: weights of linear layers and convolutions.
         regrow: how removed weights return: `regrowth.rigl`, `sparse_evolutionary_training`, `sr_ste`, `held`. None:
             never, so that masks nest.
-        regularize: `regularization.growing` or `group_lasso`: training draws whole units to zero, biases and
+        regularize: `secateur.training.growing(...)`: training draws whole units to zero, biases and
             normalizations included, for `shrink` to take out. `masks` and the sparsities of `metrics` don't count them.
         every: the interval between updates, a moment as in `secateur.schedules`; about a hundredth of the schedule by
             default. Where the schedule ends, there is an update in any case.
@@ -131,7 +131,7 @@ class Pruner(Reported):
         include: str | Iterable[str] | None = None,
         exclude: str | Iterable[str] | None = None,
         regrow: Regrowth | None = None,
-        regularize: Regularization | None = None,
+        regularize: Growing | None = None,
         every: Moment | None = None,
         total_steps: int | None = None,
         epochs: float | None = None,
@@ -196,7 +196,7 @@ class Pruner(Reported):
         ``step``; ``target``, the schedule's sparsity at this step; ``sparsity`` of all pruned weights together and
         ``sparsity/<name>`` of each; ``churn``, the fraction of the weights whose mask the last update changed. With
         ``regularize``, ``penalty``, its strength, and ``leaving``, the fraction of the model's parameters that leave
-        with the units that it has chosen (`growing`) or brought to zero (`group_lasso`).
+        with the units that it has chosen.
 
         >>> layer = nn.Linear(4, 2)
         >>> optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
