@@ -1,7 +1,7 @@
 """What `make docs` shows beside the files of docs/: the README, the results, the files that pages link to, a reference.
 
 Law: nothing is written but the site, and every relative link of a page leads to a page of it. The reference has the
-names that the library itself lists: those of the front door, and ``__all__`` of every package that one imports from.
+names that the library itself lists: those of the front door, and what every package that one imports from names.
 """
 
 from __future__ import annotations
@@ -44,12 +44,15 @@ CHINESE = "[\u3000-\u303f\u4e00-\u9fff\uff00-\uffef]"
 
 
 def exported(module: str) -> list[str]:
-    """What ``__all__`` of a module or package names; of one without, its public classes and functions."""
+    """What ``__all__`` names; of a package without one, what it imports; of a module, its classes and functions."""
     path = SOURCE / module.replace(".", "/")
     tree = ast.parse((path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text(encoding="utf-8"))
     for node in tree.body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             return sorted(ast.literal_eval(node.value))
+    if path.is_dir():
+        doors = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
+        return sorted(alias.asname for node in doors for alias in node.names if alias.asname)
     made = [node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)]
     return sorted(name for name in made if not name.startswith("_"))
 

@@ -62,7 +62,7 @@ def public():
     assert {*sections} == {"WORDS", "ROOMS", "FRAMEWORKS", "BESIDE"}
     for module in ["", *(name for names in sections.values() for name in names)]:
         place = importlib.import_module(f"secateur.{module}") if module else secateur
-        own = [name for name, thing in vars(place).items() if getattr(thing, "__module__", None) == place.__name__]
+        own = [name for name, thing in vars(place).items() if hasattr(place, "__path__") or _is_of(place, thing)]
         names = getattr(place, "__all__", [name for name in own if not name.startswith("_")])
         if module in sections["BESIDE"]:
             imported = re.findall(rf"from secateur\.{module}(?:\.\w+)? import ([^\n(#]+)", pages)
@@ -75,6 +75,10 @@ def public():
                 seen.add(id(thing))
                 found[f"{module}.{name}".lstrip(".")] = thing
     return found
+
+
+def _is_of(place, thing):
+    return getattr(thing, "__module__", None) == place.__name__
 
 
 def docstrings(thing):

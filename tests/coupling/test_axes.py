@@ -20,7 +20,7 @@ from secateur.coupling.axes import (
     tie,
     unify,
 )
-from secateur.coupling.axes import tied_to as stands_for
+from secateur.coupling.axes import representative as stands_for
 
 
 @st.composite

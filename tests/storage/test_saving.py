@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from secateur.checkpoints import CheckpointError, open_checkpoint
 from secateur.cli.commands import app
 from secateur.storage import load_compressed, save_compressed
-from secateur.storage.layout import COMPRESSED, WEIGHTS, bytes_of, check_outside, header_of_file, open_either, renamed
+from secateur.storage.loading import COMPRESSED, WEIGHTS, bytes_of, check_outside, header_of_file, open_either, renamed
 from support.stored import DTYPES, drawn, same, sparse, tree
 
 

@@ -1,150 +1,75 @@
 """Safetensors on disk: read, written, inspected, pruned and verified, a tensor at a time."""
 
-from secateur.checkpoints import slicing
-from secateur.checkpoints.families import (
-    UnknownModelError,
-    blaming_config,
-    family_of,
-    meta_model_of,
-    most_parameters,
-    parameters_counted,
-)
-from secateur.checkpoints.inspect import Inspection, TensorInspection, inspect_checkpoint
-from secateur.checkpoints.reading import (
-    HEADER_KEY,
-    MAX_HEADER,
-    Checkpoint,
-    CheckpointError,
-    TensorEntry,
-    dtype_word,
-    open_checkpoint,
-    parse_header,
-    parse_json,
-    read_header,
-    read_json,
-    write_header,
-)
-from secateur.checkpoints.record import (
-    HINT,
-    RECORD,
-    Beside,
-    Part,
-    Structure,
-    called_as,
-    check_new,
-    check_places,
-    claims_of,
-    library_versions,
-    places,
-    previous_record,
-    record_text,
-)
-from secateur.checkpoints.run import LOCK, Run, begun, locked, publish, request_of, unfinished_copy, unfinished_folder
-from secateur.checkpoints.slicing import (
-    Compared,
-    Cuts,
-    Hashed,
-    Origin,
-    Write,
-    files_of,
-    nbytes_of_cut,
-    pieces_of_cut,
-    rows_of,
-    sha256_of,
-    shape_of_cut,
-    write_bytes,
-    write_cut,
-    write_file,
-    write_index,
-    write_sliced,
-)
-from secateur.checkpoints.sparsification import sparsify
-from secateur.checkpoints.sparsify_directory import CheckpointSparsification
-from secateur.checkpoints.verify import Verification, VerifiedTensor, verify_checkpoint
-from secateur.checkpoints.writing import (
-    OTHER_WEIGHTS,
-    bytes_of,
-    copy_others,
-    copy_tree,
-    digests_of_files,
-    files_below,
-    new_directory,
-    other_weights,
-    write_tensor,
-)
-
-__all__ = [
-    "Beside",
-    "Checkpoint",
-    "CheckpointError",
-    "CheckpointSparsification",
-    "Compared",
-    "Cuts",
-    "HEADER_KEY",
-    "HINT",
-    "Hashed",
-    "Inspection",
-    "LOCK",
-    "MAX_HEADER",
-    "OTHER_WEIGHTS",
-    "Origin",
-    "Part",
-    "RECORD",
-    "Run",
-    "Structure",
-    "TensorEntry",
-    "TensorInspection",
-    "UnknownModelError",
-    "Verification",
-    "VerifiedTensor",
-    "Write",
-    "begun",
-    "blaming_config",
-    "bytes_of",
-    "called_as",
-    "check_new",
-    "check_places",
-    "claims_of",
-    "copy_others",
-    "copy_tree",
-    "digests_of_files",
-    "dtype_word",
-    "family_of",
-    "files_below",
-    "files_of",
-    "inspect_checkpoint",
-    "library_versions",
-    "locked",
-    "meta_model_of",
-    "most_parameters",
-    "nbytes_of_cut",
-    "new_directory",
-    "open_checkpoint",
-    "other_weights",
-    "parameters_counted",
-    "parse_header",
-    "parse_json",
-    "pieces_of_cut",
-    "places",
-    "previous_record",
-    "publish",
-    "read_header",
-    "read_json",
-    "record_text",
-    "request_of",
-    "rows_of",
-    "sha256_of",
-    "shape_of_cut",
-    "slicing",
-    "sparsify",
-    "unfinished_copy",
-    "unfinished_folder",
-    "verify_checkpoint",
-    "write_bytes",
-    "write_cut",
-    "write_file",
-    "write_header",
-    "write_index",
-    "write_sliced",
-    "write_tensor",
-]
+from secateur.checkpoints import slicing as slicing
+from secateur.checkpoints.families import UnknownModelError as UnknownModelError
+from secateur.checkpoints.families import blaming_config as blaming_config
+from secateur.checkpoints.families import family_of as family_of
+from secateur.checkpoints.families import meta_model_of as meta_model_of
+from secateur.checkpoints.families import most_parameters as most_parameters
+from secateur.checkpoints.families import parameters_counted as parameters_counted
+from secateur.checkpoints.inspect import Inspection as Inspection
+from secateur.checkpoints.inspect import TensorInspection as TensorInspection
+from secateur.checkpoints.inspect import inspect_checkpoint as inspect_checkpoint
+from secateur.checkpoints.reading import HEADER_KEY as HEADER_KEY
+from secateur.checkpoints.reading import MAX_HEADER as MAX_HEADER
+from secateur.checkpoints.reading import Checkpoint as Checkpoint
+from secateur.checkpoints.reading import CheckpointError as CheckpointError
+from secateur.checkpoints.reading import TensorEntry as TensorEntry
+from secateur.checkpoints.reading import dtype_word as dtype_word
+from secateur.checkpoints.reading import open_checkpoint as open_checkpoint
+from secateur.checkpoints.reading import parse_header as parse_header
+from secateur.checkpoints.reading import parse_json as parse_json
+from secateur.checkpoints.reading import read_header as read_header
+from secateur.checkpoints.reading import read_json as read_json
+from secateur.checkpoints.reading import write_header as write_header
+from secateur.checkpoints.record import HINT as HINT
+from secateur.checkpoints.record import RECORD as RECORD
+from secateur.checkpoints.record import Beside as Beside
+from secateur.checkpoints.record import Part as Part
+from secateur.checkpoints.record import Structure as Structure
+from secateur.checkpoints.record import called_as as called_as
+from secateur.checkpoints.record import check_new as check_new
+from secateur.checkpoints.record import check_places as check_places
+from secateur.checkpoints.record import claims_of as claims_of
+from secateur.checkpoints.record import library_versions as library_versions
+from secateur.checkpoints.record import places as places
+from secateur.checkpoints.record import previous_record as previous_record
+from secateur.checkpoints.record import record_text as record_text
+from secateur.checkpoints.run import LOCK as LOCK
+from secateur.checkpoints.run import Run as Run
+from secateur.checkpoints.run import begun as begun
+from secateur.checkpoints.run import locked as locked
+from secateur.checkpoints.run import publish as publish
+from secateur.checkpoints.run import request_of as request_of
+from secateur.checkpoints.run import unfinished_copy as unfinished_copy
+from secateur.checkpoints.run import unfinished_folder as unfinished_folder
+from secateur.checkpoints.slicing import Compared as Compared
+from secateur.checkpoints.slicing import Cuts as Cuts
+from secateur.checkpoints.slicing import Hashed as Hashed
+from secateur.checkpoints.slicing import Origin as Origin
+from secateur.checkpoints.slicing import Write as Write
+from secateur.checkpoints.slicing import files_of as files_of
+from secateur.checkpoints.slicing import nbytes_of_cut as nbytes_of_cut
+from secateur.checkpoints.slicing import pieces_of_cut as pieces_of_cut
+from secateur.checkpoints.slicing import rows_of as rows_of
+from secateur.checkpoints.slicing import sha256_of as sha256_of
+from secateur.checkpoints.slicing import shape_of_cut as shape_of_cut
+from secateur.checkpoints.slicing import write_bytes as write_bytes
+from secateur.checkpoints.slicing import write_cut as write_cut
+from secateur.checkpoints.slicing import write_file as write_file
+from secateur.checkpoints.slicing import write_index as write_index
+from secateur.checkpoints.slicing import write_sliced as write_sliced
+from secateur.checkpoints.sparsification import sparsify as sparsify
+from secateur.checkpoints.sparsify_directory import CheckpointSparsification as CheckpointSparsification
+from secateur.checkpoints.verify import Verification as Verification
+from secateur.checkpoints.verify import VerifiedTensor as VerifiedTensor
+from secateur.checkpoints.verify import verify_checkpoint as verify_checkpoint
+from secateur.checkpoints.writing import OTHER_WEIGHTS as OTHER_WEIGHTS
+from secateur.checkpoints.writing import bytes_of as bytes_of
+from secateur.checkpoints.writing import copy_others as copy_others
+from secateur.checkpoints.writing import copy_tree as copy_tree
+from secateur.checkpoints.writing import digests_of_files as digests_of_files
+from secateur.checkpoints.writing import files_below as files_below
+from secateur.checkpoints.writing import new_directory as new_directory
+from secateur.checkpoints.writing import other_weights as other_weights
+from secateur.checkpoints.writing import write_tensor as write_tensor

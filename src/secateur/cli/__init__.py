@@ -1,5 +1,3 @@
 """The ``secateur`` command: one file a command."""
 
-from secateur.cli.commands import main
-
-__all__ = ["main"]
+from secateur.cli.commands import main as main

@@ -1,67 +1,43 @@
 """`find_coupling`: finds which slices of which tensors have to leave together."""
 
-from secateur.coupling.axes import (
-    Axis,
-    Expression,
-    Product,
-    concatenated,
-    cut,
-    factored,
-    kept_positions,
-    leaves,
-    multiplied,
-    resolved,
-    size_of,
-    unify,
-)
-from secateur.coupling.axes import tied_to as representative
-from secateur.coupling.equations import Polynomial, counted, evaluated
-from secateur.coupling.finding import OUTPUT, UNUSED, find_coupling
-from secateur.coupling.groups import Coupling, Group, Kept, Removed, Scope, may_leave, replacement
-from secateur.coupling.operations import Operation, Weight, declare, name_of, operation, rule, written_in_others
-from secateur.coupling.residual_streams import Branch, SameDraws
-from secateur.coupling.trace import Call, CallSites, Look, Spot, cycle_choices, tensors_of_tree
-
-__all__ = [
-    "Axis",
-    "Branch",
-    "Call",
-    "CallSites",
-    "Coupling",
-    "Expression",
-    "Group",
-    "Kept",
-    "Look",
-    "OUTPUT",
-    "Operation",
-    "Polynomial",
-    "Product",
-    "Removed",
-    "SameDraws",
-    "Scope",
-    "Spot",
-    "UNUSED",
-    "Weight",
-    "concatenated",
-    "counted",
-    "cut",
-    "cycle_choices",
-    "declare",
-    "evaluated",
-    "factored",
-    "find_coupling",
-    "kept_positions",
-    "leaves",
-    "may_leave",
-    "multiplied",
-    "name_of",
-    "operation",
-    "replacement",
-    "representative",
-    "resolved",
-    "rule",
-    "size_of",
-    "tensors_of_tree",
-    "unify",
-    "written_in_others",
-]
+from secateur.coupling.axes import Axis as Axis
+from secateur.coupling.axes import Expression as Expression
+from secateur.coupling.axes import Product as Product
+from secateur.coupling.axes import concatenated as concatenated
+from secateur.coupling.axes import cut as cut
+from secateur.coupling.axes import factored as factored
+from secateur.coupling.axes import kept_positions as kept_positions
+from secateur.coupling.axes import leaves as leaves
+from secateur.coupling.axes import multiplied as multiplied
+from secateur.coupling.axes import representative as representative
+from secateur.coupling.axes import resolved as resolved
+from secateur.coupling.axes import size_of as size_of
+from secateur.coupling.axes import unify as unify
+from secateur.coupling.equations import Polynomial as Polynomial
+from secateur.coupling.equations import counted as counted
+from secateur.coupling.equations import evaluated as evaluated
+from secateur.coupling.finding import OUTPUT as OUTPUT
+from secateur.coupling.finding import UNUSED as UNUSED
+from secateur.coupling.finding import find_coupling as find_coupling
+from secateur.coupling.groups import Coupling as Coupling
+from secateur.coupling.groups import Group as Group
+from secateur.coupling.groups import Kept as Kept
+from secateur.coupling.groups import Removed as Removed
+from secateur.coupling.groups import Scope as Scope
+from secateur.coupling.groups import may_leave as may_leave
+from secateur.coupling.groups import replacement as replacement
+from secateur.coupling.operations import Operation as Operation
+from secateur.coupling.operations import Weight as Weight
+from secateur.coupling.operations import declare as declare
+from secateur.coupling.operations import name_of as name_of
+from secateur.coupling.operations import operation as operation
+from secateur.coupling.operations import rule as rule
+from secateur.coupling.operations import written_in_others as written_in_others
+from secateur.coupling.residual_streams import Branch as Branch
+from secateur.coupling.residual_streams import SameDraws as SameDraws
+from secateur.coupling.trace import Call as Call
+from secateur.coupling.trace import CallSites as CallSites
+from secateur.coupling.trace import Look as Look
+from secateur.coupling.trace import Spot as Spot
+from secateur.coupling.trace import cycle_choices as cycle_choices
+from secateur.coupling.trace import tensors_of_tree as tensors_of_tree

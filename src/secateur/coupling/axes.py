@@ -160,7 +160,7 @@ def tie(first: Expression, second: Expression, reason: str) -> None:
     """As many of the one stay as of the other, where both are plain axes; otherwise both are frozen."""
     one, other = resolved(first), resolved(second)
     if isinstance(one, Axis) and isinstance(other, Axis) and one.size == other.size:
-        one, other = tied_to(one), tied_to(other)
+        one, other = representative(one), representative(other)
         if one is not other:
             other.tied = one
         return
@@ -168,7 +168,7 @@ def tie(first: Expression, second: Expression, reason: str) -> None:
     freeze(other, reason)
 
 
-def tied_to(axis: Axis) -> Axis:
+def representative(axis: Axis) -> Axis:
     """The representative of all axes whose counts are tied to this one's.
 
     >>> from secateur.coupling import representative

@@ -16,8 +16,19 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
 
-from secateur.coupling.axes import Axis, Expression, Product, Sum, freeze, leaves, multiplied, resolved, tie, unify
-from secateur.coupling.axes import tied_to as representative
+from secateur.coupling.axes import (
+    Axis,
+    Expression,
+    Product,
+    Sum,
+    freeze,
+    leaves,
+    multiplied,
+    representative,
+    resolved,
+    tie,
+    unify,
+)
 from secateur.coupling.numbers import Attribute, Equation, Formula, Outcome, parts_of
 
 Variable = Axis | Attribute

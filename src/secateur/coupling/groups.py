@@ -25,10 +25,10 @@ from secateur.coupling.axes import (
     kept_positions,
     leaves,
     occurrences_of,
+    representative,
     resolved,
     size_of,
 )
-from secateur.coupling.axes import tied_to as representative
 from secateur.coupling.equations import Polynomial, axes_of, evaluated, holds, is_frozen, settle
 from secateur.coupling.numbers import Attribute, Equation, Outcome, parts_of
 from secateur.coupling.residual_streams import Branch

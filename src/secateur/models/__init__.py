@@ -1,85 +1,56 @@
 """The engine: a model run block by block or layer by layer, in memory or from files, with data; `oneshot`."""
 
-from secateur.models.batches import (
-    NamedTexts,
-    longest_sequence,
-    naming_batch,
-    read_calibration,
-    refuse_empty,
-    with_batch_in_errors,
-)
-from secateur.models.blocks import block_of, choose_targets, find_blocks, full_name, parts_of
-from secateur.models.files import BlockFiles, build_on_meta, loaded_model, parameters_on_meta
-from secateur.models.hosts import Host, InFiles, InMemory
-from secateur.models.jobs import (
-    Job,
-    Layer,
-    Pruned,
-    Solved,
-)
-from secateur.models.observation import in_place, prepared
-from secateur.models.oneshot import oneshot
-from secateur.models.pairs import PairedStats, ProductCall, is_turned
-from secateur.models.products import AllMetError, Inputs, InputStats, Products, Rows, Tokens, WeightView
-from secateur.models.replay import LostOutputError, Outputs, Replay, Weights
-from secateur.models.result import OneShot
-from secateur.models.slopes import RunAgain, added_to, divergence, slopes, unexplained, watched
-from secateur.models.solving import MatrixJob, RunAlong, Solve, digest, held_batches
-from secateur.models.walk import pass_through, run_through, with_all_outputs
-
-__all__ = [
-    "AllMetError",
-    "BlockFiles",
-    "Host",
-    "InFiles",
-    "InMemory",
-    "InputStats",
-    "Inputs",
-    "Job",
-    "Layer",
-    "LostOutputError",
-    "MatrixJob",
-    "NamedTexts",
-    "OneShot",
-    "Outputs",
-    "PairedStats",
-    "ProductCall",
-    "Products",
-    "Pruned",
-    "Replay",
-    "Rows",
-    "RunAgain",
-    "RunAlong",
-    "Solve",
-    "Solved",
-    "Tokens",
-    "WeightView",
-    "Weights",
-    "added_to",
-    "block_of",
-    "build_on_meta",
-    "choose_targets",
-    "digest",
-    "divergence",
-    "find_blocks",
-    "full_name",
-    "held_batches",
-    "in_place",
-    "is_turned",
-    "loaded_model",
-    "longest_sequence",
-    "naming_batch",
-    "oneshot",
-    "parameters_on_meta",
-    "parts_of",
-    "pass_through",
-    "prepared",
-    "read_calibration",
-    "refuse_empty",
-    "run_through",
-    "slopes",
-    "unexplained",
-    "watched",
-    "with_all_outputs",
-    "with_batch_in_errors",
-]
+from secateur.models.batches import NamedTexts as NamedTexts
+from secateur.models.batches import longest_sequence as longest_sequence
+from secateur.models.batches import naming_batch as naming_batch
+from secateur.models.batches import read_calibration as read_calibration
+from secateur.models.batches import refuse_empty as refuse_empty
+from secateur.models.batches import with_batch_in_errors as with_batch_in_errors
+from secateur.models.blocks import block_of as block_of
+from secateur.models.blocks import choose_targets as choose_targets
+from secateur.models.blocks import find_blocks as find_blocks
+from secateur.models.blocks import full_name as full_name
+from secateur.models.blocks import parts_of as parts_of
+from secateur.models.files import BlockFiles as BlockFiles
+from secateur.models.files import build_on_meta as build_on_meta
+from secateur.models.files import loaded_model as loaded_model
+from secateur.models.files import parameters_on_meta as parameters_on_meta
+from secateur.models.hosts import Host as Host
+from secateur.models.hosts import InFiles as InFiles
+from secateur.models.hosts import InMemory as InMemory
+from secateur.models.jobs import Job as Job
+from secateur.models.jobs import Layer as Layer
+from secateur.models.jobs import Pruned as Pruned
+from secateur.models.jobs import Solved as Solved
+from secateur.models.observation import in_place as in_place
+from secateur.models.observation import prepared as prepared
+from secateur.models.oneshot import oneshot as oneshot
+from secateur.models.pairs import PairedStats as PairedStats
+from secateur.models.pairs import ProductCall as ProductCall
+from secateur.models.pairs import is_turned as is_turned
+from secateur.models.products import AllMetError as AllMetError
+from secateur.models.products import Inputs as Inputs
+from secateur.models.products import InputStats as InputStats
+from secateur.models.products import Products as Products
+from secateur.models.products import Rows as Rows
+from secateur.models.products import Tokens as Tokens
+from secateur.models.products import WeightView as WeightView
+from secateur.models.replay import LostOutputError as LostOutputError
+from secateur.models.replay import Outputs as Outputs
+from secateur.models.replay import Replay as Replay
+from secateur.models.replay import Weights as Weights
+from secateur.models.result import OneShot as OneShot
+from secateur.models.slopes import RunAgain as RunAgain
+from secateur.models.slopes import added_to as added_to
+from secateur.models.slopes import divergence as divergence
+from secateur.models.slopes import slopes as slopes
+from secateur.models.slopes import unexplained as unexplained
+from secateur.models.slopes import watched as watched
+from secateur.models.solving import MatrixJob as MatrixJob
+from secateur.models.solving import RunAlong as RunAlong
+from secateur.models.solving import Solve as Solve
+from secateur.models.solving import digest as digest
+from secateur.models.solving import held_batches as held_batches
+from secateur.models.walk import pass_through as pass_through
+from secateur.models.walk import run_through as run_through
+from secateur.models.walk import with_all_outputs as with_all_outputs

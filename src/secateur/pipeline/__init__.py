@@ -1,32 +1,16 @@
 """From scores to a pruned model: masks, made, applied and attached; re-estimation of batch normalization."""
 
-from secateur.pipeline.batch_normalization import BatchNormShift, Reestimation, batchnorms, reestimate_batchnorm
-from secateur.pipeline.masks import (
-    Masks,
-    apply_,
-    attach,
-    attached_masks,
-    check_mask,
-    choose_masks,
-    detach,
-    iterate_masks,
-    make_masks,
-    sparsity_of,
-)
-
-__all__ = [
-    "BatchNormShift",
-    "Masks",
-    "Reestimation",
-    "apply_",
-    "attach",
-    "attached_masks",
-    "batchnorms",
-    "check_mask",
-    "choose_masks",
-    "detach",
-    "iterate_masks",
-    "make_masks",
-    "reestimate_batchnorm",
-    "sparsity_of",
-]
+from secateur.pipeline.batch_normalization import BatchNormShift as BatchNormShift
+from secateur.pipeline.batch_normalization import Reestimation as Reestimation
+from secateur.pipeline.batch_normalization import batchnorms as batchnorms
+from secateur.pipeline.batch_normalization import reestimate_batchnorm as reestimate_batchnorm
+from secateur.pipeline.masks import Masks as Masks
+from secateur.pipeline.masks import apply_ as apply_
+from secateur.pipeline.masks import attach as attach
+from secateur.pipeline.masks import attached_masks as attached_masks
+from secateur.pipeline.masks import check_mask as check_mask
+from secateur.pipeline.masks import choose_masks as choose_masks
+from secateur.pipeline.masks import detach as detach
+from secateur.pipeline.masks import iterate_masks as iterate_masks
+from secateur.pipeline.masks import make_masks as make_masks
+from secateur.pipeline.masks import sparsity_of as sparsity_of

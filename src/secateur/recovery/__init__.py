@@ -1,19 +1,10 @@
 """`recover`: trains a pruned model to match a teacher, the model it came from."""
 
-from secateur.recovery.distillation import Distillation, Merged, merge_keeping_zeros
-from secateur.recovery.local import LocalPart
-from secateur.recovery.losses import loss_between
-from secateur.recovery.outputs import Sampled
-from secateur.recovery.recovering import recover
-from secateur.recovery.result import Recovered
-
-__all__ = [
-    "Distillation",
-    "LocalPart",
-    "Merged",
-    "Recovered",
-    "Sampled",
-    "loss_between",
-    "merge_keeping_zeros",
-    "recover",
-]
+from secateur.recovery.distillation import Distillation as Distillation
+from secateur.recovery.distillation import Merged as Merged
+from secateur.recovery.distillation import merge_keeping_zeros as merge_keeping_zeros
+from secateur.recovery.local import LocalPart as LocalPart
+from secateur.recovery.losses import loss_between as loss_between
+from secateur.recovery.outputs import Sampled as Sampled
+from secateur.recovery.recovering import recover as recover
+from secateur.recovery.result import Recovered as Recovered

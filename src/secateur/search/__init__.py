@@ -1,27 +1,17 @@
 """What a model may spend, and what it gives up for it: `sensitivity` and `fit`."""
 
-from secateur.search.costs import budget_in_words
-from secateur.search.fitting import fit
-from secateur.search.levels import Level, Levels
-from secateur.search.making import OVER, SHARES, make_levels
-from secateur.search.result import Fitted
-from secateur.search.score import SCORES, Replayed, Score, Scorer, scorer
-from secateur.search.sensitivity import Sensitivity, sensitivity
-
-__all__ = [
-    "Fitted",
-    "Level",
-    "Levels",
-    "OVER",
-    "Replayed",
-    "SCORES",
-    "SHARES",
-    "Score",
-    "Scorer",
-    "Sensitivity",
-    "budget_in_words",
-    "fit",
-    "make_levels",
-    "scorer",
-    "sensitivity",
-]
+from secateur.search.costs import budget_in_words as budget_in_words
+from secateur.search.fitting import fit as fit
+from secateur.search.levels import Level as Level
+from secateur.search.levels import Levels as Levels
+from secateur.search.making import OVER as OVER
+from secateur.search.making import SHARES as SHARES
+from secateur.search.making import make_levels as make_levels
+from secateur.search.result import Fitted as Fitted
+from secateur.search.score import SCORES as SCORES
+from secateur.search.score import Replayed as Replayed
+from secateur.search.score import Score as Score
+from secateur.search.score import Scorer as Scorer
+from secateur.search.score import scorer as scorer
+from secateur.search.sensitivity import Sensitivity as Sensitivity
+from secateur.search.sensitivity import sensitivity as sensitivity

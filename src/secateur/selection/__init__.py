@@ -1,17 +1,10 @@
 """Which entries are the k largest: of a row, of a tensor, of many tensors that are never joined, over ranks."""
 
-from secateur.selection.overall import counts_kept_overall, keep_largest_overall
-from secateur.selection.rows import keep_largest
-from secateur.selection.sizes import in_threads
-from secateur.selection.sources import LazyScores, comparable, part_of, removed_lowest
-
-__all__ = [
-    "LazyScores",
-    "comparable",
-    "counts_kept_overall",
-    "in_threads",
-    "keep_largest",
-    "keep_largest_overall",
-    "part_of",
-    "removed_lowest",
-]
+from secateur.selection.overall import counts_kept_overall as counts_kept_overall
+from secateur.selection.overall import keep_largest_overall as keep_largest_overall
+from secateur.selection.rows import keep_largest as keep_largest
+from secateur.selection.sizes import in_threads as in_threads
+from secateur.selection.sources import LazyScores as LazyScores
+from secateur.selection.sources import comparable as comparable
+from secateur.selection.sources import part_of as part_of
+from secateur.selection.sources import removed_lowest as removed_lowest

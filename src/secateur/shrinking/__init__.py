@@ -1,71 +1,49 @@
 """`shrink`: channels, heads, experts, blocks and hidden units are removed from a model, and the removal is proved."""
 
-from secateur.kinds import Blocks, Branches, Experts
-from secateur.shrinking.apply import carry_out
-from secateur.shrinking.configuration import Configured, has_configuration
-from secateur.shrinking.costs import CostPolynomial, TiedGroups, ties_around
-from secateur.shrinking.directory import CheckpointShrinking, coupling_on_meta
-from secateur.shrinking.files import load_shrunken, save_shrunken
-from secateur.shrinking.grading import Grading, RepairedLevel, counts_at, gradable
-from secateur.shrinking.kinds.blocks_directory import ShrunkDepth
-from secateur.shrinking.kinds.branches import KEPT, running
-from secateur.shrinking.kinds.experts_directory import ShrunkExperts
-from secateur.shrinking.measure import OVERFLOWING, Memory, check_finite, for_slopes, not_finite, remembering, slopes_of
-from secateur.shrinking.module import Shrunk, shrink
-from secateur.shrinking.plan import Plan, plan_of, plans_of
-from secateur.shrinking.proof import verify_shrunken
-from secateur.shrinking.reach import Reach, reached
-from secateur.shrinking.repair import free_in
-from secateur.shrinking.request import Request, WithoutDataWarning, example_for, example_of, pruning_target, shorter
-from secateur.shrinking.result import in_blocks_parts
-from secateur.shrinking.select import check_globs, names_of, tie_roles
-
-__all__ = [
-    "Blocks",
-    "Branches",
-    "CheckpointShrinking",
-    "Configured",
-    "CostPolynomial",
-    "Experts",
-    "Grading",
-    "KEPT",
-    "Memory",
-    "OVERFLOWING",
-    "Plan",
-    "Reach",
-    "RepairedLevel",
-    "Request",
-    "Shrunk",
-    "ShrunkDepth",
-    "ShrunkExperts",
-    "TiedGroups",
-    "WithoutDataWarning",
-    "carry_out",
-    "check_finite",
-    "check_globs",
-    "counts_at",
-    "coupling_on_meta",
-    "example_for",
-    "example_of",
-    "for_slopes",
-    "free_in",
-    "gradable",
-    "has_configuration",
-    "in_blocks_parts",
-    "load_shrunken",
-    "names_of",
-    "not_finite",
-    "plan_of",
-    "plans_of",
-    "pruning_target",
-    "reached",
-    "remembering",
-    "running",
-    "save_shrunken",
-    "shorter",
-    "shrink",
-    "slopes_of",
-    "tie_roles",
-    "ties_around",
-    "verify_shrunken",
-]
+from secateur.kinds import Blocks as Blocks
+from secateur.kinds import Branches as Branches
+from secateur.kinds import Experts as Experts
+from secateur.shrinking.apply import carry_out as carry_out
+from secateur.shrinking.configuration import Configured as Configured
+from secateur.shrinking.configuration import has_configuration as has_configuration
+from secateur.shrinking.costs import CostPolynomial as CostPolynomial
+from secateur.shrinking.costs import TiedGroups as TiedGroups
+from secateur.shrinking.costs import ties_around as ties_around
+from secateur.shrinking.directory import CheckpointShrinking as CheckpointShrinking
+from secateur.shrinking.directory import coupling_on_meta as coupling_on_meta
+from secateur.shrinking.files import load_shrunken as load_shrunken
+from secateur.shrinking.files import save_shrunken as save_shrunken
+from secateur.shrinking.grading import Grading as Grading
+from secateur.shrinking.grading import RepairedLevel as RepairedLevel
+from secateur.shrinking.grading import counts_at as counts_at
+from secateur.shrinking.grading import gradable as gradable
+from secateur.shrinking.kinds.blocks_directory import ShrunkDepth as ShrunkDepth
+from secateur.shrinking.kinds.branches import KEPT as KEPT
+from secateur.shrinking.kinds.branches import running as running
+from secateur.shrinking.kinds.experts_directory import ShrunkExperts as ShrunkExperts
+from secateur.shrinking.measure import OVERFLOWING as OVERFLOWING
+from secateur.shrinking.measure import Memory as Memory
+from secateur.shrinking.measure import check_finite as check_finite
+from secateur.shrinking.measure import for_slopes as for_slopes
+from secateur.shrinking.measure import not_finite as not_finite
+from secateur.shrinking.measure import remembering as remembering
+from secateur.shrinking.measure import slopes_of as slopes_of
+from secateur.shrinking.module import Shrunk as Shrunk
+from secateur.shrinking.module import shrink as shrink
+from secateur.shrinking.plan import Plan as Plan
+from secateur.shrinking.plan import plan_of as plan_of
+from secateur.shrinking.plan import plans_of as plans_of
+from secateur.shrinking.proof import verify_shrunken as verify_shrunken
+from secateur.shrinking.reach import Reach as Reach
+from secateur.shrinking.reach import reached as reached
+from secateur.shrinking.repair import free_in as free_in
+from secateur.shrinking.request import Request as Request
+from secateur.shrinking.request import WithoutDataWarning as WithoutDataWarning
+from secateur.shrinking.request import example_for as example_for
+from secateur.shrinking.request import example_of as example_of
+from secateur.shrinking.request import pruning_target as pruning_target
+from secateur.shrinking.request import shorter as shorter
+from secateur.shrinking.result import in_blocks_parts as in_blocks_parts
+from secateur.shrinking.select import check_globs as check_globs
+from secateur.shrinking.select import names_of as names_of
+from secateur.shrinking.select import tie_roles as tie_roles

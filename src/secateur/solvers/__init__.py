@@ -7,33 +7,22 @@ in float32 or wider.
 Modules and the functions in them share names; here the name is the function.
 """
 
-from secateur.solvers.adapters import from_criterion, parse, with_refit, with_rounding
-from secateur.solvers.admm import admm
-from secateur.solvers.alps import alps
-from secateur.solvers.dsnot import dsnot
-from secateur.solvers.elimination import Elimination, aimed, eliminated
-from secateur.solvers.gram import SolverWarning, scale_of
-from secateur.solvers.least_squares import Solver, best_mask, check_pattern, output_error, refit
-from secateur.solvers.sparsegpt import round_kept, sparsegpt
-
-__all__ = [
-    "Elimination",
-    "Solver",
-    "SolverWarning",
-    "admm",
-    "aimed",
-    "alps",
-    "best_mask",
-    "check_pattern",
-    "dsnot",
-    "eliminated",
-    "from_criterion",
-    "output_error",
-    "parse",
-    "refit",
-    "round_kept",
-    "scale_of",
-    "sparsegpt",
-    "with_refit",
-    "with_rounding",
-]
+from secateur.solvers.adapters import from_criterion as from_criterion
+from secateur.solvers.adapters import parse as parse
+from secateur.solvers.adapters import with_refit as with_refit
+from secateur.solvers.adapters import with_rounding as with_rounding
+from secateur.solvers.admm import admm as admm
+from secateur.solvers.alps import alps as alps
+from secateur.solvers.dsnot import dsnot as dsnot
+from secateur.solvers.elimination import Elimination as Elimination
+from secateur.solvers.elimination import aimed as aimed
+from secateur.solvers.elimination import eliminated as eliminated
+from secateur.solvers.gram import SolverWarning as SolverWarning
+from secateur.solvers.gram import scale_of as scale_of
+from secateur.solvers.least_squares import Solver as Solver
+from secateur.solvers.least_squares import best_mask as best_mask
+from secateur.solvers.least_squares import check_pattern as check_pattern
+from secateur.solvers.least_squares import output_error as output_error
+from secateur.solvers.least_squares import refit as refit
+from secateur.solvers.sparsegpt import round_kept as round_kept
+from secateur.solvers.sparsegpt import sparsegpt as sparsegpt

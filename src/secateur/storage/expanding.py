@@ -13,17 +13,17 @@ from typing import BinaryIO
 
 from secateur.checkpoints import CheckpointError, copy_tree, new_directory, parse_json
 from secateur.storage.compressed_files import StoredTensor, Written
-from secateur.storage.layout import (
+from secateur.storage.loading import (
     COMPRESSED,
     INDEX_KEY,
     WEIGHTS,
+    CompressedCheckpoint,
     check_outside,
     header_of_file,
     index_of,
     open_either,
     renamed,
 )
-from secateur.storage.loading import CompressedCheckpoint
 from secateur.storage.saving import Compression
 from secateur.support import naming, track, whole_file
 

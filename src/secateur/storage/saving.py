@@ -35,10 +35,11 @@ from secateur.pipeline import attached_masks, check_mask
 from secateur.report import Reported
 from secateur.storage.compressed_files import Written, header_of, read_whole, write_compressed
 from secateur.storage.encodings import Array, Bools
-from secateur.storage.layout import (
+from secateur.storage.loading import (
     COMPRESSED,
     INDEX_KEY,
     WEIGHTS,
+    CompressedCheckpoint,
     bytes_of,
     check_outside,
     header_of_file,
@@ -47,7 +48,6 @@ from secateur.storage.layout import (
     reader,
     renamed,
 )
-from secateur.storage.loading import CompressedCheckpoint
 from secateur.support import (
     Column,
     LazyTensors,

@@ -1,174 +1,91 @@
 """What every room uses, each once: files, sharding, ownership, running a model, tables, timing, progress."""
 
-from secateur.support import documents, private, records
-from secateur.support.documents import FULL, naming, whole_file, write_whole
-from secateur.support.machine import (
-    all_gather,
-    alternating,
-    barrier,
-    broadcast,
-    free_memory,
-    in_turns,
-    on_rank_zero,
-    processor,
-    rank_and_world,
-    ratio,
-    ratios,
-    seconds_of,
-)
-from secateur.support.progress import PATIENCE, track
-from secateur.support.records import Between, Fields, open_regular, plain
-from secateur.support.running import (
-    ONE_AT_A_TIME,
-    Forward,
-    Loss,
-    NewTensors,
-    Returns,
-    check_batches,
-    check_data,
-    device_of,
-    directories,
-    for_directories,
-    in_dtype,
-    in_mode,
-    is_empty,
-    loss_of,
-    mapped,
-    moved,
-    refuse,
-    repeatable,
-    restored,
-    run_batch,
-    run_example,
-    seed_torch,
-    seeded,
-    share_of,
-    tensors_in,
-    tensors_of,
-    unchanged,
-    unwrapped,
-    usable,
-)
-from secateur.support.tables import Chart, Column, Part, Shown, Table, html_of, json_of, text_of, totals
-from secateur.support.tensors import (
-    MOST_IN_INT8,
-    LazyTensors,
-    count_nonzero,
-    is_sharded,
-    laid_out,
-    local,
-    memory_format,
-    other_owners,
-    replicating_group,
-    rounding_scales,
-    sharded_parameter,
-    to_int8,
-    whole,
-)
-from secateur.support.text import (
-    bytes_text,
-    described,
-    function_of,
-    matched,
-    matches,
-    name_of,
-    no_match,
-    percent,
-    percents,
-    printable,
-    some,
-    unknown,
-)
-from secateur.support.undo import Undo
-
-__all__ = [
-    "Between",
-    "Chart",
-    "Column",
-    "FULL",
-    "Fields",
-    "Forward",
-    "LazyTensors",
-    "Loss",
-    "MOST_IN_INT8",
-    "NewTensors",
-    "ONE_AT_A_TIME",
-    "PATIENCE",
-    "Part",
-    "Returns",
-    "Shown",
-    "Table",
-    "Undo",
-    "all_gather",
-    "alternating",
-    "barrier",
-    "broadcast",
-    "bytes_text",
-    "check_batches",
-    "check_data",
-    "count_nonzero",
-    "described",
-    "device_of",
-    "directories",
-    "documents",
-    "for_directories",
-    "free_memory",
-    "function_of",
-    "html_of",
-    "in_dtype",
-    "in_mode",
-    "in_turns",
-    "is_empty",
-    "is_sharded",
-    "json_of",
-    "laid_out",
-    "local",
-    "loss_of",
-    "mapped",
-    "matched",
-    "matches",
-    "memory_format",
-    "moved",
-    "name_of",
-    "naming",
-    "no_match",
-    "on_rank_zero",
-    "open_regular",
-    "other_owners",
-    "percent",
-    "percents",
-    "plain",
-    "printable",
-    "private",
-    "processor",
-    "rank_and_world",
-    "ratio",
-    "ratios",
-    "records",
-    "refuse",
-    "repeatable",
-    "replicating_group",
-    "restored",
-    "rounding_scales",
-    "run_batch",
-    "run_example",
-    "seconds_of",
-    "seed_torch",
-    "seeded",
-    "sharded_parameter",
-    "share_of",
-    "some",
-    "tensors_in",
-    "tensors_of",
-    "text_of",
-    "to_int8",
-    "totals",
-    "track",
-    "unchanged",
-    "unknown",
-    "unwrapped",
-    "usable",
-    "whole",
-    "whole_file",
-    "write_whole",
-]
+from secateur.support import documents as documents
+from secateur.support import private as private
+from secateur.support import records as records
+from secateur.support.documents import FULL as FULL
+from secateur.support.documents import naming as naming
+from secateur.support.documents import whole_file as whole_file
+from secateur.support.documents import write_whole as write_whole
+from secateur.support.machine import all_gather as all_gather
+from secateur.support.machine import alternating as alternating
+from secateur.support.machine import barrier as barrier
+from secateur.support.machine import broadcast as broadcast
+from secateur.support.machine import free_memory as free_memory
+from secateur.support.machine import in_turns as in_turns
+from secateur.support.machine import on_rank_zero as on_rank_zero
+from secateur.support.machine import processor as processor
+from secateur.support.machine import rank_and_world as rank_and_world
+from secateur.support.machine import ratio as ratio
+from secateur.support.machine import ratios as ratios
+from secateur.support.machine import seconds_of as seconds_of
+from secateur.support.progress import PATIENCE as PATIENCE
+from secateur.support.progress import track as track
+from secateur.support.records import Between as Between
+from secateur.support.records import Fields as Fields
+from secateur.support.records import open_regular as open_regular
+from secateur.support.records import plain as plain
+from secateur.support.running import ONE_AT_A_TIME as ONE_AT_A_TIME
+from secateur.support.running import Forward as Forward
+from secateur.support.running import Loss as Loss
+from secateur.support.running import NewTensors as NewTensors
+from secateur.support.running import Returns as Returns
+from secateur.support.running import check_batches as check_batches
+from secateur.support.running import check_data as check_data
+from secateur.support.running import device_of as device_of
+from secateur.support.running import directories as directories
+from secateur.support.running import for_directories as for_directories
+from secateur.support.running import in_dtype as in_dtype
+from secateur.support.running import in_mode as in_mode
+from secateur.support.running import is_empty as is_empty
+from secateur.support.running import loss_of as loss_of
+from secateur.support.running import mapped as mapped
+from secateur.support.running import moved as moved
+from secateur.support.running import refuse as refuse
+from secateur.support.running import repeatable as repeatable
+from secateur.support.running import restored as restored
+from secateur.support.running import run_batch as run_batch
+from secateur.support.running import run_example as run_example
+from secateur.support.running import seed_torch as seed_torch
+from secateur.support.running import seeded as seeded
+from secateur.support.running import share_of as share_of
+from secateur.support.running import tensors_in as tensors_in
+from secateur.support.running import tensors_of as tensors_of
+from secateur.support.running import unchanged as unchanged
+from secateur.support.running import unwrapped as unwrapped
+from secateur.support.running import usable as usable
+from secateur.support.tables import Chart as Chart
+from secateur.support.tables import Column as Column
+from secateur.support.tables import Part as Part
+from secateur.support.tables import Shown as Shown
+from secateur.support.tables import Table as Table
+from secateur.support.tables import html_of as html_of
+from secateur.support.tables import json_of as json_of
+from secateur.support.tables import text_of as text_of
+from secateur.support.tables import totals as totals
+from secateur.support.tensors import MOST_IN_INT8 as MOST_IN_INT8
+from secateur.support.tensors import LazyTensors as LazyTensors
+from secateur.support.tensors import count_nonzero as count_nonzero
+from secateur.support.tensors import is_sharded as is_sharded
+from secateur.support.tensors import laid_out as laid_out
+from secateur.support.tensors import local as local
+from secateur.support.tensors import memory_format as memory_format
+from secateur.support.tensors import other_owners as other_owners
+from secateur.support.tensors import replicating_group as replicating_group
+from secateur.support.tensors import rounding_scales as rounding_scales
+from secateur.support.tensors import sharded_parameter as sharded_parameter
+from secateur.support.tensors import to_int8 as to_int8
+from secateur.support.tensors import whole as whole
+from secateur.support.text import bytes_text as bytes_text
+from secateur.support.text import described as described
+from secateur.support.text import function_of as function_of
+from secateur.support.text import matched as matched
+from secateur.support.text import matches as matches
+from secateur.support.text import name_of as name_of
+from secateur.support.text import no_match as no_match
+from secateur.support.text import percent as percent
+from secateur.support.text import percents as percents
+from secateur.support.text import printable as printable
+from secateur.support.text import some as some
+from secateur.support.text import unknown as unknown
+from secateur.support.undo import Undo as Undo

@@ -21,67 +21,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree
-from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
-
-__all__ = [
-    "BUFFERS",
-    "ChannelNorm",
-    "Convolution",
-    "DispatchMode",
-    "FLAT_WEIGHTS",
-    "OF_RECURRENT",
-    "PARAMETERS",
-    "UPDATE_FLAT_WEIGHTS",
-    "add_all",
-    "arguments_of",
-    "arrival_hooks_of",
-    "buffers_of",
-    "changes_of",
-    "composed_states",
-    "converted",
-    "copied_with",
-    "experts_at_once",
-    "experts_in_turn",
-    "fake_values",
-    "flat_names_of",
-    "flat_weights_of",
-    "flatten_anew",
-    "frozen_convolution",
-    "frozen_linear",
-    "gathered_as",
-    "hooks_of",
-    "inside_compiled",
-    "int8_linear",
-    "is_batchnorm",
-    "is_convolution",
-    "is_tracing",
-    "is_transposed_convolution",
-    "is_watched",
-    "is_wrapped",
-    "loaded_as",
-    "memory_of",
-    "multiply_all",
-    "normalizations",
-    "optimizer_inside",
-    "padding_of",
-    "parameters_of",
-    "pre_hooks_of",
-    "reverted",
-    "set_arrival_hooks",
-    "shard_groups_of",
-    "shares_one_width",
-    "submodules_of",
-    "tells_implementation",
-    "tells_of_steps",
-    "tree_leaves",
-    "tree_map_only",
-    "uncached_shapes",
-    "unsaved_buffers_of",
-    "unwatched",
-    "unwrapped_once",
-    "version_of",
-    "written_in_python",
-]
+from torch.utils._python_dispatch import TorchDispatchMode
 
 PARAMETERS, BUFFERS = "_parameters", "_buffers"
 """Where ``vars(module)`` has its tables: for what reads them in every forward; others ask `parameters_of`."""
@@ -90,6 +30,8 @@ FLAT_WEIGHTS, UPDATE_FLAT_WEIGHTS = "_flat_weights", "_update_flat_weights"
 OF_RECURRENT = frozenset({FLAT_WEIGHTS, "_flat_weights_names", "_flat_weight_refs", "_all_weights"})
 """What ``vars`` of a recurrent module has beside what any module has, and is no setting of it."""
 
+DispatchMode = TorchDispatchMode
+"""What sees each operation that torch dispatches."""
 ChannelNorm = nn.modules.batchnorm._NormBase
 """The class of batch and instance normalizations, whose scales are one a channel."""
 Convolution = nn.modules.conv._ConvNd

@@ -182,9 +182,8 @@ class Penalty:
         elif counted and (strength := self.strength(step)):
             for (name, dim), mask in self._leaving.items():
                 parameter = self._parameters[name]
-                shape = [1] * parameter.dim()
-                shape[dim] = -1
-                parameter.mul_((1 - mask * (strength / (1 + strength))).reshape(shape))
+                factors = 1 - mask * (strength / (1 + strength))
+                parameter.mul_(factors.reshape([-1 if at == dim else 1 for at in range(parameter.dim())]))
 
     @torch.no_grad()
     def hold(self) -> None:

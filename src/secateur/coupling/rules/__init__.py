@@ -7,6 +7,10 @@ exactly what the rule says.
 Importing this package registers them all.
 """
 
-from secateur.coupling.rules import indexing, normalizations, pointwise, products, reductions, shapes, windows
-
-__all__ = ["indexing", "normalizations", "pointwise", "products", "reductions", "shapes", "windows"]
+from secateur.coupling.rules import indexing as indexing
+from secateur.coupling.rules import normalizations as normalizations
+from secateur.coupling.rules import pointwise as pointwise
+from secateur.coupling.rules import products as products
+from secateur.coupling.rules import reductions as reductions
+from secateur.coupling.rules import shapes as shapes
+from secateur.coupling.rules import windows as windows

@@ -1,3 +1,1 @@
 """What may leave: a file a kind."""
-
-__all__: list[str] = []
