@@ -85,6 +85,33 @@ def test_a_chaotic_model_is_proved_on_smaller_weights():
     verify_shrunken(original, model, x)
 
 
+class Found(nn.Module):
+    """As detectors: what is too large to be a box is not returned."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.branch, self.boxes = nn.Linear(4, 16), nn.Linear(16, 16), nn.Linear(16, 3)
+
+    def forward(self, x):
+        hidden = self.hidden(x).relu()
+        boxes = self.boxes(hidden + self.branch(hidden).relu())
+        return boxes[boxes.abs().amax(1) < 0.05]
+
+
+def test_where_random_weights_find_nothing_smaller_ones_are_looked_at():
+    torch.manual_seed(0)
+    model, example = Found(), torch.randn(8, 4)
+    assert [len(proof.probe_of(model, calm)(example.double())) for calm in (1, 0.125)] == [0, 8]
+    coupling = find_coupling(model, example)
+    with pytest.raises(IncomparableError, match="returns no finite number"):
+        proof._differs_without(proof.probe_of(model), 1.0, coupling, coupling.branches, [example])
+    assert proof.right_branches(model, coupling, coupling.branches, [example]) == (
+        {each: each for each in coupling.branches},
+        {},
+    )
+    assert shrink(model, example, 0.5).got > 0.45
+
+
 class Sampled(nn.Module):
     """As variational autoencoders: what the backward pass needs of ``exp`` is written over, in evaluation alone."""
 

@@ -12,11 +12,13 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from secateur import Pruner, oneshot, shrink, sparsify
 from secateur.coupling import Scope, find_coupling
@@ -25,25 +27,26 @@ from secateur.shrinking.counting import solve_counts
 from secateur.shrinking.request import request
 from secateur.shrinking.select import groups_in_scope
 
-from .checker import disturbed, in_double, judge
+from .checker import Verdict, disturbed, in_double, judge
 from .models import Wild
 
-SHARE = 0.3  # of the parameters
+VERBS = ("sparsify", "pruner", "saved", "oneshot")  # beside `shrink`
+LAYOUTS = ("channels_last", "bfloat16")  # in which `shrink` is tried, on its own
+SHARE, LESS = 0.3, 0.2  # of the parameters; in a layout
 _MOST = re.compile(r"at most ([0-9.]+) ?% of the params can leave")
 _REASONS = 3  # of what stays whole, that a row says
 
 
-def tried(wild: Wild, path: Path, without: Collection[str] = ()) -> None:
-    """Write the row of a model; ``without`` are verbs that are left out."""
+def tried(wild: Wild, path: Path, verbs: Collection[str]) -> None:
+    """Write what the row of a model has of some verbs."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    row: dict[str, Any] = {"registry": wild.registry, "name": wild.name, "status": "timeout"}
+    row: dict[str, Any] = {}
 
     def note(**entries: Any) -> None:
         row.update(entries)
         path.write_text(json.dumps(row))
 
-    note()
     torch.manual_seed(0)
     model = disturbed(wild.build()).eval()
     torch.manual_seed(1)
@@ -51,25 +54,31 @@ def tried(wild: Wild, path: Path, without: Collection[str] = ()) -> None:
     example = in_double(plain)
     if not _runs(model, example):  # such as code that makes numbers of float32 itself
         model, example = model.float(), plain
-    note(parameters=sum(each.numel() for each in model.parameters()))
-    found, done = _shrunk(model, example)
-    note(**found)
-    note(most=_most(model, example, done))
-    less = 0.8 * row["most"] / 100
-    if row["status"] == "refused" and less > 0.001:
-        again, _ = _shrunk(model, example, less)
-        note(less={key: again.get(key) for key in ("status", "message", "got", "whole")})
-    verbs: dict[str, Callable[[], str]] = {
+    done = None
+    if "shrink" in verbs:
+        note(parameters=sum(each.numel() for each in model.parameters()))
+        found, done = _shrunk(model, example)
+        note(**found)
+        note(most=_most(model, example, done))
+        less = 0.8 * row["most"] / 100
+        if row["status"] == "refused" and less > 0.001:
+            again, _ = _shrunk(model, example, less)
+            note(less={key: again.get(key) for key in ("status", "message", "got", "whole")})
+    elif "saved" in verbs:
+        done = shrink(copy.deepcopy(model), example, SHARE)
+    others: dict[str, Callable[[], str]] = {
         "sparsify": lambda: _sparsified(model),
         "pruner": lambda: _stepped(model, example),
+        "channels_last": lambda: _in_channels_last(model, example),
+        "bfloat16": lambda: _in_bfloat16(model, example),
     }
     if done is not None:
-        verbs["saved"] = lambda: _saved(wild, done.model, example)
+        others["saved"] = lambda: _saved(wild, done.model, example)
     if wild.images:
-        verbs["oneshot"] = lambda: _oneshot(wild, model)
-    for verb, what in verbs.items():
-        if verb not in without:
-            note(**{verb: _tried(what)})
+        others["oneshot"] = lambda: _oneshot(wild, model)
+    for verb in verbs:
+        if verb in others:
+            note(**{verb: _tried(others[verb])})
 
 
 def _runs(model: nn.Module, example: Any) -> bool:
@@ -142,6 +151,48 @@ def _most(model: nn.Module, example: Any, done: Any) -> float:
         found = _MOST.search(str(error))
         return float(found[1]) if found else 0.0
     return 99.99
+
+
+def _in_channels_last(model: nn.Module, example: Any) -> str:
+    """`shrink` of weights, and on pictures, whose channels lie beside each other; they still do."""
+    model = copy.deepcopy(model).to(memory_format=torch.channels_last)
+    example = _each(example, lambda value: value.contiguous(memory_format=torch.channels_last), of=4)
+    if not _runs(model, example):
+        return "none: the model does not run in channels_last"
+    done = shrink(copy.deepcopy(model), example, LESS)
+    for name, weight in done.model.named_parameters():
+        if weight.dim() == 4 and not weight.is_contiguous(memory_format=torch.channels_last):
+            return f"wrong: {name} is no longer in channels_last"
+    return _said(judge(model, done, example))
+
+
+def _in_bfloat16(model: nn.Module, example: Any) -> str:
+    """`shrink` of weights in bfloat16; what is left of them is judged in float64, where nothing of it is rounded."""
+    wide, model = next(model.parameters()).dtype, copy.deepcopy(model).bfloat16()
+    narrow = _each(example, lambda value: value.bfloat16())
+    if not _runs(model, narrow):
+        return "none: the model does not run in bfloat16"
+    done = shrink(copy.deepcopy(model), narrow, LESS)
+    before, after = ({name: each.dtype for name, each in of.named_parameters()} for of in (model, done.model))
+    if before != after:
+        return "wrong: a parameter has another dtype"
+    if not _runs(done.model, narrow):
+        return "wrong: it does not run in bfloat16"
+    return _said(judge(model.to(wide), replace(done, model=copy.deepcopy(done.model).to(wide)), example))
+
+
+def _each(example: Any, change: Callable[[Tensor], Tensor], of: int | None = None) -> Any:
+    """The example with its real tensors changed, all or those of so many dimensions."""
+
+    def of_one(value: Any) -> Any:
+        is_changed = isinstance(value, Tensor) and value.is_floating_point() and of in (None, value.dim())
+        return change(value) if is_changed else value
+
+    return tree_map(of_one, example)
+
+
+def _said(verdict: Verdict) -> str:
+    return verdict.status if verdict.status == "right" else f"{verdict.status}: {verdict.words}"
 
 
 def _sparsified(model: nn.Module) -> str:

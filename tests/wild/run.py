@@ -1,6 +1,6 @@
 """Runs every verb on the models of other libraries, each in a process of its own, and writes a row for each.
 
-python -m tests.wild.run [REGISTRY ...] [--only GLOB] [--quick] [--json OUT] [--limit SECONDS]
+python -m tests.wild.run [REGISTRY ...] [--only GLOB] [--quick | --layouts] [--json OUT] [--limit SECONDS]
 
 ``--json`` is read first: rows of models that do not run now stay. The exit status is 1 where a model is wrong, or
 raises what no user is to read.
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from .models import Wild, models_of, registries
-from .one import tried
+from .one import LAYOUTS, VERBS, tried
 
 QUICK = {  # fifteen of as many kinds, quick to run and of libraries that are quick to install
     "diffusers": "UNet2DConditionModel",
@@ -31,6 +31,11 @@ QUICK = {  # fifteen of as many kinds, quick to run and of libraries that are qu
     "torch_geometric": "GAT GIN",
     "torchvision": "fcos_resnet50_fpn lraspp_mobilenet_v3_large squeezenet1_1",
     "transformers": "bert t5",
+}
+LAID_OUT = QUICK | {  # some more of other kinds
+    "monai": "SegResNet",
+    "timm": f"{QUICK['timm']} densenet121 hrnet_w18_small mixer_s32_224",
+    "ultralytics": "yolov8n",
 }
 MEMORY = 10 << 30  # bytes that a process may ask for
 _BAD = ("wrong", "crash", "timeout")
@@ -41,19 +46,21 @@ def main() -> int:
     read.add_argument("registry", nargs="*", help="of these only")
     read.add_argument("--only", help="a glob of names")
     read.add_argument("--quick", action="store_true", help="the fixed few")
+    read.add_argument("--layouts", action="store_true", help="only `shrink` in channels_last and bfloat16, of some")
     read.add_argument("--part", default="0/1", help="every nth model from the kth on: K/N")
     read.add_argument("--json", type=Path, help="where the rows are, or become")
     read.add_argument("--limit", type=float, default=180.0, help="seconds of the processor for one model, all verbs")
     read.add_argument("--without", default="", help="verbs that are left out: oneshot,pruner,...")
-    read.add_argument("--missing", action="store_true", help="those that lack a verb's row, or are not right")
+    read.add_argument("--missing", action="store_true", help="what a row lacks, and all of one that is not right")
     asked = read.parse_args()
     rows = _rows(asked.json)
     mine = []
     for wild in _chosen(asked):
         key = wild.registry, wild.name
-        if asked.missing and _is_whole(rows.get(key, {}), wild, asked.without.split(",")):
+        verbs = _asked_of(rows.get(key, {}), wild, asked)
+        if not verbs:
             continue
-        row = _run(wild, asked.limit, asked.without.split(","))
+        row = _kept(rows.get(key, {}), verbs) | _run(wild, asked.limit, verbs)
         mine.append(row)
         print(_line(row), flush=True)
         if asked.json:
@@ -65,9 +72,18 @@ def main() -> int:
     return int(any(is_bad(row) for row in mine))
 
 
-def _is_whole(row: dict[str, Any], wild: Wild, without: Sequence[str]) -> bool:
-    verbs = {"sparsify", "pruner", *(("oneshot",) if wild.images else ())} - {*without}
-    return row.get("status") == "right" and verbs <= row.keys()
+def _asked_of(row: dict[str, Any], wild: Wild, asked: argparse.Namespace) -> list[str]:
+    """The verbs that are tried on a model now."""
+    verbs = [*LAYOUTS] if asked.layouts else ["shrink", *(each for each in VERBS if wild.images or each != "oneshot")]
+    verbs = [each for each in verbs if each not in asked.without.split(",")]
+    if asked.missing and row.get("status") == "right":
+        return [each for each in verbs if each != "shrink" and each not in row]
+    return verbs
+
+
+def _kept(row: dict[str, Any], verbs: Sequence[str]) -> dict[str, Any]:
+    """What a row says that trying the verbs does not say anew."""
+    return {name: each for name, each in row.items() if "shrink" not in verbs or name in (*VERBS, *LAYOUTS)}
 
 
 def _rows(path: Path | None) -> dict[tuple[str, str], dict[str, Any]]:
@@ -77,49 +93,49 @@ def _rows(path: Path | None) -> dict[tuple[str, str], dict[str, Any]]:
 
 
 def _chosen(asked: argparse.Namespace) -> list[Wild]:
-    names = asked.registry or ([*QUICK] if asked.quick else registries())
+    some = QUICK if asked.quick else LAID_OUT if asked.layouts else {}
+    names = asked.registry or [*some] or registries()
     every = [each for name in names for each in models_of(name)]
-    if asked.quick:
-        every = [each for each in every if each.name in QUICK.get(each.registry, "").split()]
+    if some:
+        every = [each for each in every if each.name in some.get(each.registry, "").split()]
     first, step = map(int, asked.part.split("/"))
     return [each for each in every if not asked.only or fnmatch.fnmatch(each.name, asked.only)][first::step]
 
 
-def _run(wild: Wild, limit: float, without: Sequence[str]) -> dict[str, Any]:
-    """The row of a model; a process that dies, or takes too long, leaves what it had written until then."""
+def _run(wild: Wild, limit: float, verbs: Sequence[str]) -> dict[str, Any]:
+    """What verbs say of a model; a process that dies, or takes too long, leaves what it had written until then."""
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "row.json"
-        process = multiprocessing.get_context("fork").Process(target=_child, args=(wild, path, limit, without))
+        process = multiprocessing.get_context("fork").Process(target=_child, args=(wild, path, limit, verbs))
         process.start()
         process.join()
-        row: dict[str, Any] = {"registry": wild.registry, "name": wild.name, "status": "timeout"}
+        row: dict[str, Any] = {"registry": wild.registry, "name": wild.name}
+        row |= {"status": "timeout"} if "shrink" in verbs else {}
         row |= json.loads(path.read_text()) if path.exists() else {}
         if process.exitcode == -signal.SIGXCPU:
             row["stopped"] = f"after {limit:g} s"
         elif process.exitcode:
-            row |= {"stopped": f"the process ended with {process.exitcode}"}
-            row["status"] = "crash" if row["status"] == "timeout" else row["status"]
+            row["stopped"] = f"the process ended with {process.exitcode}"
+            row["status"] = "crash" if row.get("status", "timeout") == "timeout" else row["status"]
         return row
 
 
-def _child(wild: Wild, path: Path, limit: float, without: Sequence[str]) -> None:
+def _child(wild: Wild, path: Path, limit: float, verbs: Sequence[str]) -> None:
     used = int(sum(os.times()[:2]))
     resource.setrlimit(resource.RLIMIT_CPU, (used + int(limit), used + int(limit) + 5))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    tried(wild, path, without)
+    tried(wild, path, verbs)
 
 
 def is_bad(row: dict[str, Any]) -> bool:
-    others = (str(row.get(verb, "")) for verb in ("sparsify", "pruner", "oneshot", "saved"))
-    return row["status"] in _BAD or any(each.startswith(("wrong", "crash")) for each in others)
+    others = (str(row.get(verb, "")) for verb in (*VERBS, *LAYOUTS))
+    return row.get("status") in _BAD or any(each.startswith(("wrong", "crash")) for each in others)
 
 
 def _line(row: dict[str, Any]) -> str:
-    others = {
-        verb: row[verb] for verb in ("sparsify", "pruner", "oneshot", "saved") if row.get(verb, "right") != "right"
-    }
+    others = {verb: row[verb] for verb in (*VERBS, *LAYOUTS) if row.get(verb, "right") != "right"}
     return (
-        f"{row['registry']:12} {row['name']:34} {row['status']:9} {row.get('got', 0):6.1%} of at most "
+        f"{row['registry']:12} {row['name']:34} {row.get('status', ''):9} {row.get('got', 0):6.1%} of at most "
         f"{row.get('most', 0):5.1f} % {row.get('seconds', 0):6.1f} s {row.get('peak', 0):5} MB "
         f" {row.get('message', '')} {row.get('stopped', '')} {others or ''}"
     )
@@ -127,7 +143,7 @@ def _line(row: dict[str, Any]) -> str:
 
 def _summary(rows: list[dict[str, Any]]) -> str:
     counts = {
-        word: sum(row["status"] == word for row in rows)
+        word: sum(row.get("status") == word for row in rows)
         for word in ("right", "refused", "unjudged", "wrong", "crash", "timeout")
     }
     seconds = sorted(row["seconds"] for row in rows if "seconds" in row) or [0.0]

@@ -157,7 +157,9 @@ def on_calm_probes(model: nn.Module, compare: Callable[[nn.Module, float], T]) -
         try:
             return compare(probe_of(model, calm), calm)
         except IncomparableError as error:
-            why = why or str(error)
+            why = why if why not in ("", _NOTHING) else str(error)
+    if why == _NOTHING:
+        raise IncomparableError(why)
     raise IncomparableError(
         f"the smaller model could not be compared with the original, which is no proof that it is wrong: {why}; nor on "
         "smaller weights. Give an example of fewer steps, or leave out the proof (verify=False)."
@@ -382,10 +384,10 @@ def wrong_groups(
 
 
 def _check_numbers(probe: nn.Module, coupling: Coupling, inputs: Sequence[Any]) -> None:
-    """ValueError where the model returns nothing to compare; asked of the original where it is not found equal."""
+    """IncomparableError where a probe returns nothing to compare; asked of the original where it is not found equal."""
     every = [each for number, training in coupling.passes for each in outputs(probe, inputs[number], training=training)]
     if not _has_numbers(every):
-        raise ValueError(_NOTHING)
+        raise IncomparableError(_NOTHING)
 
 
 def _has_numbers(every: Iterable[Tensor]) -> bool:
@@ -478,6 +480,8 @@ def _differs_without(
 
     runs = functools.partial(_runs_without, probe, coupling, inputs)
     expected = all_of(runs(branches))
+    if not _has_numbers(expected):
+        raise IncomparableError(_NOTHING)
     if calm < 1 and difference(all_of(runs(())), expected) is None:
         raise IncomparableError(BLIND)
     undo = carry_out(probe, plan_without(branches), None)
@@ -511,7 +515,7 @@ def _leave_right_in_parts(
         lending.cut(plan_without(branches))
         found = all_of(runs((), backward=True))
         lending.module.load_state_dict(lending.module.state_dict())
-        return difference(expected, found) is None
+        return _has_numbers(expected) and difference(expected, found) is None
     return False
 
 
