@@ -35,6 +35,7 @@ a processor. **Stays whole** names what keeps most parameters, beside the model'
 | right | both modes compute the same |
 | refused | `shrink` changed nothing and says why |
 | unjudged | the checker can't say, and says why |
+| untried | it is in the list, and has not run yet |
 
 <!-- Made from tests/wild/rows.json: python docs/make_models.py -->
 """
@@ -60,7 +61,16 @@ def _totals(rows: list[dict[str, Any]]) -> Iterator[str]:
     seconds = [row["seconds"] for row in rows if "seconds" in row]
     said = ", ".join(f"{count} {status}" for status, count in counts.most_common())
     yield f"- {len(rows)} models: {said}."
-    yield f"- Seconds of `shrink`: {statistics.median(seconds):.1f} in the median, {max(seconds):.1f} at most."
+    share, median, most = counts["right"] / (len(rows) - counts["untried"]), statistics.median(seconds), max(seconds)
+    bad = sum(
+        str(row.get(verb)).startswith(("wrong", "crash", "timeout")) for row in rows for verb in ("status", *_OTHERS)
+    )
+    is_met = share >= 0.99 and not bad and median < 3 and most < 60
+    yield (
+        f"- Of those tried, {share:.1%} are right, and {bad or 'none'} wrong or crashed. Seconds of `shrink`: "
+        f"{median:.1f} in the median, {most:.1f} at most. The goal is at least 99 %, none, less than 3 and less than "
+        f"60: {'met' if is_met else '**missed**'} for these."
+    )
     for verb in _OTHERS:
         tried = Counter(str(row[verb]).partition(":")[0] for row in rows if row.get(verb, "none") != "none")
         said = ", ".join(f"{count} {status}" for status, count in tried.most_common())

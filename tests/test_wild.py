@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from torch import nn
 
 from secateur import shrink
-from wild import checker, run
+from wild import checker, one, run
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -78,6 +79,23 @@ def test_what_shows_nothing_is_not_called_right(original: nn.Module, example: to
     with torch.no_grad():
         original.head.weight.zero_()
     assert checker.judge(original, shrunken(original, example), example).status == "unjudged"
+
+
+def test_layouts_are_tried_and_one_that_is_lost_is_found(
+    original: nn.Module, example: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert one._in_channels_last(original, example.double()) == "right"
+    assert one._in_bfloat16(original, example.double()) == "right"
+
+    def elsewhere(model: nn.Module, *asked):
+        done = shrink(model, *asked)
+        done.model.to(memory_format=torch.contiguous_format).bfloat16()
+        return done
+
+    monkeypatch.setattr(one, "shrink", elsewhere)
+    assert one._in_channels_last(original, example.double()).startswith("wrong: stem.weight is no longer")
+    monkeypatch.setattr(one, "shrink", lambda *asked: replace(shrink(*asked), model=original))
+    assert one._in_bfloat16(original, example.double()) == "wrong: a parameter has another dtype"
 
 
 def test_a_row_says_what_is_bad() -> None:

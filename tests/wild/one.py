@@ -240,7 +240,7 @@ def _saved(wild: Wild, smaller: nn.Module, example: Any) -> str:
         try:
             torch.save(smaller, f"{directory}/whole.pt")
         except Exception:  # such as of parametrized modules, and of hooks that are local functions
-            if _is_saved_whole(wild, example, directory):
+            if _is_saved_whole(_dense(wild, smaller), example, directory):
                 raise
         else:
             whole = torch.load(f"{directory}/whole.pt", weights_only=False)
@@ -251,7 +251,7 @@ def _saved(wild: Wild, smaller: nn.Module, example: Any) -> str:
         other.load_state_dict(smaller.state_dict(), strict=True)
         save_shrunken(smaller, f"{directory}/shrunken")
         torch.manual_seed(0)
-        loaded = load_shrunken(wild.build().double().eval(), f"{directory}/shrunken")
+        loaded = load_shrunken(_dense(wild, smaller), f"{directory}/shrunken")
     for what, each in (("torch.save", whole), ("load_state_dict", other), ("load_shrunken", loaded)):
         found = _numbers(each, example)
         if len(found) != len(expected) or not all(map(torch.equal, found, expected)):
@@ -259,11 +259,15 @@ def _saved(wild: Wild, smaller: nn.Module, example: Any) -> str:
     return "right"
 
 
-def _is_saved_whole(wild: Wild, example: Any, directory: str) -> bool:
+def _dense(wild: Wild, smaller: nn.Module) -> nn.Module:
+    """The model as it was, in the dtype of the smaller one."""
+    return wild.build().to(next(smaller.parameters()).dtype).eval()
+
+
+def _is_saved_whole(dense: nn.Module, example: Any, directory: str) -> bool:
     """Whether ``torch.save`` takes the dense model, once it ran."""
-    dense = wild.build().double().eval()
     with torch.no_grad():
-        _called(dense, in_double(example))
+        _called(dense, example)
     try:
         torch.save(dense, f"{directory}/dense.pt")
     except Exception:

@@ -53,9 +53,9 @@ def main() -> int:
     read.add_argument("--without", default="", help="verbs that are left out: oneshot,pruner,...")
     read.add_argument("--missing", action="store_true", help="what a row lacks, and all of one that is not right")
     asked = read.parse_args()
-    rows = _rows(asked.json)
-    mine = []
-    for wild in _chosen(asked):
+    chosen, mine = _chosen(asked), []
+    rows = _rows(asked.json, chosen)
+    for wild in chosen:
         key = wild.registry, wild.name
         verbs = _asked_of(rows.get(key, {}), wild, asked)
         if not verbs:
@@ -64,7 +64,7 @@ def main() -> int:
         mine.append(row)
         print(_line(row), flush=True)
         if asked.json:
-            rows = _rows(asked.json)  # other parts may have written theirs
+            rows = _rows(asked.json, chosen)  # other parts may have written theirs
             rows[key] = row
             lines = ",\n".join(json.dumps(rows[each], sort_keys=True) for each in sorted(rows))
             asked.json.write_text(f"[\n{lines}\n]\n")
@@ -86,10 +86,11 @@ def _kept(row: dict[str, Any], verbs: Sequence[str]) -> dict[str, Any]:
     return {name: each for name, each in row.items() if "shrink" not in verbs or name in (*VERBS, *LAYOUTS)}
 
 
-def _rows(path: Path | None) -> dict[tuple[str, str], dict[str, Any]]:
-    if path is None or not path.exists():
-        return {}
-    return {(each["registry"], each["name"]): each for each in json.loads(path.read_text())}
+def _rows(path: Path | None, listed: Sequence[Wild]) -> dict[tuple[str, str], dict[str, Any]]:
+    """The rows of a file; a model that is listed and has none is "untried"."""
+    read = json.loads(path.read_text()) if path is not None and path.exists() else []
+    untried = ({"registry": each.registry, "name": each.name, "status": "untried"} for each in listed)
+    return {(each["registry"], each["name"]): each for each in (*untried, *read)}
 
 
 def _chosen(asked: argparse.Namespace) -> list[Wild]:
