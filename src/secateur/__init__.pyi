@@ -19,6 +19,7 @@ from .kinds import Blocks as Blocks
 from .kinds import Branches as Branches
 from .kinds import Experts as Experts
 from .models import oneshot as oneshot
+from .models import reached as reached
 from .models import read_calibration as read_calibration
 from .patterns import NM as NM
 from .patterns import Block as Block
@@ -35,7 +36,6 @@ from .recovery import recover as recover
 from .search import fit as fit
 from .search import sensitivity as sensitivity
 from .shrinking import load_shrunken as load_shrunken
-from .shrinking import reached as reached
 from .shrinking import save_shrunken as save_shrunken
 from .shrinking import shrink as shrink
 from .shrinking import verify_shrunken as verify_shrunken

@@ -146,15 +146,19 @@ def test_a_short_text_is_used_and_one_line_says_so(folder):
     assert "empty.txt has no tokens" in ended.stderr
 
 
-def test_of_texts_with_names_stderr_says_what_each_never_reaches(folder):
+def test_of_texts_with_names_the_result_says_what_each_never_reaches(folder):
     (folder / "one.txt").write_text(" ".join([WORDS[0]] * 300))
-    ended = call(folder, "-s", "0.5", data=f"all:3={folder / 'text.txt'},one={folder / 'one.txt'}", out="sparse")
+    data = f"all:3={folder / 'text.txt'},one={folder / 'one.txt'}"
+    ended = call(folder, "-s", "0.5", data=data, out="sparse")
     assert ended.exit_code == 0, ended.stderr
-    head, every, one = ended.stderr[ended.stderr.index("Never reached by") :].splitlines()[:3]
+    head, every, one = ended.stdout[ended.stdout.index("Never reached by") :].splitlines()[:3]
     assert head.split() == ["Never", "reached", "by", "Sequences", "Tokens", "Experts", "Units"]
     assert every.split()[:2] == ["all", "6"]
     assert one.split()[:2] == ["one", "2"]
     assert int(one.split()[2]) > int(every.split()[2])
+    told = json.loads(call(folder, "-s", "0.5", "--json", data=data, out="again").stdout)["reached"]
+    assert [row["text"] for row in told] == ["all", "one"]
+    assert sum(map(len, told[1]["which_units"].values())) == told[1]["units"][0]
 
 
 def test_what_is_wrong_is_one_line(folder):

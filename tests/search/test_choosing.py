@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from secateur.coupling import Scope
+from secateur.models import example_of
 from secateur.search import choosing, make_levels
 from secateur.search.choosing import LevelSearch
 from secateur.search.costs import holds, parse_budget
 from secateur.search.score import HeldBack
-from secateur.shrinking import example_of
 from support.families import batches as family_batches
 from support.families import make
 from support.fitting import blocks, inputs

@@ -6,10 +6,10 @@ import copy
 import pytest
 import torch
 
+from secateur.models import example_for
 from secateur.shrinking.configuration import Described
 from secateur.shrinking.kinds import blocks as depth
 from secateur.shrinking.kinds.blocks import Stack, narrowed, passed_on, prove_without, stacks_of
-from secateur.shrinking.request import example_for
 from support.families import EVERY_FAMILY, make
 
 

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from secateur import shrink
+from secateur.models import example_for, example_of, shorter
 from secateur.shrinking import costs
-from secateur.shrinking.request import example_for, example_of, shorter
 from support.mixtures import SMALL, batches
 
 

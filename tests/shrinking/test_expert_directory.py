@@ -13,9 +13,8 @@ from safetensors.torch import load_file, save_file
 from secateur import shrink
 from secateur.checkpoints import CheckpointError, open_checkpoint, verify_checkpoint
 from secateur.kinds import Experts
-from secateur.models import divergence
+from secateur.models import divergence, mixture_of
 from secateur.shrinking.kinds.mixtures import mixtures_of, read_profile
-from secateur.shrinking.kinds.routing import mixture_of
 from secateur.shrinking.request import Request
 from support.commands import run
 from support.damaged import changed

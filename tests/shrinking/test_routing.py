@@ -11,8 +11,7 @@ import zoo
 from secateur import shrink
 from secateur.coupling import find_coupling
 from secateur.kinds import Experts
-from secateur.models import InMemory
-from secateur.shrinking.kinds.routing import Routed, mixture_of, routed_by, scores_by
+from secateur.models import InMemory, Routed, mixture_of, routed_by, scores_by
 from support.unchanged import is_unchanged, state_of
 
 

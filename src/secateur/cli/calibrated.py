@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import sys
 import time
@@ -60,7 +61,7 @@ def oneshot(asked: Asked) -> Iterator[Any]:
             on_layer=functools.partial(_print_layer, started=time.monotonic()),
             **asked.only("sparsity", "values", "include", "exclude", "out", "activations", "device"),
         )
-    yield Answer(done, printed=lines_of(done), title=", pruned block by block")
+    yield Answer(done, printed=[*done.by_text(), *lines_of(done)], title=", pruned block by block")
 
 
 def _print_layer(layer: Layer, started: float) -> None:
@@ -112,13 +113,18 @@ def recover(asked: Asked) -> Iterator[Any]:
             **asked.only("steps", "local", "adapters", "rate", "autocast", "include", "exclude", "seed"),
             **asked.only("teacher_on_disk", "activations", "device"),
         )
-    yield Answer(done, printed=lines_of(done), title=", recovered")
+    yield Answer(done, printed=[*done.by_text(), *lines_of(done)], title=", recovered")
 
 
 def _in_batches(texts: list[Any], size: int) -> list[Any]:
-    """Sequences of one length together; all that `read_text` gives are, or there is one."""
+    """Sequences of one length together, of each text by itself; all that `read_text` gives are, or there is one."""
     import torch
 
+    from secateur.models import NamedTexts
+
+    if isinstance(texts, NamedTexts):
+        parts = {name: _in_batches(its, size) for name, its in texts.by_name().items()}
+        return NamedTexts(itertools.chain(*parts.values()), (name for name, its in parts.items() for _ in its))
     return [torch.cat(texts[at : at + size]) for at in range(0, len(texts), size)]
 
 

@@ -304,29 +304,16 @@ def memory() -> str:
 
 
 def read_text(asked: Asked) -> list[Any]:
-    """The batches of ``--data``; a directory without a model is reported before a missing tokenizer. Of texts with
-    names stderr says first what each never reaches."""
+    """The batches of ``--data``; a directory without a model is reported before a missing tokenizer."""
     from secateur.checkpoints import family_of, open_checkpoint
-    from secateur.models import NamedTexts, read_calibration
-    from secateur.shrinking import reached
-    from secateur.support import free_memory
+    from secateur.models import read_calibration
 
     directory = Path(asked.subject)
     family_of(open_checkpoint(directory))
     with warnings_as_lines():
-        found = read_calibration(
+        return read_calibration(
             asked.data, tokenizer_directory=directory, **asked.only("samples", "sequence_length", "seed")
         )
-    if isinstance(found, NamedTexts) and int(os.environ.get("RANK", "0")) == 0:
-        free, size = free_memory(), sum(file.stat().st_size for file in directory.glob("*.safetensors"))
-        if free is None or 2 * size < free:
-            print(reached(directory, found), file=sys.stderr)
-        else:
-            print(
-                "What each text reaches is not looked at: the model takes more than half of the memory.",
-                file=sys.stderr,
-            )
-    return found
 
 
 @contextlib.contextmanager

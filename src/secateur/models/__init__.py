@@ -1,10 +1,14 @@
 """The engine: a model run block by block or layer by layer, in memory or from files, with data; `oneshot`."""
 
 from secateur.models.batches import NamedTexts as NamedTexts
+from secateur.models.batches import check_finite as check_finite
+from secateur.models.batches import example_for as example_for
+from secateur.models.batches import example_of as example_of
 from secateur.models.batches import longest_sequence as longest_sequence
 from secateur.models.batches import naming_batch as naming_batch
 from secateur.models.batches import read_calibration as read_calibration
 from secateur.models.batches import refuse_empty as refuse_empty
+from secateur.models.batches import shorter as shorter
 from secateur.models.batches import with_batch_in_errors as with_batch_in_errors
 from secateur.models.blocks import block_of as block_of
 from secateur.models.blocks import choose_targets as choose_targets
@@ -35,11 +39,21 @@ from secateur.models.products import Products as Products
 from secateur.models.products import Rows as Rows
 from secateur.models.products import Tokens as Tokens
 from secateur.models.products import WeightView as WeightView
+from secateur.models.reach import ByText as ByText
+from secateur.models.reach import Reach as Reach
+from secateur.models.reach import reached as reached
+from secateur.models.reach import reached_by_name as reached_by_name
 from secateur.models.replay import LostOutputError as LostOutputError
 from secateur.models.replay import Outputs as Outputs
 from secateur.models.replay import Replay as Replay
 from secateur.models.replay import Weights as Weights
 from secateur.models.result import OneShot as OneShot
+from secateur.models.routing import MOST as MOST
+from secateur.models.routing import Routed as Routed
+from secateur.models.routing import has_forward as has_forward
+from secateur.models.routing import mixture_of as mixture_of
+from secateur.models.routing import routed_by as routed_by
+from secateur.models.routing import scores_by as scores_by
 from secateur.models.slopes import RunAgain as RunAgain
 from secateur.models.slopes import added_to as added_to
 from secateur.models.slopes import divergence as divergence

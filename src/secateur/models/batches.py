@@ -5,6 +5,7 @@ on a batch are re-raised with the number and the shapes of the batch.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import itertools
 import os
 import warnings
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 
 from secateur.checkpoints import CheckpointError, read_json
 from secateur.models.replay import LostOutputError
-from secateur.support import Forward, documents, is_empty, printable, run_batch, track
+from secateur.support import Forward, documents, is_empty, mapped, printable, run_batch, tensors_in, track
 
 # ---- Calibration data: token batches from a text file, a file of JSON records, or what the caller has.
 #
@@ -440,6 +441,62 @@ def _number(config: Mapping[str, Any], names: Iterable[str]) -> int | None:
     return None
 
 
+# ---- Example inputs for tracing a model: made from its configuration, or the first rows of a batch.
+#
+# Law: an example asks for nothing that a model returns beside its results: no cache, and no scores of its routers,
+# from which a loss is made. What is returned stays whole.
+
+_ROWS = 2  # of a batch, that are watched to find what leaves together: sizes say nothing of it
+_TOKENS = 8  # of a text
+_BESIDE = ("use_cache", "output_router_logits")
+
+
+def example_of(model: nn.Module, batch: Any, rows: int | None = _ROWS) -> Any:
+    """The example inputs that a batch gives, as `run_batch` passes them: its first rows, or all of them."""
+    given = batch if isinstance(batch, Mapping | Tensor) else batch[0]
+    sizes = {each.shape[0] if each.dim() else 0 for each in tensors_in(given)}
+    if rows is not None and len(sizes) == 1 and min(sizes) > rows:
+        given = mapped(given, lambda tensor: tensor[:rows])
+    main = getattr(model, "main_input_name", None)
+    if isinstance(given, Tensor) and isinstance(main, str):
+        given = {main: given}
+    return {**given, **_nothing_beside(model)} if isinstance(given, Mapping) else given
+
+
+def shorter(example: Any) -> Any:
+    """The first tokens of a text: enough for the proof."""
+    ids = example.get("input_ids") if isinstance(example, Mapping) else None
+    if not isinstance(ids, Tensor) or ids.dim() != 2 or ids.shape[1] <= _TOKENS:
+        return example
+    return {
+        name: each[:, :_TOKENS] if isinstance(each, Tensor) and each.shape == ids.shape else each
+        for name, each in example.items()
+    }
+
+
+def example_for(model: nn.Module) -> dict[str, Any]:
+    """Example inputs for a model of transformers, by the names of its arguments."""
+    known = inspect.signature(model.forward).parameters
+    config: Any = model.config
+    name = getattr(model, "main_input_name", None)
+    if name == "input_ids":
+        tokens = torch.tensor([[7, 6, 5, 4, 1], [1, 2, 3, 5, 4]])
+        # with a mask, no model has to look for padding, which it cannot on meta
+        found = {name: tokens, "attention_mask": torch.ones_like(tokens)}
+    elif name == "pixel_values" and isinstance(getattr(config, "image_size", None), int):
+        found = {name: torch.zeros(2, getattr(config, "num_channels", 3), config.image_size, config.image_size)}
+    else:
+        raise ValueError(f"give example_inputs: {type(model).__name__} takes {name}, of which no example is known.")
+    if config.is_encoder_decoder and "decoder_input_ids" in known:
+        found.setdefault("decoder_input_ids", found["input_ids"])
+    return {**{key: value for key, value in found.items() if key in known}, **_nothing_beside(model)}
+
+
+def _nothing_beside(model: nn.Module) -> dict[str, bool]:
+    known = inspect.signature(model.forward).parameters
+    return {key: False for key in _BESIDE if key in known}
+
+
 # ---- Errors of a model on a batch are re-raised with the number and the shapes of the batch.
 #
 # Law: what this library found itself says so already, and passes; whatever the model or torch raises becomes one
@@ -541,3 +598,12 @@ def _is_our_own(error: Exception) -> bool:
     own = frame is not None and str(frame.f_globals.get("__name__")).startswith("secateur.")
     watched = frame is not None and frame.f_code.co_name == "__torch_function__"  # where torch's products are called
     return isinstance(error, ValueError | TypeError) and own and not watched
+
+
+def check_finite(model: nn.Module) -> None:
+    """Raises ValueError if a weight of the model, inside blocks or outside, holds NaN or infinity."""
+    for name, parameter in model.named_parameters():
+        if parameter.numel() and not bool(parameter.isfinite().all()):
+            raise ValueError(
+                f"{name}: the weight of shape {tuple(parameter.shape)} has entries that are NaN or infinite."
+            )

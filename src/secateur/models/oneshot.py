@@ -8,6 +8,7 @@ the activations between two, of the dense model as well where that runs beside.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from secateur.allocation import Allocation, check_sparsity, narrowest, uniform
 from secateur.evidence import needs
 from secateur.models.in_directory import prune_directory, prune_in_memory
 from secateur.models.jobs import Layer
+from secateur.models.reach import reached_by_name
 from secateur.models.result import OneShot
 from secateur.models.solving import Request, Solve
 from secateur.patterns import Pattern
@@ -156,9 +158,10 @@ def oneshot(
         float(aim),
     )
     if isinstance(model, Path | str):
-        return prune_directory(*directories(model, out), batches, request, device)
+        return prune_directory(*directories(model, out), batches, request, device).over_texts(model, batches, forward)
     for_directories(out=out)
-    return prune_in_memory(model, batches, request)
+    reach = reached_by_name(model, batches, forward)
+    return replace(prune_in_memory(model, batches, request), reach=reach)
 
 
 def _check_sparsity(sparsity: float | None, pattern: Pattern) -> None:

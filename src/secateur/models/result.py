@@ -14,8 +14,8 @@ from secateur import patterns
 from secateur.checkpoints import RECORD, Run, inspect_checkpoint, record_text
 from secateur.models.files import BlockFiles
 from secateur.models.jobs import Count, Layer, Pruned
+from secateur.models.reach import ByText
 from secateur.models.solving import Request
-from secateur.report import Reported
 from secateur.support import Between, Column, Part, Table, percent, printable
 
 # ---- The result of `oneshot`: each layer's error and sparsity, and what was left alone, as numbers and as a table.
@@ -24,7 +24,7 @@ WIDE = 1000  # letters of a line that is not a table's
 
 
 @dataclass(frozen=True)
-class OneShot(Reported):
+class OneShot(ByText):
     """The result of `oneshot`: its layers in the order of the walk, and ``{reason: names}`` of the matrices left alone.
 
     >>> import torch
@@ -79,6 +79,7 @@ class OneShot(Reported):
             .drawn("removed", "How much was removed of each", f"The share of entries that are zero, {_ORDER}")
         )
         yield ""
+        yield from self.by_text()
         yield (
             f"Pruned {len(self.layers)} weights, {percent(self.sparsity)} of their entries; the mean squared relative "
             f"error of their outputs is {self.error:.4f}."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,10 @@ from torch import Tensor, nn
 
 from secateur.models import (
     InMemory,
+    check_finite,
     find_blocks,
     prepared,
+    reached_by_name,
     refuse_empty,
     with_batch_in_errors,
 )
@@ -34,7 +36,6 @@ from secateur.recovery.outputs import (
     spread_over,
 )
 from secateur.recovery.result import Judged, Recovered, memory_of
-from secateur.shrinking import check_finite
 from secateur.support import (
     Forward,
     described,
@@ -328,7 +329,7 @@ def recover(
         from secateur.recovery.directory import recover_directory
 
         refuse("is for modules: zeros of a directory stay where they are.", masks=masks)
-        return recover_directory(
+        done = recover_directory(
             *directories(model, out),
             Path(teacher),
             batches,
@@ -339,14 +340,16 @@ def recover(
             on_part=on_part,
             on_step=on_step,
         )
+        return done.over_texts(model, batches, forward)
     if not isinstance(model, nn.Module) or not isinstance(teacher, nn.Module):
         raise TypeError("recover takes two modules, or two directories, the model and its teacher.")
     for_directories(
         out=out, activations=activations, teacher_on_disk=teacher_on_disk or None, device=device, on_part=on_part
     )
     model, teacher = unwrapped(model), unwrapped(teacher)
+    reach = reached_by_name(model, batches, forward)
     with casting(device_of(model), None), casting(device_of(teacher), None):
-        return _recovered(model, teacher, batches, request, on_step)
+        return replace(_recovered(model, teacher, batches, request, on_step), reach=reach)
 
 
 def _recovered(

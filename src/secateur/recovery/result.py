@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from secateur.models import ByText
 from secateur.recovery.local import LocalPart
-from secateur.report import Reported
 from secateur.support import Chart, Column, Part, Table, bytes_text, printable
 
 # ---- The result of `recover`: the losses, the error of each part of a block, and the zeros before and after.
@@ -78,7 +78,7 @@ def apart(before: float, after: float) -> tuple[str, str]:
 
 
 @dataclass(frozen=True)
-class Recovered(Reported):
+class Recovered(ByText):
     """The result of `recover`; prints as a table.
 
     Attributes:
@@ -141,6 +141,7 @@ class Recovered(Reported):
                 Column.count("Zeros after", key="after"),
                 title="Zeros",
             )
+        yield from self.by_text()
         yield from self._lines()
 
     def summary(self) -> Iterator[Part]:
@@ -149,6 +150,7 @@ class Recovered(Reported):
             if table.rows:
                 yield table
                 yield ""
+        yield from self.by_text()
         yield from self._lines()
 
     def _tables(self, spans: int) -> tuple[Table, Table]:

@@ -20,6 +20,7 @@ import numpy as np
 from torch import nn
 
 from secateur.coupling import Coupling, Group, Scope, find_coupling, may_leave
+from secateur.models import example_for, shorter
 from secateur.search.costs import Budget, Judged, holds, nonzeros, taken_of
 from secateur.search.latency import Times, milliseconds_of, saved_by
 from secateur.search.levels import Levels
@@ -33,11 +34,9 @@ from secateur.shrinking import (
     carry_out,
     check_globs,
     coupling_on_meta,
-    example_for,
     has_configuration,
     names_of,
     plan_of,
-    shorter,
     tie_roles,
 )
 from secateur.support import Forward, track, unwrapped

@@ -30,7 +30,7 @@ from secateur.checkpoints import (
     open_checkpoint,
     unfinished_folder,
 )
-from secateur.models import OneShot, Solve, digest, loaded_model, oneshot
+from secateur.models import OneShot, Solve, digest, example_of, loaded_model, oneshot
 from secateur.patterns import Pattern
 from secateur.search.choosing import LevelSearch, kept_by
 from secateur.search.costs import Budget
@@ -52,7 +52,7 @@ from secateur.search.making import make_levels
 from secateur.search.result import Chosen, Fitted, cost_text
 from secateur.search.score import SCORES, HeldBack, Score
 from secateur.search.sensitivity import Sensitivity, given
-from secateur.shrinking import CheckpointShrinking, example_of, shrink
+from secateur.shrinking import CheckpointShrinking, shrink
 from secateur.support import Fields, described, plain, write_whole
 
 LEVELS = "levels"

@@ -21,7 +21,7 @@ from torch import nn
 
 from secateur import patterns, solvers
 from secateur.coupling import find_coupling
-from secateur.models import OneShot, Solve, oneshot
+from secateur.models import OneShot, Solve, example_of, oneshot, reached_by_name
 from secateur.patterns import Pattern
 from secateur.search.choosing import ByItself, LevelSearch, kept_by
 from secateur.search.costs import TARGETS, Budget, Judged, nonzeros, parse_budget
@@ -32,7 +32,7 @@ from secateur.search.result import KINDS, Chosen, Fitted, cost_text
 from secateur.search.score import HeldBack, Score, check_word, split
 from secateur.search.sensitivity import Sensitivity, given
 from secateur.search.space import LAYER
-from secateur.shrinking import Memory, Shrunk, example_of, remembering, shrink
+from secateur.shrinking import Memory, Shrunk, remembering, shrink
 from secateur.solvers import admm
 from secateur.support import (
     Forward,
@@ -185,7 +185,7 @@ def fit(
 
         why = "is for modules: a directory is called as its configuration says, and always proved."
         refuse(why, example_inputs=example_inputs, forward=forward, verify=None if verify else False)
-        return fit_directory(
+        done = fit_directory(
             *directories(model, out),
             every,
             rest,
@@ -205,10 +205,12 @@ def fit(
             levels=levels,
             device=device,
         )
+        return done.over_texts(model, batches)
     for_directories(out=out, device=device)
     if forward is not None and example_inputs is None:
         raise ValueError("with forward= the batches do not say what the model is called with; pass example_inputs=.")
     example = example_of(model, every[0]) if example_inputs is None else example_inputs
+    reach = reached_by_name(model, batches, forward)
     known = None if levels is None else given(levels, model)
     if known is not None:
         made = known.levels
@@ -274,6 +276,7 @@ def fit(
         shrunk=shrunk,
         pruned=pruned,
         apart=known is None,
+        reach=reach,
     )
 
 

@@ -12,8 +12,7 @@ from typing import Annotated, Any
 
 from torch import nn
 
-from secateur.models import OneShot
-from secateur.report import Reported
+from secateur.models import ByText, OneShot
 from secateur.search.costs import Budget, words_of_budget
 from secateur.search.levels import Levels, shown_name
 from secateur.search.score import share_left
@@ -97,7 +96,7 @@ class Chosen:
 
 
 @dataclass(frozen=True, eq=False)
-class Fitted(Reported):
+class Fitted(ByText):
     """The result of `fit`; prints as a table.
 
     Attributes:
@@ -158,6 +157,7 @@ class Fitted(Reported):
             yield ""
         yield self._chosen()
         yield ""
+        yield from self.by_text()
         yield from self._said()
 
     @property

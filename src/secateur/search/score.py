@@ -16,8 +16,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from secateur.models import Tokens, divergence, parts_of
-from secateur.shrinking import check_finite, running
+from secateur.models import Tokens, check_finite, divergence, parts_of
+from secateur.shrinking import running
 from secateur.support import (
     Forward,
     check_data,

@@ -15,9 +15,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from secateur.models import Solve, loaded_model
+from secateur.models import ByText, Solve, loaded_model
 from secateur.patterns import Pattern
-from secateur.report import Reported
 from secateur.search.levels import Levels, digest_of, shown_name, told_share
 from secateur.search.making import SHARES, make_levels, refuse_several
 from secateur.search.result import Cost
@@ -55,7 +54,7 @@ _MEANS = {
 
 
 @dataclass(frozen=True, eq=False)
-class Sensitivity(Reported):
+class Sensitivity(ByText):
     """The result of `sensitivity`; prints as a table.
 
     Attributes:
@@ -161,6 +160,7 @@ class Sensitivity(Reported):
             f"what the model loses, {meant}."
         )
         yield self.told_cost()
+        yield from self.by_text()
         if self.levels.left_alone:
             name, why = next(iter(self.levels.left_alone.items()))
             yield f"{len(self.levels.left_alone)} without levels, such as {name}: {why}."
@@ -275,7 +275,8 @@ def sensitivity(
             if folder is not None:
                 _write(folder, made, scores, passes)
     ordered = {name: scores[name] for name in levels}
-    return Sensitivity(levels, ordered, str(made["score"]), lost.dense, lost.rows, lost.share, passes, made)
+    found = Sensitivity(levels, ordered, str(made["score"]), lost.dense, lost.rows, lost.share, passes, made)
+    return found.over_texts(model, batches, forward)
 
 
 def _measured(

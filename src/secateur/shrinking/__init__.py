@@ -23,7 +23,6 @@ from secateur.shrinking.kinds.branches import running as running
 from secateur.shrinking.kinds.experts_directory import ShrunkExperts as ShrunkExperts
 from secateur.shrinking.measure import OVERFLOWING as OVERFLOWING
 from secateur.shrinking.measure import Memory as Memory
-from secateur.shrinking.measure import check_finite as check_finite
 from secateur.shrinking.measure import for_slopes as for_slopes
 from secateur.shrinking.measure import not_finite as not_finite
 from secateur.shrinking.measure import remembering as remembering
@@ -34,15 +33,10 @@ from secateur.shrinking.plan import Plan as Plan
 from secateur.shrinking.plan import plan_of as plan_of
 from secateur.shrinking.plan import plans_of as plans_of
 from secateur.shrinking.proof import verify_shrunken as verify_shrunken
-from secateur.shrinking.reach import Reach as Reach
-from secateur.shrinking.reach import reached as reached
 from secateur.shrinking.repair import free_in as free_in
 from secateur.shrinking.request import Request as Request
 from secateur.shrinking.request import WithoutDataWarning as WithoutDataWarning
-from secateur.shrinking.request import example_for as example_for
-from secateur.shrinking.request import example_of as example_of
 from secateur.shrinking.request import pruning_target as pruning_target
-from secateur.shrinking.request import shorter as shorter
 from secateur.shrinking.result import in_blocks_parts as in_blocks_parts
 from secateur.shrinking.select import check_globs as check_globs
 from secateur.shrinking.select import names_of as names_of

@@ -20,20 +20,13 @@ from torch import Tensor
 
 from secateur.checkpoints import Run
 from secateur.coupling import Group
-from secateur.models import (
-    Host,
-    InMemory,
-    Pruned,
-    WeightView,
-    full_name,
-)
+from secateur.models import Host, InMemory, Pruned, WeightView, check_finite, full_name
 from secateur.shrinking.grading import GroupAblation
 from secateur.shrinking.measure import (
     OVERFLOWING,
     Curve,
     Measured,
     Measuring,
-    check_finite,
     for_slopes,
     not_finite,
     recalled,

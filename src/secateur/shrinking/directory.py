@@ -44,14 +44,13 @@ from secateur.checkpoints import (
     write_sliced,
 )
 from secateur.coupling import Coupling, Scope, find_coupling
-from secateur.models import InFiles, digest, find_blocks, held_batches
-from secateur.report import Reported
+from secateur.models import ByText, InFiles, digest, example_for, find_blocks, held_batches
 from secateur.shrinking.apply import Place, with_fields
 from secateur.shrinking.calibrated import Calibrated, calibrated_selection
 from secateur.shrinking.configuration import Configured, Described, has_configuration
 from secateur.shrinking.files import text_of
 from secateur.shrinking.plan import Factors, Plan, factors_of, multiplied
-from secateur.shrinking.request import PruningTarget, Request, example_for, pruning_target
+from secateur.shrinking.request import PruningTarget, Request, pruning_target
 from secateur.shrinking.result import directory_content
 from secateur.shrinking.select import (
     Choice,
@@ -82,7 +81,7 @@ PROVED = 1 << 24  # parameters of the model that the proof is made on: its copie
 
 
 @dataclass(frozen=True)
-class CheckpointShrinking(Reported):
+class CheckpointShrinking(ByText):
     """The result of `shrink` of a directory; prints as a table.
 
     Attributes:

@@ -235,15 +235,6 @@ class Measuring(Job):
         return Measured(scores, curves, consumers, self.slopes)
 
 
-def check_finite(model: nn.Module) -> None:
-    """Raises ValueError if a weight of the model, inside blocks or outside, holds NaN or infinity."""
-    for name, parameter in model.named_parameters():
-        if parameter.numel() and not bool(parameter.isfinite().all()):
-            raise ValueError(
-                f"{name}: the weight of shape {tuple(parameter.shape)} has entries that are NaN or infinite."
-            )
-
-
 def not_finite(slopes: Mapping[WeightView, Tensor]) -> str | None:
     """The first parameter whose slopes hold NaN or infinity; None where all are finite."""
     return next((piece.name for piece, each in slopes.items() if not bool(each.isfinite().all())), None)

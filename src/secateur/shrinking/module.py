@@ -22,9 +22,8 @@ from secateur.allocation import Allocation
 from secateur.coupling import Branch, Coupling, Scope, find_coupling
 from secateur.criteria import magnitude
 from secateur.kinds import Blocks, Branches, Experts, Heads, Kind
-from secateur.models import InMemory, with_batch_in_errors
+from secateur.models import ByText, InMemory, example_of, reached_by_name, shorter, with_batch_in_errors
 from secateur.pipeline import reestimate_batchnorm
-from secateur.report import Reported
 from secateur.shrinking.apply import carry_out
 from secateur.shrinking.calibrated import calibrated_selection
 from secateur.shrinking.costs import cost_of, ratio_of_times
@@ -36,7 +35,7 @@ from secateur.shrinking.kinds.experts_directory import ShrunkExperts, shrink_exp
 from secateur.shrinking.kinds.heads import leave_heads
 from secateur.shrinking.kinds.patching import leave_branches
 from secateur.shrinking.plan import Plan
-from secateur.shrinking.request import Request, example_of, request, shorter, warn_without_data
+from secateur.shrinking.request import Request, request, warn_without_data
 from secateur.shrinking.result import model_content
 from secateur.shrinking.select import Choice, Leaving, Left, choose, names_of
 from secateur.support import (
@@ -61,7 +60,7 @@ LEAVE: dict[type[Any], Callable[[Leaving, Any], Left]] = {
 
 
 @dataclass(frozen=True, eq=False)
-class Shrunk(Reported):
+class Shrunk(ByText):
     """The result of `shrink`; prints as a table.
 
     Attributes:
@@ -285,7 +284,7 @@ def shrink(
         why = "is for modules: a directory is called as its configuration says; load the model for this."
         refuse(why, evidence=evidence, modes=modes, more_inputs=more_inputs or None, optimizer=optimizer, report=report)
         how = {"batches": batches, "repair": repair, "forward": forward, "activations": activations, "device": device}
-        return _shrunk_directory(Path(model), out, asked, example_inputs, how)
+        return _shrunk_directory(Path(model), out, asked, example_inputs, how).over_texts(model, batches, forward)
     for_directories(out=out, activations=activations, device=device)
     refuse(
         "is of a directory; a module's experts leave by batches=.",
@@ -311,6 +310,7 @@ def shrink(
         more_inputs=inputs[1:],
     )
     coupling = before = watched()
+    reach = reached_by_name(model, batches, forward)
     dense, work = _totals(model), coupling.multiply_adds({})
     dense_outputs = None  # compared with the dense outputs when batch normalizations are re-estimated
     if held is None:
@@ -374,6 +374,7 @@ def shrink(
             parameters=parameters,
             nbytes=nbytes,
             in_blocks={} if choice is None else choice.in_blocks,
+            reach=reach,
             **facts,
         )
         if report is not None:

@@ -52,6 +52,7 @@ def model_content(done: Shrunk, *, full: bool) -> Iterator[Part]:
     yield totals({"parameters": done.parameters, "multiply-adds": done.multiply_adds, "bytes": done.nbytes})
     yield _asked_and_got(done.asked, done.got, done.beside)
     yield from in_blocks_parts(done.in_blocks)
+    yield from done.by_text()
     yield "Proved on random weights that nothing else changed." if done.asked.verify else "Not proved, as asked."
 
 
@@ -172,8 +173,9 @@ def directory_content(done: CheckpointShrinking, *, full: bool) -> Iterator[Part
     yield from _written(done)
 
 
-def _written(done: CheckpointShrinking | ShrunkDepth | ShrunkExperts) -> Iterator[str]:
-    """On what it was proved, what was left out, and where it is."""
+def _written(done: CheckpointShrinking | ShrunkDepth | ShrunkExperts) -> Iterator[Part]:
+    """What texts reached, on what it was proved, what was left out, and where it is."""
+    yield from done.by_text()
     yield f"{done.proof[0].upper()}{done.proof[1:]}." if done.proof.startswith("not") else f"Proved {done.proof}."
     if done.left_out:
         yield f"Left out, as they hold the weights in other forms: {some(done.left_out)}."

@@ -33,8 +33,7 @@ from secateur.checkpoints import (
     write_sliced,
 )
 from secateur.coupling import may_leave
-from secateur.models import InFiles, digest, held_batches
-from secateur.report import Reported
+from secateur.models import ByText, InFiles, digest, example_for, held_batches
 from secateur.shrinking.configuration import Described, has_configuration
 from secateur.shrinking.directory import config_text, origins_text
 from secateur.shrinking.kinds.blocks import (
@@ -47,7 +46,7 @@ from secateur.shrinking.kinds.blocks import (
     renamed,
     stacks_of,
 )
-from secateur.shrinking.request import Request, example_for
+from secateur.shrinking.request import Request
 from secateur.shrinking.result import blocks_content, patched_tables
 from secateur.shrinking.select import check_globs, select, too_few
 from secateur.support import Forward, Part, rank_and_world, track
@@ -57,7 +56,7 @@ FORMAT = "secateur blocks"
 
 
 @dataclass(frozen=True)
-class ShrunkDepth(Reported):
+class ShrunkDepth(ByText):
     """The result of `shrink` with ``leave=Blocks(...)``; prints as a table.
 
     Attributes:

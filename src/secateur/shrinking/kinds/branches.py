@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from secateur.coupling import Branch, Coupling, SameDraws, may_leave
-from secateur.models import Tokens, divergence, prepared, unexplained
+from secateur.models import Tokens, check_finite, divergence, prepared, unexplained
 from secateur.shrinking.apply import carry_out
-from secateur.shrinking.measure import check_finite
 from secateur.shrinking.plan import plan_without
 from secateur.shrinking.proof import right_branches
 from secateur.shrinking.select import select, too_few

@@ -15,9 +15,8 @@ from torch import Tensor
 
 from secateur.coupling import Coupling, Group, Scope
 from secateur.kinds import Experts
-from secateur.models import InMemory
+from secateur.models import InMemory, Routed, routed_by, scores_by
 from secateur.shrinking.kinds.expert_repair import mend_mixtures
-from secateur.shrinking.kinds.routing import Routed, routed_by, scores_by
 from secateur.shrinking.request import PruningTarget, Request
 from secateur.shrinking.select import Choice, Leaving, Left, check_globs, choose, groups_in_scope, names_of, scores_of
 

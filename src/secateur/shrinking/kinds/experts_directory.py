@@ -43,8 +43,7 @@ from secateur.checkpoints import (
     write_index,
 )
 from secateur.coupling import Group
-from secateur.models import InFiles, RunAlong, digest, held_batches
-from secateur.report import Reported
+from secateur.models import ByText, InFiles, RunAlong, digest, held_batches
 from secateur.shrinking.directory import config_text, origins_text
 from secateur.shrinking.kinds.expert_repair import OUTSIDE, Mended, MendedMixtures, leave_whole, mend
 from secateur.shrinking.kinds.experts import Fewer, choose_experts, ranked
@@ -69,7 +68,7 @@ _HELD_OUT = 4  # every fourth batch of a profile's text ranks nothing: on it is 
 
 
 @dataclass(frozen=True)
-class ShrunkExperts(Reported):
+class ShrunkExperts(ByText):
     """The result of `shrink` of a directory with ``leave=Experts(...)``; prints as a table.
 
     Attributes:

@@ -15,10 +15,10 @@ from torch import nn
 
 from secateur.coupling import Coupling, Group, Scope, find_coupling
 from secateur.kinds import Heads
-from secateur.models import find_blocks
+from secateur.models import example_for, find_blocks
 from secateur.shrinking.costs import ties_around
 from secateur.shrinking.plan import Plan
-from secateur.shrinking.request import PruningTarget, Request, example_for, pruning_target
+from secateur.shrinking.request import PruningTarget, Request, pruning_target
 from secateur.shrinking.select import Choice, FreeUnits, Leaving, Left, choice_of, counts_of
 from secateur.support import Fields
 

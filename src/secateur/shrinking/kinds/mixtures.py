@@ -18,11 +18,16 @@ from secateur.checkpoints import Checkpoint, CheckpointError, Origin, meta_model
 from secateur.coupling import Coupling, Group, Scope, find_coupling
 from secateur.kinds import RANKS, Experts
 from secateur.models import (
+    MOST,
     InFiles,
     Replay,
+    Routed,
     RunAlong,
     Tokens,
     divergence,
+    example_for,
+    mixture_of,
+    routed_by,
     run_through,
 )
 from secateur.report import Reported
@@ -30,9 +35,8 @@ from secateur.shrinking.apply import carry_out
 from secateur.shrinking.configuration import Configured, has_configuration
 from secateur.shrinking.directory import PROVED
 from secateur.shrinking.kinds.experts import choose_experts, tied_mixtures
-from secateur.shrinking.kinds.routing import MOST, Routed, mixture_of, routed_by
 from secateur.shrinking.plan import Plan, plan_of
-from secateur.shrinking.request import PruningTarget, Request, example_for, pruning_target
+from secateur.shrinking.request import PruningTarget, Request, pruning_target
 from secateur.shrinking.select import groups_in_scope, rows_at_once
 from secateur.support import (
     Between,

@@ -7,33 +7,26 @@ hundredth of the most that it came to in any text, so that one text alone leaves
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
+from secateur.checkpoints import CheckpointError, open_checkpoint
 from secateur.coupling import find_coupling
-from secateur.models import InMemory, NamedTexts, loaded_model
-from secateur.shrinking.kinds.routing import routed_by
-from secateur.shrinking.request import example_of, shorter
-from secateur.support import (
-    Column,
-    Forward,
-    Part,
-    Shown,
-    Table,
-    device_of,
-    moved,
-    private,
-    run_batch,
-    unchanged,
-    unwrapped,
-)
+from secateur.models.batches import NamedTexts, example_for, example_of, shorter
+from secateur.models.files import build_on_meta, loaded_model
+from secateur.models.hosts import Host, InFiles, InMemory
+from secateur.models.routing import routed_by
+from secateur.models.solving import held_batches
+from secateur.report import Reported
+from secateur.support import Column, Forward, Part, Shown, Table, all_gather, printable, private
 from secateur.targets import is_expert
 
 _FIRED = 0.01
+_NAMED = 20  # places, and units of one, on a page
 _Texts = Mapping[str, Sequence[Any]]
 
 
@@ -74,14 +67,48 @@ class Reach(Shown):
             return Column(head, of, lambda pair: "{:,} of {:,}".format(*pair), "right", number=lambda pair: pair[0])
 
         yield Table.of(
-            "texts",
+            "reached",
             self.texts.items(),
             Column("Never reached by", key="text"),
             Column.count("Sequences", lambda each: each[1].sequences),
             never("Tokens", lambda each: self.vocabulary - each.tokens, self.vocabulary),
             never("Experts", lambda each: sum(map(len, each.experts.values())), self.experts),
             never("Units", lambda each: sum(map(len, each.units.values())), self.units),
+            Column("Which experts", lambda each: each[1].experts, _places, detail=True),
+            Column("Which units", lambda each: each[1].units, _places, detail=True),
+            title="What each text never reached",
         )
+
+
+def _places(missed: Mapping[str, Sequence[int]]) -> str:
+    """``router: 1, 5``, of the first places and numbers.
+
+    >>> _places({"0": range(22), "2": (1,)})
+    '0: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19 and 2 more; 2: 1'
+    """
+    lines = []
+    for name, each in list(missed.items())[:_NAMED]:
+        more = f" and {len(each) - _NAMED:,} more" if len(each) > _NAMED else ""
+        lines.append(f"{printable(name)}: {', '.join(map(str, each[:_NAMED]))}{more}")
+    return "; ".join(lines) + (f"; and {len(missed) - _NAMED} more places" if len(missed) > _NAMED else "")
+
+
+@dataclass(frozen=True, eq=False)
+class ByText(Reported):
+    """A result of calibration; ``reach`` is what each of its texts reached, where they have names."""
+
+    reach: Reach | None = field(default=None, kw_only=True, repr=False)
+
+    def over_texts(self, model: nn.Module | str | Path, batches: Any, forward: Forward | None = None) -> Self:
+        """The same with what its texts reach of the model, as it was, where they have names."""
+        reach = reached_by_name(model, batches, forward)
+        return self if reach is None else replace(self, reach=reach)
+
+    def by_text(self) -> Iterator[Part]:
+        """What there is to say of each text."""
+        if self.reach is not None:
+            yield from self.reach.content()
+            yield ""
 
 
 def reached(model: nn.Module | str | Path, batches: NamedTexts | _Texts, *, forward: Forward | None = None) -> Reach:
@@ -91,7 +118,7 @@ def reached(model: nn.Module | str | Path, batches: NamedTexts | _Texts, *, forw
     was calibrated with the right text, and less than half with the wrong one (arXiv:2510.13999).
 
     Args:
-        model: a module, or the directory of one, which is loaded.
+        model: a module, or the directory of one, of which a block is in memory at a time.
         batches: what `read_calibration` makes of named texts, or ``{name: batches}``.
         forward: ``(model, batch) -> outputs``; by default the batch is what the model is called with.
 
@@ -107,24 +134,43 @@ def reached(model: nn.Module | str | Path, batches: NamedTexts | _Texts, *, forw
     texts = batches.by_name() if isinstance(batches, NamedTexts) else batches
     if not isinstance(texts, Mapping) or not texts or not all(map(len, texts.values())):
         raise ValueError("a text has no batches; pass {name: batches}, or what read_calibration makes of named texts.")
-    inner = unwrapped(model) if isinstance(model, nn.Module) else loaded_model(Path(model))
-    most = {name: _most(inner, its, forward) for name, its in texts.items()}
+    host = _host(model, next(iter(texts.values())), forward)
+    hosts = {name: host.over(held_batches(its)[1]) for name, its in texts.items()}
+    most = {name: _most(each) for name, each in hosts.items()}
     whole = {path: torch.stack([found[path] for found in most.values() if path in found]).amax(0)
              for path in dict.fromkeys(path for found in most.values() for path in found)}  # fmt: skip
-    experts, count = _unreached_experts(inner, texts, forward)
+    experts, count = _unreached_experts(hosts, next(iter(texts.values()))[0])
     return Reach(
         {
             name: TextReach(len(its), len(_tokens(its)), experts.get(name, {}), _silent(most[name], whole))
             for name, its in texts.items()
         },
-        getattr(getattr(inner, "config", None), "vocab_size", 0) or 0,
+        getattr(getattr(host.model, "config", None), "vocab_size", 0) or 0,
         count,
         sum(map(len, whole.values())),
     )
 
 
-def _most(model: nn.Module, batches: Sequence[Any], forward: Forward | None) -> dict[str, Tensor]:
-    """The largest size of each input of the model's linear layers and convolutions."""
+def reached_by_name(model: nn.Module | str | Path, batches: Any, forward: Forward | None = None) -> Reach | None:
+    """`reached`, of batches of texts that have names; None of others."""
+    return reached(model, batches, forward=forward) if isinstance(batches, NamedTexts) else None
+
+
+def _host(model: nn.Module | str | Path, batches: Sequence[Any], forward: Forward | None) -> Host:
+    """The model in memory, or a directory's block by block; one that is not of repeated blocks is loaded."""
+    if isinstance(model, nn.Module):
+        return InMemory(model, batches, forward=forward)
+    checkpoint = open_checkpoint(Path(model))
+    try:
+        host = InFiles(checkpoint, checkpoint.root, batches, forward=forward)
+        host.check()
+    except CheckpointError:
+        return InMemory(loaded_model(Path(model)), batches, forward=forward)
+    return host
+
+
+def _most(host: Host) -> dict[str, Tensor]:
+    """The largest size of each input of the model's linear layers and convolutions, of all processes."""
     found: dict[str, Tensor] = {}
 
     def watch(path: str, at: int) -> Any:
@@ -135,22 +181,21 @@ def _most(model: nn.Module, batches: Sequence[Any], forward: Forward | None) -> 
 
         return see
 
-    layers = {path: module for path, module in model.named_modules() if isinstance(module, nn.Linear)}
-    layers |= {path: module for path, module in model.named_modules() if private.is_convolution(module)}
-    hooks = [
-        module.register_forward_pre_hook(watch(path, -1 if isinstance(module, nn.Linear) else 1))
-        for path, module in layers.items()
-    ]
+    named = dict(host.model.named_modules())
+    layers = {path: -1 for path, module in named.items() if isinstance(module, nn.Linear)}
+    layers |= {path: 1 for path, module in named.items() if private.is_convolution(module)}
+    hooks = [named[path].register_forward_pre_hook(watch(path, at)) for path, at in layers.items()]
     try:
-        with unchanged(model), torch.no_grad():
-            model.eval()
-            for batch in batches:
-                on_device = moved(batch, device_of(model))
-                run_batch(model, on_device) if forward is None else forward(model, on_device)
+        host.run()
     finally:
         for hook in hooks:
             hook.remove()
-    return found
+    everywhere = all_gather(found)
+    return {
+        path: torch.stack([each[path] for each in everywhere if path in each]).amax(0)
+        for path in layers
+        if any(path in each for each in everywhere)
+    }
 
 
 def _silent(found: Mapping[str, Tensor], whole: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
@@ -161,17 +206,21 @@ def _silent(found: Mapping[str, Tensor], whole: Mapping[str, Tensor]) -> dict[st
     return {path: tuple(each.nonzero().flatten().tolist()) for path, each in never.items() if each.any()}
 
 
-def _unreached_experts(
-    model: nn.Module, texts: _Texts, forward: Forward | None
-) -> tuple[dict[str, dict[str, tuple[int, ...]]], int]:
+def _unreached_experts(hosts: Mapping[str, Host], batch: Any) -> tuple[dict[str, dict[str, tuple[int, ...]]], int]:
     """``{text: {router: experts}}``, and how many experts there are."""
+    host = next(iter(hosts.values()))
+    model = host.model
     if not any(is_expert(name.rpartition(".")[2]) for name, _ in model.named_modules()):
         return {}, 0
-    coupling = find_coupling(model, shorter(example_of(model, next(iter(texts.values()))[0])))
+    if isinstance(host, InFiles):
+        whole = build_on_meta(host.source)
+        coupling = find_coupling(whole, example_for(whole))
+    else:
+        coupling = find_coupling(model, shorter(example_of(model, batch)))
     groups = [group for group in coupling.groups if group.chosen]
     found = {}
-    for name, its in texts.items():
-        routed = routed_by(InMemory(model, its, forward=forward), coupling, groups) if groups else {}
+    for name, every in hosts.items():
+        routed = routed_by(every, coupling, groups) if groups else {}
         found[name] = {router: each.unreached for router, each in routed.items() if each.unreached}
     return found, sum(group.size for group in groups)
 

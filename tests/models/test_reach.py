@@ -1,11 +1,14 @@
 """What each of several texts reaches of a model: experts, units and tokens, one text beside the other."""
 
+import copy
+import functools
+
 import pytest
 import torch
 from torch import nn
 
 import zoo
-from secateur import reached, shrink
+from secateur import fit, oneshot, reached, recover, sensitivity, shrink
 from secateur.kinds import Experts
 from secateur.models import NamedTexts
 from support.families import make
@@ -48,6 +51,42 @@ def test_batches_of_named_texts_are_taken_apart_again():
     batches = NamedTexts(tokens(0, 9, 4), ["b", "a", "b", "b"])
     assert {name: len(its) for name, its in batches.by_name().items()} == {"b": 3, "a": 1}
     assert {name: each.sequences for name, each in reached(make("llama"), batches).texts.items()} == {"b": 3, "a": 1}
+
+
+def test_block_by_block_a_directory_reaches_what_its_model_does(tmp_path):
+    for name in ("mixtral", "llama"):
+        model = make(name)
+        model.save_pretrained(tmp_path / name)
+        texts = {"low": tokens(0, 9), "high": tokens(9, 30)}
+        here, there = reached(model, texts), reached(tmp_path / name, texts)
+        assert here.texts["low"].experts == there.texts["low"].experts
+        assert here.texts["high"].units == there.texts["high"].units
+        assert (here.experts, here.units, here.vocabulary) == (there.experts, there.units, there.vocabulary)
+
+
+VERBS = {
+    "shrink": functools.partial(shrink, sparsity=0.3),
+    "oneshot": functools.partial(oneshot, sparsity=0.5),
+    "recover": functools.partial(recover, steps=2, local=0),
+    "sensitivity": functools.partial(sensitivity, shares=(0.5,)),
+    "fit": functools.partial(fit, budget={"params": 0.8}, shares=(0.5,), evaluations=2, finals=1),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_each_verb_says_what_named_texts_reach(verb):
+    blocks = nn.Sequential(*(nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Linear(12, 8)) for _ in range(2)))
+    batches = NamedTexts([torch.rand(64, 8), torch.zeros(64, 8), torch.rand(64, 8)], ["code", "none", "code"])
+    first = reached(blocks, batches)
+    given = {"teacher": copy.deepcopy(blocks)} if verb == "recover" else {}
+    done = VERBS[verb](blocks, batches=batches, **given)
+    assert {**done.reach.texts} == {**first.texts}
+    assert done.reach.texts["none"].units["0.0"] == tuple(range(8))
+    assert str(first).splitlines()[0] in str(done)
+    assert [row["text"] for row in done.json()["reached"]] == ["code", "none"]
+    unnamed = VERBS[verb](copy.deepcopy(blocks), batches=list(batches), **given)
+    assert unnamed.reach is None
+    assert "Never reached by" not in str(unnamed)
 
 
 def test_a_text_without_batches_is_refused():
