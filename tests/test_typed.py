@@ -36,7 +36,7 @@ def test_names_that_a_verb_does_not_have_are_found_before_it_runs() -> None:
         secateur.sparsify("model", 0.5, batchs=[])  # type: ignore[call-overload]
 
 
-@pytest.mark.parametrize("name", [name for name in secateur.__all__ if inspect.isfunction(getattr(secateur, name))])
+@pytest.mark.parametrize("name", [name for name in dir(secateur) if inspect.isfunction(getattr(secateur, name))])
 def test_an_editor_shows_every_argument(name: str) -> None:
     """As `inspect` sees it, and as the source says it, where `help` and what reads no types look."""
     verb = getattr(secateur, name)
