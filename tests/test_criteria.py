@@ -13,12 +13,12 @@ from secateur import Rows, criteria, make_masks, schedules, sparsify
 from secateur.allocation import above, uniform
 from secateur.evidence import collect, needs
 from secateur.targets import find_targets
+from support.laws import CRITERIA
 
 ROOT = Path(__file__).parent.parent
 W = torch.tensor([[1.0, -4.0, 0.5, 2.0], [3.0, -0.25, 6.0, -1.5], [-5.0, 0.75, -2.5, 0.5]])
 G = torch.tensor([[2.0, 0.5, -4.0, 0.0], [1.0, -8.0, 0.5, 2.0], [-0.2, -4.0, 2.0, -6.0]])
 NORM = torch.tensor([[1.0, 4.0, 9.0, 0.25]])
-EVERY = [getattr(criteria, name) for name in criteria.__all__ if hasattr(getattr(criteria, name), "compares")]
 
 
 def close(found, expected):
@@ -249,7 +249,7 @@ def test_a_whole_tensor_is_scored_where_there_is_evidence_also_if_marked_element
     scores = weight.abs() * evidence["w"]["input_norm"]
     assert int(mask.sum()) == 175000
     assert float(scores[mask].min()) >= float(scores[~mask].max())
-    assert not [criterion for criterion in EVERY if needs(criterion) and getattr(criterion, "elementwise", False)]
+    assert not [criterion for criterion in CRITERIA if needs(criterion) and getattr(criterion, "elementwise", False)]
 
 
 def test_a_users_own_combination():
@@ -270,7 +270,7 @@ def test_a_users_own_combination():
     assert float(scores[mask].min()) > float(scores[~mask].max())
 
 
-@pytest.mark.parametrize("criterion", EVERY, ids=lambda criterion: criterion.__name__)
+@pytest.mark.parametrize("criterion", CRITERIA, ids=lambda criterion: criterion.__name__)
 def test_every_criterion_prunes_a_model_with_what_is_collected(criterion):
     """Convolutions, one of them grouped, and a Linear, at the criterion's own default."""
     torch.manual_seed(0)
@@ -331,7 +331,7 @@ def test_the_page_of_criteria_is_what_the_docstrings_say():
     assert maker.PAGE.read_text(encoding="utf-8") == maker.page(), message
 
 
-@pytest.mark.parametrize("criterion", EVERY, ids=lambda criterion: criterion.__name__)
+@pytest.mark.parametrize("criterion", CRITERIA, ids=lambda criterion: criterion.__name__)
 def test_every_criterion_has_its_row_and_its_card(criterion):
     page = (ROOT / "docs" / "guides" / "criteria.md").read_text(encoding="utf-8")
     (row,) = [line for line in page.splitlines() if line.startswith(f"| [`{criterion.__name__}`]")]

@@ -27,11 +27,7 @@ def name(pattern):
     return str(pattern).split(" at 0x")[0]
 
 
-CRITERIA = [
-    criteria.magnitude, criteria.ln_norm, criteria.random, criteria.lamp, criteria.taylor, criteria.fisher,
-    criteria.snip, criteria.grasp, criteria.synflow, criteria.movement, criteria.soft_movement, criteria.wanda,
-    criteria.ria,
-]  # fmt: skip
+CRITERIA = [each for name in criteria.__all__ if hasattr(each := getattr(criteria, name), "compares")]
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 
 

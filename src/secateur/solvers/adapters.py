@@ -11,12 +11,9 @@ from typing import Any
 
 from torch import Tensor
 
-from secateur import criteria
+from secateur import criteria, solvers
 from secateur.criteria import scope_of
 from secateur.patterns import Pattern
-from secateur.solvers.admm import admm
-from secateur.solvers.alps import alps
-from secateur.solvers.dsnot import dsnot
 from secateur.solvers.gram import checked
 from secateur.solvers.least_squares import Solver, best_mask, finished, refit
 from secateur.solvers.sparsegpt import round_kept, sparsegpt
@@ -168,26 +165,24 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
 
 
 def parse(word: str | Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tuple[Tensor, Tensor]]:
-    """The solver of this name: admm, alps, sparsegpt, dsnot; wanda, ria and magnitude stand for `from_criterion`
-    of them. A function is returned as it is.
+    """The solver of this name, one that `secateur.solvers` has; wanda, ria and magnitude stand for `from_criterion` of
+    them. A function is returned as it is.
 
     Raises:
         ValueError: no solver is called so. TypeError: it is neither a word nor a function.
 
-    >>> parse("alps") is alps
+    >>> parse("alps") is solvers.alps
     True
     >>> parse("wanda").__name__
     'from_criterion(wanda)'
     """
+    exported = {name: getattr(solvers, name) for name in solvers.__all__}
     known: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
-        "admm": admm,
-        "alps": alps,
-        "sparsegpt": sparsegpt,
-        "dsnot": dsnot,
-        "wanda": from_criterion(criteria.wanda),
-        "ria": from_criterion(criteria.ria),
-        "magnitude": from_criterion(criteria.magnitude),
+        name: each
+        for name, each in exported.items()
+        if inspect.isfunction(each) and [*inspect.signature(each).parameters][:3] == ["weight", "sparsity", "pattern"]
     }
+    known |= {each.__name__: from_criterion(each) for each in (criteria.wanda, criteria.ria, criteria.magnitude)}
     return function_of(word, known, "solver")
 
 
