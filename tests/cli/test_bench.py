@@ -38,7 +38,7 @@ def run(*arguments):
 
 def test_a_row_for_each(here):
     threads = torch.get_num_threads()
-    result = run("-s", "0.5", "-s", "0.9", "-p", "columns:16", "-p", "rows", "--threads", "1", "--layers")
+    result = run("-s", "0.5", "-s", "0.9", "-p", "columns:16", "-p", "rows", "--threads", "1", "--verbose")
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
     assert lines[0].split() == ["pattern", "sparsity", "ms", "times", "faster", "size", "packed"]

@@ -1,6 +1,7 @@
 """The command as a whole: help, version, and the documentation of every option."""
 
 import inspect
+import json
 import pathlib
 import re
 import subprocess
@@ -10,10 +11,10 @@ import pytest
 import typer
 
 from secateur.cli import commands as cli
-from secateur.cli.options import ARGUMENTS, OPTIONS
+from secateur.cli.options import ARGUMENTS, OPTIONS, SHARED
 from secateur.native import describe
 from secateur.version import __version__
-from support.commands import run
+from support.commands import fails, run
 
 
 def test_help_and_version():
@@ -46,17 +47,32 @@ def test_every_option_is_documented():
 
 
 def test_every_option_is_declared_once_and_there_are_not_many():
-    made = typer.main.get_command(cli.app).commands
-    shown = {name: each for name, each in made.items() if not each.hidden}  # trim is another name of one
-    count = 0
+    whole = typer.main.get_command(cli.app)
+    shown = {name: each for name, each in whole.commands.items() if not each.hidden}  # trim is another name of one
+    assert [option.name for option in whole.params] == ["version", *SHARED]
+    count = len(whole.params)
     for name, each in shown.items():
         options = {option.name: option for option in each.params if option.param_type_name == "option"}
-        assert ({"as_json"} if name == "demo" else {"as_json", "report"}) <= {*options}, name
+        assert not {*options} & {*SHARED}
         for key, option in options.items():
             assert option.help == OPTIONS[key].help, (name, key)
         count += len(options)
-    assert count <= 155  # of them 27 are --json and --report; 140 in all was the goal
+    assert count <= 130
     assert {*OPTIONS} == {option.name for each in shown.values() for option in each.params} - {*ARGUMENTS}
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_what_every_command_takes_stands_before_its_name_or_behind_it(model, tmp_path, before):
+    shared = ["--json", "--report", tmp_path / "page.html"]
+    result = run(*shared, "inspect", model) if before else run("inspect", *shared, model)
+    assert json.loads(result.stdout)["path"] == str(model)
+    assert (tmp_path / "page.html").exists()
+    assert run("inspect", "--help").stdout.count("--json") == 1
+    assert run("inspect", model, "--report").exit_code == 2
+
+
+def test_the_demo_has_a_page_of_its_own():
+    fails(run("demo", "--report", "page.html"), "leave --report out")
 
 
 def test_an_option_is_by_default_what_the_verb_says():

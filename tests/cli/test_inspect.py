@@ -13,8 +13,8 @@ from secateur.cli import terminal
 from support.commands import run
 
 
-def test_inspect_is_one_line_a_tensor(model):
-    result = run("inspect", model)
+def test_inspect_is_one_line_a_tensor_where_it_is_verbose(model):
+    result = run("inspect", model, "--verbose")
     assert result.exit_code == 0
     assert result.stderr == ""
     lines = result.stdout.splitlines()
@@ -27,7 +27,7 @@ def test_inspect_is_one_line_a_tensor(model):
 
 
 def test_inspect_groups_layers(model):
-    result = run("inspect", "--group", model)
+    result = run("inspect", model)
     assert re.search(r"model\.layers\.\*\.mlp\.up_proj\.weight \(x11\) +16x16 +F16 +5\.63 kB +0%", result.stdout)
 
 

@@ -34,7 +34,7 @@ def test_the_page_says_what_stdout_says_and_more(model, pruned, tmp_path):
     out, page = tmp_path / "out", tmp_path / "a page.html"
     assert run("compress", pruned, "--out", tmp_path / "small").exit_code == 0
     for command in (
-        ("inspect", pruned, "--group"),
+        ("inspect", pruned),
         ("prune", model, "--out", out, "-s", "0.75", "--criterion", "lamp"),
         ("verify", pruned, "--source", model),
         ("compress", pruned, "--out", tmp_path / "small2", "--zstd"),

@@ -185,9 +185,13 @@ class Inspection(Reported):
     tensors: tuple[TensorInspection, ...]
     metadata: dict[str, dict[str, str]] = field(default_factory=dict)
 
-    def content(self, *, group: bool = False) -> Iterator[Part]:
-        """A row for each tensor, or with ``group`` for those that differ in numbers alone; and the totals."""
-        return inspected(self, group=group)
+    def content(self) -> Iterator[Part]:
+        """A row for each tensor, and the totals."""
+        return inspected(self)
+
+    def summary(self) -> Iterator[Part]:
+        """A row for tensors that differ in numbers alone, and the totals."""
+        return inspected(self, group=True)
 
     def total(self, dtype: str | None = None) -> Total:
         """The sums over all tensors, or over those of one dtype."""

@@ -11,7 +11,7 @@ from secateur.cli.options import command
 from secateur.cli.terminal import Answer, Asked
 
 
-@command("inspect", "Show the tensors of a checkpoint: sizes, zeros, patterns.", "path", "group")
+@command("inspect", "Show the tensors of a checkpoint: sizes, zeros, patterns.", "path")
 def inspect(asked: Asked) -> Iterator[Any]:
     """Show each tensor's shape, dtype, size and zeros, and the n:m and block patterns that hold.
 
@@ -19,8 +19,7 @@ def inspect(asked: Asked) -> Iterator[Any]:
     """
     from secateur.checkpoints import inspect_checkpoint
 
-    done = inspect_checkpoint(asked.path)
-    yield Answer(done, printed=done.content(group=asked.group))
+    yield inspect_checkpoint(asked.path)
 
 
 @command(
@@ -74,10 +73,9 @@ def verify(asked: Asked) -> Iterator[Any]:
     """Count on the stored bytes what DIR's secateur.json says: sparsity, pattern, and what was left alone.
 
     Of a directory that shrink wrote: whether each tensor is what its plan leaves of the source's, and has the bytes
-    that were written, also where zeros were made in it later, as fit does; where blocks left, whether each is the
-    source's that its blocks.json names. Of one that experts wrote: whether each is the source's that its experts.json
-    names, byte for byte. Of one that vocabulary wrote: whether each has the rows of the tokens that stayed, and texts
-    of these are read as by the source.
+    that were written, also where zeros were made in it later, as fit does; where blocks or experts left, whether each
+    is the source's that its blocks.json or experts.json names, byte for byte. Of one that vocabulary wrote: whether
+    each has the rows of the tokens that stayed, and texts of these are read as by the source.
 
     Exit code 0: all that was checked holds. 1: something does not, and is named. 2: there is nothing to check.
     """

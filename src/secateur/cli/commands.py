@@ -4,13 +4,14 @@ Law: results on stdout, everything else on stderr; whatever is wrong with the in
 command imports the library when it runs, so that help and version are there at once.
 """
 
+import inspect
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from secateur.cli import calibrated, checkpoints, shrink, timing
-from secateur.cli.options import COMMANDS
+from secateur.cli.options import COMMANDS, SHARED, Shared, taking
 from secateur.version import __version__
 
 app = typer.Typer(
@@ -20,7 +21,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # plain help: paragraphs fill the line, and a pipe gets no boxes
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )
 
 
@@ -37,33 +38,18 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
-def _secateur(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
-    ] = False,
-) -> None:
-    del version
+def _secateur(**_: Any) -> None:
+    """What is shared, each command reads."""
 
+
+_VERSION = typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+_OWN = inspect.Parameter("version", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Annotated[bool, _VERSION])
+_OPTIONS = [_OWN, *(option.parameter(name, option.default, required=False) for name, option in SHARED.items())]
+app.callback()(taking(_OPTIONS, _secateur))
 
 del calibrated, checkpoints, shrink, timing  # which made the commands
-_ORDER = [
-    "inspect",
-    "prune",
-    "verify",
-    "shrink",
-    "vocabulary",
-    "sensitivity",
-    "oneshot",
-    "recover",
-    "fit",
-    "pack",
-    "compress",
-    "expand",
-    "bench",
-    "demo",
-]
-for name in _ORDER:
+_FIRST = ["inspect", "prune", "verify", "shrink", "vocabulary", "sensitivity", "oneshot", "recover", "fit", "pack"]
+for name in [*_FIRST, *sorted({*COMMANDS} - {*_FIRST})]:
     run, line = COMMANDS[name]
-    app.command(name, short_help=line)(run)
-app.command("trim", hidden=True)(COMMANDS["vocabulary"][0])
+    app.command(name, short_help=line, cls=Shared)(run)
+app.command("trim", hidden=True, cls=Shared)(COMMANDS["vocabulary"][0])

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+import typer.core
 
 from secateur.cli.terminal import Asked, answering
 
@@ -73,15 +74,10 @@ OPTIONS = {
         "that makes one. Its module is imported and run, too. A directory needs none.",
         "MODULE:INPUTS",
     ),
-    "weights": Option("Load these first: a safetensors file, an index, or a directory with one.", "PATH", Path),
+    "weights": Option("Load these into what the factory made: a file, an index, a directory with one.", "PATH", Path),
     "source": Option("What it was pruned from: then all else has to be unchanged.", "DIR", Path),
     "dry_run": Option("Say what would leave, and write nothing."),
-    "as_json": Option("Print JSON instead of lines and tables.", names=("--json",)),
-    "report": Option("Write what was asked and what came of it to one HTML page, too, with plots.", "PAGE.html", Path),
-    "verbose": Option("Every group with all its members, every dimension that stays.", names=("--verbose", "-v")),
-    "group": Option("One line for tensors that differ only in numbers: layers.*.fc.weight.", names=("--group", "-g")),
-    "layers": Option("Show each layer of each form."),
-    "zstd": Option("Smaller, and slower to load. Needs zstandard."),
+    "zstd": Option("Compress by zstd, too: smaller, and slower to load. Needs zstandard."),
     "method": Option("Prune by this method; repeatable, or several with commas. list shows all.", "NAME", many=True),
     # ---- what is removed
     "sparsity": Option(
@@ -101,7 +97,7 @@ OPTIONS = {
         names=("--pattern", "-p"),
     ),
     "patterns": Option(
-        "Repeatable; unstructured, 16x1 and columns:64 if left out. As in secateur prune.",
+        "What to try, each as in secateur prune. Repeatable; unstructured, 16x1 and columns:64 if left out.",
         "PATTERN",
         names=("--pattern", "-p"),
         many=True,
@@ -120,8 +116,8 @@ OPTIONS = {
     "include": Option("Only what has tensors of these names, and nothing else. Repeatable.", "GLOB", many=True),
     "exclude": Option("Leave alone what has these, whatever else is said. Repeatable.", "GLOB", many=True),
     "target": Option(
-        "What is to be little: params, macs (multiply-adds), latency (measured time); of shrink units (channels, "
-        "heads), of fit bytes, too.",
+        "What is to be little: params, macs (multiply-adds) or latency (measured time); also units (channels, heads) "
+        "of shrink, and bytes of fit.",
         "NAME",
     ),
     "round_to": Option(
@@ -134,7 +130,7 @@ OPTIONS = {
     "values": Option("int8: round what is kept to 8 bits, and say what that changes.", "WORD"),
     "no_verify": Option("Do not prove that nothing else changed: faster, in less memory."),
     "no_repair": Option("With data: leave what stays as it is."),
-    "without_data": Option("Choose by the weights alone, though the model is of repeated blocks."),
+    "without_data": Option("Choose by the weights alone, also where a text chooses far better, as of repeated blocks."),
     # ---- how it is timed
     "batch": Option("How many texts or images at once.", "N", int, least=1),
     "tokens": Option("Of a directory: how many tokens in each text.", "N", int, default=64, least=1),
@@ -160,15 +156,14 @@ OPTIONS = {
     # ---- what leaves, beside weights
     "leave": Option(
         "What leaves before units: experts:25%, branches:3 or, of a directory, blocks:10%. Branches are those that "
-        "change their stream least on the example; blocks and experts, those that the text needs least. Repeatable.",
+        "change their stream least on the example; blocks and experts, those that the text needs least. Heads by their "
+        "numbers leave a model in Python: shrink(leave=Heads(...)). Repeatable.",
         "KIND:AMOUNT",
         many=True,
     ),
-    "profile": Option(
-        "Write what the text says here, and what the model loses on a held-out quarter of it.", "FILE.json", Path
-    ),
-    "plan": Option("Such a profile, not --data: nothing is run.", "FILE.json", Path),
-    "rank": Option("What leaves next: count, the rarest; or distance, times how far its row is from others.", "NAME"),
+    "profile": Option("Write what the text says of each expert here, and what the model loses.", "FILE.json", Path),
+    "plan": Option("Choose experts by a file of --profile, in place of --data: nothing is run.", "FILE.json", Path),
+    "rank": Option("Which token leaves next: count, the rarest; or distance, the one that is missed least.", "NAME"),
     "keep": Option("Keep this many tokens, those that the text has most often.", "N", int, least=1),
     "cover": Option("Keep this share of the text's tokens, such as 0.9999: the rarest leave.", "SHARE", float),
     "script": Option("Tokens with letters of other scripts leave, such as Latin. Repeatable.", "NAME", many=True),
@@ -210,26 +205,27 @@ OPTIONS = {
     "finals": Option("How many choices are finished on a copy, before the best of them is taken.", "N", int, least=1),
     # ---- how it is trained
     "teacher": Option("The directory that it came from.", "DIR", Path),
-    "steps": Option("By the outputs, each over one batch; 0: none.", "N", int, least=0),
-    "local": Option("Epochs for each half of a block, one after the other; 0: none.", "N", int, least=0),
-    "adapters": Option(
-        "By the outputs, move weights by low-rank updates under their masks, merged exactly; nothing else.",
-        "RANK",
-        int,
-        least=1,
-    ),
-    "rate": Option("The highest learning rate by the outputs.", "RATE", float),
+    "steps": Option("Steps of training by the teacher's outputs, each over one batch; 0: none.", "N", int, least=0),
+    "local": Option("Epochs of training for each half of a block, in order; 0: none.", "N", int, least=0),
+    "adapters": Option("Training by the outputs moves low-rank updates under the masks alone.", "RANK", int, least=1),
+    "rate": Option("The highest learning rate of training by the outputs.", "RATE", float),
     "autocast": Option(
-        "bfloat16: by the outputs, multiply matrices in it, which is faster where the processor can. Weights, losses "
-        "and the optimizer stay in float32.",
+        "bfloat16: training by the outputs multiplies matrices in it, which is faster where the processor can. "
+        "Weights, losses and the optimizer stay in float32.",
         "DTYPE",
     ),
     "teacher_on_disk": Option(
-        "By the outputs, too, hold one block of the teacher: slower by reading all of them at each step."
+        "Training by the outputs, too, holds one block of the teacher in memory: slower, as a step reads all of them."
     ),
 }
 
 TEXT = ("data", "samples", "sequence_length", "seed")
+
+SHARED = {  # of every command, and said once: before the command's name or behind it
+    "as_json": Option("Print JSON instead of lines and tables.", names=("--json",)),
+    "report": Option("Write what was asked and what came of it to one HTML page, too, with plots.", "PAGE.html", Path),
+    "verbose": Option("Print all that the page has, also what differs only in numbers.", names=("--verbose", "-v")),
+}
 
 Body = Callable[[Asked], Iterator[Any]]
 COMMANDS: dict[str, tuple[Callable[..., None], str]] = {}  # by name, with a line of help
@@ -243,7 +239,7 @@ def command(
     Args:
         name: of the command; ``short`` its line in the list of all.
         subject: the argument that says of what, from `ARGUMENTS`; none where empty.
-        options: from `OPTIONS`; each command takes ``--json``, too, and ``--report`` where it has a subject.
+        options: from `OPTIONS`; each command takes those of `SHARED`, too.
         verb: ``"package/file.py:function"``, whose defaults the options have.
         required: options without which it does not run.
         defaults: that differ from the verb's.
@@ -251,25 +247,43 @@ def command(
 
     def made(body: Body) -> Body:
         own = {**_defaults(verb), **defaults}
-        parameters = []
+        how = inspect.Parameter.KEYWORD_ONLY
+        parameters = [inspect.Parameter("context", how, annotation=typer.Context)]
         if subject:
             kind, metavar, text = ARGUMENTS[subject]
             given: Any = Annotated[kind, typer.Argument(metavar=metavar, help=text)]
-            parameters.append(inspect.Parameter(subject, inspect.Parameter.KEYWORD_ONLY, annotation=given))
-        for each in (*options, "as_json", *(["report"] if subject else [])):
+            parameters.append(inspect.Parameter(subject, how, annotation=given))
+        for each in options:
             option = OPTIONS[each]
             parameters.append(option.parameter(each, own.get(each, option.default), required=each in required))
 
         @functools.wraps(body)
-        def run(**values: Any) -> None:
-            answering(body, Asked(name, subject, values))
+        def run(context: typer.Context, **values: Any) -> None:
+            answering(body, Asked(name, subject, {**values, **context.obj}))
 
-        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        run.__annotations__ = {each.name: each.annotation for each in parameters}
-        COMMANDS[name] = (run, short)
+        COMMANDS[name] = (taking(parameters, run), short)
         return body
 
     return made
+
+
+def taking(parameters: list[inspect.Parameter], run: Callable[..., None]) -> Callable[..., None]:
+    """The function, which typer sees with these parameters."""
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {each.name: each.annotation for each in parameters}
+    return run
+
+
+class Shared(typer.core.TyperCommand):
+    """A command that takes the options of `SHARED`, which ``secateur`` itself has, behind its own name, too."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        *own, say_help = super().get_params(ctx)
+        return [*own, *(each for each in ctx.find_root().command.params if each.name in SHARED), say_help]
+
+    def invoke(self, ctx: Any) -> Any:
+        ctx.obj = {name: ctx.params.pop(name) or ctx.find_root().params[name] for name in SHARED}
+        return super().invoke(ctx)
 
 
 def _defaults(verb: str) -> dict[str, Any]:

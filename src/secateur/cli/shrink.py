@@ -23,7 +23,7 @@ from secateur.cli.terminal import Answer, Asked, join_processes, read_text, resu
     "shrink", "Take channels and heads out of a model, which gets smaller.", "model",
     "sparsity", "example", "out", "target", "criterion", "allocate", "include", "exclude", "round_to", "weights",
     "leave", "profile", "plan", "uniform", "without_data", *TEXT, "no_repair", "no_verify", "activations", "device",
-    "dry_run", "verbose",
+    "dry_run",
     verb="shrinking/module.py:shrink",
 )  # fmt: skip
 def shrink(asked: Asked) -> Iterator[Any]:
@@ -88,7 +88,7 @@ def _directory(asked: Asked) -> Answer:
             **calibrated,
         )
     more = [] if asked.profile is None else [f"The profile is in {printable(str(asked.profile))}."]
-    return Answer(done, printed=done.content() if asked.verbose else None, more=more, title=", shrunk")
+    return Answer(done, more=more, title=", shrunk")
 
 
 def _kinds(asked: Asked) -> list[Any]:
@@ -165,7 +165,6 @@ def _factory(asked: Asked) -> Iterator[Any]:
         ]
     yield Answer(
         done,
-        printed=done.content() if asked.verbose else None,
         more=more,
         title=", shrunk",
         timed=None if dense is None else functools.partial(before_and_after, dense, model, inputs),

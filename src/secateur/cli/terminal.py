@@ -148,7 +148,7 @@ class Asked:
         found: dict[str, Any] = {}
         for name in self._options:
             value = getattr(self, name)
-            if name in (self._subject, "as_json", "report") or value is None or value is False:
+            if name in (self._subject, "as_json", "report", "verbose") or value is None or value is False:
                 continue
             if isinstance(value, list):
                 value = [str(each) if isinstance(each, Path) else each for each in value]
@@ -188,7 +188,9 @@ def answering(body: Callable[[Asked], Iterator[Any]], asked: Asked) -> None:
     """Runs a command: what it yields is printed, or is the JSON on stdout, and stands on the page."""
     with clear_errors(), terminable():
         started = time.monotonic()
-        if getattr(asked, "report", None) is not None:
+        if asked.report is not None:
+            if not asked.subject:
+                raise ValueError(f"{asked.command} writes a page of its own; leave --report out.")
             from secateur.report import check_page
 
             check_page(asked.report)
@@ -226,8 +228,9 @@ def _tell(answer: Answer, asked: Asked, started: float) -> None:
         found["said"] += [line for line in answer.more if line]
         print(json.dumps(found, indent=1, allow_nan=False), flush=True)
     else:
-        show([*(done.summary() if answer.printed is None else answer.printed), *answer.more])
-    if getattr(asked, "report", None) is None:
+        printed = done.summary() if answer.printed is None else answer.printed
+        show([*(done.content() if asked.verbose else printed), *answer.more])
+    if asked.report is None:
         return
     from secateur.report import Account, write_account
 

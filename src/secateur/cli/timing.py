@@ -16,7 +16,7 @@ from secateur.cli.terminal import Answer, Asked
 
 @command(
     "bench", "What zeros would be worth to your model, measured here.", "model",
-    "example", "batch", "tokens", "sparsities", "patterns", "threads", "layers", batch=1,
+    "example", "batch", "tokens", "sparsities", "patterns", "threads", batch=1,
 )  # fmt: skip
 def bench(asked: Asked) -> Iterator[Any]:
     """Prune copies of a model in several patterns, pack them, and time them beside the dense one.
@@ -40,7 +40,7 @@ def bench(asked: Asked) -> Iterator[Any]:
     if not what:  # what the example is says --example
         asked["batch"] = asked["tokens"] = None
     found = measured(built, inputs, chosen, asked.sparsities, asked.threads, what=what)
-    yield Answer(found, printed=found.content() if asked.layers else None, title=", measured")
+    yield Answer(found, title=", measured")
 
 
 @command(
@@ -94,7 +94,10 @@ def _check_new(out: Path) -> None:
 
 @command("demo", "Train a small network, prune it, report what that cost.", "", "out", "method")
 def demo(asked: Asked) -> Iterator[Any]:
-    """Train a small network on handwritten digits, prune it in many ways, and report what that cost and gained."""
+    """Train a small network on handwritten digits, prune it in many ways, and report what that cost and gained.
+
+    OUT is a folder, secateur-demo if left out. It may exist: the page and the results in it are replaced.
+    """
     from secateur.demo import METHODS, run_demo
     from secateur.report import load_results
 
