@@ -176,10 +176,9 @@ def parse(word: str | Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tup
     >>> parse("wanda").__name__
     'from_criterion(wanda)'
     """
-    exported = {name: getattr(solvers, name) for name in solvers.__all__}
     known: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
         name: each
-        for name, each in exported.items()
+        for name, each in vars(solvers).items()
         if inspect.isfunction(each) and [*inspect.signature(each).parameters][:3] == ["weight", "sparsity", "pattern"]
     }
     known |= {each.__name__: from_criterion(each) for each in (criteria.wanda, criteria.ria, criteria.magnitude)}
