@@ -131,7 +131,7 @@ def parse(leave: Kind | str | Iterable[Kind | str] | None) -> tuple[Kind, ...]:
     (Branches(remove=3), Experts(remove=2, rank=None, unreached_first=False, profile=None, plan=None, text='batches'))
     >>> parse("experts")
     Traceback (most recent call last):
-    ValueError: leave= is a kind and how much of it, such as 'experts:25%' or 'branches:3'; got 'experts'.
+    ValueError: leave= is a kind and how much of it, such as 'experts:25%', 'branches:3' or 'blocks:10%'; got 'experts'.
     """
     given: Iterable[Any] = () if leave is None else (leave,)
     if isinstance(leave, Iterable) and not isinstance(leave, str):
@@ -148,9 +148,13 @@ def parse(leave: Kind | str | Iterable[Kind | str] | None) -> tuple[Kind, ...]:
 
 
 def _of_word(word: str) -> Kind:
+    if word.startswith("heads"):
+        raise ValueError(f"heads leave by their numbers: leave=Heads({{0: [1, 4]}}), in Python; got {word!r}.")
     found = re.fullmatch(r"(experts|branches|blocks):(\d+(?:\.\d+)?)(%?)", word.strip())
     if found is None:
-        raise ValueError(f"leave= is a kind and how much of it, such as 'experts:25%' or 'branches:3'; got {word!r}.")
+        raise ValueError(
+            f"leave= is a kind and how much of it, such as 'experts:25%', 'branches:3' or 'blocks:10%'; got {word!r}."
+        )
     kind, number, percent = found.groups()
     amount = float(number) / 100 if percent else float(number)
     if percent and amount >= 1:

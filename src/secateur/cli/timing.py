@@ -44,7 +44,7 @@ def bench(asked: Asked) -> Iterator[Any]:
 
 
 @command(
-    "pack", "Put layers that skip zeros where they are faster, measured here.", "model",
+    "pack", "Put layers that skip zeros where they are faster here.", "model",
     "example", "batch", "tokens", "weights", "out", "at_least", "no_fuse", "values", "inputs", "include", "exclude",
     "threads",
     verb="inference/packing.py:pack", batch=1,
