@@ -423,10 +423,13 @@ def find_targets(
             raise ValueError(f"{name} is {parameter.dtype}; only floating-point weights can be pruned.")
         chosen[first_names[same]] = parameter
     if not chosen:
+        left = [
+            f"{name} ({kinds[identity_of(each)]})" for name, each in parameters.items() if identity_of(each) in kinds
+        ]
         raise ValueError(
             f"{type(model).__name__} has no weights to prune: by default floating-point parameters of two or more "
             "dimensions outside embeddings, output heads, normalizations, routers and adapters; name others with "
-            "include=."
+            f"include={': there are ' if left else ''}{', '.join(left[:3])}."
         )
     return chosen
 

@@ -262,8 +262,10 @@ def test_targets():
     assert "first.weight" not in find_targets(model, exclude="second.weight")
     with pytest.raises(ValueError, match=r"no parameter matches 'frist\.weight'; the closest names are first\.weight"):
         find_targets(model, exclude="frist.weight")
-    with pytest.raises(ValueError, match="has no weights to prune"):
+    with pytest.raises(ValueError, match=r"has no weights to prune: .* include=: there are weight \(normalizations\)"):
         find_targets(nn.LayerNorm(3))
+    with pytest.raises(ValueError, match=r"there are 0 \(not named \*\.weight\)\."):
+        find_targets(nn.ParameterList([torch.randn(4, 3)]))
     with pytest.raises(ValueError, match=r"0\.weight is not initialized; run the model once"):
         find_targets(nn.Sequential(nn.LazyLinear(3)))
     with pytest.raises(ValueError, match="only floating-point weights"):

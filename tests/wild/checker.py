@@ -69,7 +69,7 @@ def in_double(value: Any) -> Any:
     return value
 
 
-def judge(original: nn.Module, done: Any, example: Any) -> Verdict:
+def judge(original: nn.Module, done: Any, example: Any, tolerance: float | None = None) -> Verdict:
     """Compare what `shrink` returned for a copy of ``original``, a model in float64, with the original."""
     if words := _dishonest(original, done):
         return Verdict("wrong", words)
@@ -82,7 +82,7 @@ def judge(original: nn.Module, done: Any, example: Any) -> Verdict:
                     for at, indices in kept.items():
                         gone = np.setdiff1d(np.arange(tensors[name].shape[at]), indices)
                         tensors[name].index_fill_(at, torch.from_numpy(gone), 0.0)
-    return compare(masked, copy.deepcopy(done.model), example, dense=original)
+    return compare(masked, copy.deepcopy(done.model), example, dense=original, tolerance=tolerance)
 
 
 def _dishonest(original: nn.Module, done: Any) -> str:
@@ -106,10 +106,12 @@ def _dishonest(original: nn.Module, done: Any) -> str:
     return ""
 
 
-def compare(masked: nn.Module, smaller: nn.Module, example: Any, dense: nn.Module | None = None) -> Verdict:
+def compare(
+    masked: nn.Module, smaller: nn.Module, example: Any, dense: nn.Module | None = None, tolerance: float | None = None
+) -> Verdict:
     """Compare two models on an example in both modes, in the dtype of their weights. Their dropout is set to zero."""
     kind = next(each.dtype for each in masked.parameters() if each.is_floating_point())
-    tolerance = COARSE if kind == torch.float32 else TOLERANCE
+    tolerance = tolerance or (COARSE if kind == torch.float32 else TOLERANCE)
     if kind == torch.float64:
         example = in_double(example)
     for model in (masked, smaller, *(() if dense is None else (dense := copy.deepcopy(dense),))):

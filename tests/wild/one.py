@@ -167,7 +167,7 @@ def _in_channels_last(model: nn.Module, example: Any) -> str:
 
 
 def _in_bfloat16(model: nn.Module, example: Any) -> str:
-    """`shrink` of weights in bfloat16; what is left of them is judged in float64, where nothing of it is rounded."""
+    """`shrink` of weights in bfloat16; what is left of them is judged in float64."""
     wide, model = next(model.parameters()).dtype, copy.deepcopy(model).bfloat16()
     narrow = _each(example, lambda value: value.bfloat16())
     if not _runs(model, narrow):
@@ -178,7 +178,9 @@ def _in_bfloat16(model: nn.Module, example: Any) -> str:
         return "wrong: a parameter has another dtype"
     if not _runs(done.model, narrow):
         return "wrong: it does not run in bfloat16"
-    return _said(judge(model.to(wide), replace(done, model=copy.deepcopy(done.model).to(wide)), example))
+    rounded = any(plan.scales for plan in done.plans)  # what is multiplied is rounded to bfloat16
+    smaller = replace(done, model=copy.deepcopy(done.model).to(wide))
+    return _said(judge(model.to(wide), smaller, example, torch.finfo(torch.bfloat16).eps if rounded else None))
 
 
 def _each(example: Any, change: Callable[[Tensor], Tensor], of: int | None = None) -> Any:
