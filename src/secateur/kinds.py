@@ -1,4 +1,5 @@
-"""What may leave a model beside units, as ``leave=`` of `secateur.shrink` says: experts, branches, heads, blocks.
+"""What may leave a model beside units, as ``leave=`` of `secateur.shrink` says: experts, branches, heads, outputs,
+blocks.
 
 Law: a kind holds what is its own, so that the verb does not have to; words stand for values where people type.
 """
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Blocks", "Branches", "Experts", "Heads", "Kind", "RANKS", "parse"]
+__all__ = ["Blocks", "Branches", "Experts", "Heads", "Kind", "Outputs", "RANKS", "parse"]
 
 RANKS = ("reap", "frequency", "criterion")
 
@@ -118,7 +119,35 @@ class Heads:
     remove: Mapping[int | str, Sequence[int]]
 
 
-Kind = Experts | Branches | Heads | Blocks
+@dataclass(frozen=True)
+class Outputs:
+    """Outputs of a head that leave a module, such as classes that nobody asks for; what stays is computed as before.
+
+    Attributes:
+        name: the module that gives them, or a glob over several with equally many, such as a head for each scale.
+        keep: the numbers of those that stay, in ascending order, since they keep their order.
+
+    >>> Outputs("classifier", keep=[0, 2]).keep
+    (0, 2)
+    """
+
+    name: str
+    keep: Sequence[int]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "keep", tuple(map(int, self.keep)))
+        if list(self.keep) != sorted({*self.keep}):
+            raise ValueError(f"outputs stay in their order: give keep= in ascending order, once each, not {self.keep}.")
+        if not self.keep:
+            raise ValueError(f"keep= of {self.name} is empty, and one output of a head stays at least.")
+
+    @property
+    def remove(self) -> bool:
+        """Something leaves."""
+        return True
+
+
+Kind = Experts | Branches | Heads | Outputs | Blocks
 
 
 def parse(leave: Kind | str | Iterable[Kind | str] | None) -> tuple[Kind, ...]:
@@ -140,7 +169,7 @@ def parse(leave: Kind | str | Iterable[Kind | str] | None) -> tuple[Kind, ...]:
     for each in kinds:
         if not isinstance(each, Kind):
             raise TypeError(
-                f"leave= is Experts, Branches, Heads or Blocks, or a word such as 'experts:25%', not {each!r}."
+                f"leave= is Experts, Branches, Heads, Outputs or Blocks, or a word such as 'experts:25%', not {each!r}."
             )
     if twice := [type(each).__name__ for at, each in enumerate(kinds) if type(each) in map(type, kinds[:at])]:
         raise ValueError(f"leave= names {twice[0]} twice; say once how much of them leaves.")

@@ -6,14 +6,14 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import secateur.coupling.rules  # noqa: F401  they register themselves
-from secateur.coupling.axes import Axis, Product, freeze, leaves, resolved
+from secateur.coupling.axes import Axis, Product, Sum, freeze, leaves, resolved
 from secateur.coupling.groups import Coupling
 from secateur.coupling.numbers import numbers_that_remember
 from secateur.coupling.residual_streams import Branch, Flow, branches_of, in_all
@@ -70,7 +70,12 @@ _TURNS = 64  # passes with other choices, at most
 
 
 def find_coupling(
-    model: nn.Module, example_inputs: Any, *, modes: Iterable[bool] | None = None, more_inputs: Iterable[Any] = ()
+    model: nn.Module,
+    example_inputs: Any,
+    *,
+    modes: Iterable[bool] | None = None,
+    more_inputs: Iterable[Any] = (),
+    outputs: Iterable[str] = (),
 ) -> Coupling:
     """Watch forward passes of a model, and find what leaves together. Changes nothing.
 
@@ -80,6 +85,7 @@ def find_coupling(
         modes: which of evaluation (False) and training (True) to watch; by default both, if the model can train on the
             example.
         more_inputs: further inputs of the same form; what is found with each is joined.
+        outputs: modules whose outputs may leave what the model returns, where each is a position of a dimension.
 
     >>> model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
     >>> (group,) = find_coupling(model, torch.zeros(1, 3)).groups
@@ -91,6 +97,7 @@ def find_coupling(
     for tensor in tensors.values():
         trace.declare(tensor, [Axis(size) for size in tensor.shape])
     trace.weights = {id(tensor) for tensor in tensors.values() if isinstance(tensor, nn.Parameter)}
+    trace.outputs = [model.get_submodule(path) for path in outputs]
     used: set[int] = set()
     trace.where = CallSites(model)
     passes: list[tuple[int, bool]] = []
@@ -181,18 +188,53 @@ def _watch(model: nn.Module, inputs: Any, trace: Trace, tensors: Mapping[str, Te
                 trace.declare(each, [_frozen(size, "an input of the model") for size in each.shape])
             flow = Flow(model, trace, trace.in_pass, tensors_in(inputs))
             values = _without_values(tensors)
-            with torch.no_grad(), private.uncached_shapes(), values, Unseen(trace), trace, flow:
+            with torch.no_grad(), private.uncached_shapes(), values, Unseen(trace), trace, flow, _given(trace):
                 out = run_example(model, inputs)
+            own = _own_outputs(trace)
+            trace.returned[trace.in_pass] = [trace.dims(each) for each in tensors_in(out)]
             for each in tensors_in(out):
                 trace.freeze_pooled(each, f"a statistic over it is {OUTPUT}")
                 for dim in trace.dims(each):
-                    freeze(dim, OUTPUT)
+                    whole = resolved(dim)
+                    for part in whole.segments if isinstance(whole, Sum) else (whole,):
+                        if part not in own:
+                            freeze(part, OUTPUT)
     finally:
         if again:
             trace.products = first  # the cost is that of the first pass
     branches = branches_of(flow, tensors_in(out))
     trace.forget(tensors.values())
     return branches
+
+
+@contextlib.contextmanager
+def _given(trace: Trace) -> Iterator[None]:
+    """What the modules give whose outputs may leave; of one that only holds others, what these give."""
+
+    def given(_: nn.Module, __: object, out: object) -> None:
+        trace.given += [trace.dims(each) for each in tensors_in(out)]
+
+    with contextlib.ExitStack() as hooks:
+        parts = [*trace.outputs]
+        while parts:
+            part = parts.pop()
+            if type(part).forward is nn.Module.forward:
+                parts += part.children()
+            else:
+                hooks.callback(part.register_forward_hook(given).remove)
+        yield
+
+
+def _own_outputs(trace: Trace) -> set[Axis]:
+    """The axes of these outputs: of weights that make them, and, where the modules are called, of what they give."""
+    made = set[Axis]()
+    for part in (each for module in trace.outputs for each in module.modules()):
+        for parameter in part.parameters(recurse=False):
+            if parameter.dim():
+                transposed = parameter.dim() > 1 and getattr(part, "transposed", False)
+                made |= {*leaves(trace.dims(parameter)[1 if transposed else 0])}
+    given = {axis for dims in trace.given for dim in dims for axis in leaves(dim)}
+    return made & given if trace.given else made
 
 
 def _frozen(size: int, why: str) -> Axis:

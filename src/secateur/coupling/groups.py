@@ -162,7 +162,8 @@ class Group:
     ``(name of a tensor, dimension)``; groups with the same ``tied`` keep the same share of their units, equally many of
     equally many; ``notes`` say what changes beside the slices: statistics over the axis. Units of a group that is
     ``chosen`` are chosen between by their scores, such as the experts of a mixture: one that is not there is one whose
-    score is minus infinity, not one that is zero. Kernels need counts that are multiples of ``multiple``.
+    score is minus infinity, not one that is zero. Kernels need counts that are multiples of ``multiple``. Those
+    that are ``returned`` leave the model's outputs, too, of which the others stay what they are.
     """
 
     name: str
@@ -173,6 +174,12 @@ class Group:
     notes: tuple[str, ...]
     chosen: bool = False
     multiple: int = 1
+    returned: bool = False
+
+    @property
+    def zeroed(self) -> bool:
+        """Whether a model without some units is the one in which they are zero."""
+        return not (self.chosen or self.returned)
 
     def __repr__(self) -> str:
         return f"Group({self.name!r}, size={self.size}, members={len(self.members)})"
@@ -292,6 +299,10 @@ class Coupling(Shown):
         those that are chosen between as many as are chosen at a time."""
         return next((n for n in range(1, group.size) if not self.contradicted({group.name: n})), group.size)
 
+    def returned(self, in_pass: tuple[int, bool], kept: Kept) -> list[list[npt.NDArray[np.bool_]]]:
+        """Which positions stay of each dimension of the tensors that the model returned in a pass."""
+        return [[self.positions(dim, kept) for dim in dims] for dims in self._trace.returned.get(in_pass, ())]
+
     def size(self, name: str, counts: Mapping[str, int]) -> int:
         """How many entries a tensor has when so many stay of each group."""
         at_axes = self._by_axis(counts)
@@ -312,8 +323,8 @@ class Coupling(Shown):
 
     def statistics(self, groups: Iterable[Group]) -> dict[Any, set[tuple[str, int]]]:
         """For each pass the calls, by name and number, that compute a statistic over one of the groups' axes; not of
-        units that are chosen between, whose scores are minus infinity and not zero where they leave."""
-        axes = {group.axis for group in groups if not group.chosen}
+        units that are not zero where they leave."""
+        axes = {group.axis for group in groups if group.zeroed}
         found: dict[Any, set[tuple[str, int]]] = {in_pass: set() for in_pass in self.passes}
         for flag in self._trace.flagged:
             if flag.in_pass in found and not axes.isdisjoint(leaves(flag.dim)):
@@ -352,6 +363,9 @@ class Coupling(Shown):
         for flag in self._trace.flagged:
             for axis in leaves(flag.dim):
                 notes.setdefault(axis, []).append(f"{flag.name} over it")
+        returned = {
+            axis for found in self._trace.returned.values() for dims in found for dim in dims for axis in leaves(dim)
+        }
         multiples: dict[Axis, int] = {}
         for dim, step in self._trace.multiples:
             for axis, each in steps_of(dim, step):
@@ -368,6 +382,7 @@ class Coupling(Shown):
                 tuple(dict.fromkeys(notes.get(axis, ()))),
                 bool(axis.looks),
                 multiples.get(axis, 1),
+                axis in returned,
             )
 
     def _by_axis(self, counts: Mapping[str, int]) -> dict[Axis, int]:

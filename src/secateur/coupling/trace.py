@@ -203,6 +203,9 @@ class Trace(TorchFunctionMode):
         self.calls = Counter[str]()  # of functions by name, in this pass
         self.touched: set[int] = set()  # ids of the tensors that were arguments
         self.weights: set[int] = set()  # ids of the parameters of the model
+        self.outputs: list[nn.Module] = []  # whose outputs may leave what the model returns
+        self.given: list[Dims] = []  # the dimensions of these outputs
+        self.returned: dict[Any, list[Dims]] = {}  # by pass the dimensions of what the model returned
         self.origins: dict[int, Origin] = {}  # ids of tensors -> the call that made them
         self.scaled: list[tuple[Rows, Expression]] = []  # what to multiply by the root of a share that stays
         self.where: CallSites | None = None

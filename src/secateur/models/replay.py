@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from secateur.support import Forward, mapped, moved, naming, private, run_batch, running_as, track
+from secateur.support import Forward, mapped, moved, naming, private, run_batch, track
 
 RUNS_AGAIN = (
     "{name} runs more than once in a forward pass (its weights are shared between layers or inputs), and a directory "
@@ -191,11 +191,18 @@ class Replay:
             for module in self.model.modules()
             if module not in inside and any(True for _ in module.parameters(recurse=False))
         ]
-        self.forwards = {name: block.forward for name, block in self.blocks.items()}
+        originals: dict[str, Any] = {name: block.__dict__.get("forward") for name, block in self.blocks.items()}
         try:
-            with running_as({self.blocks[name]: self._stand_in(name, own) for name, own in self.forwards.items()}):
-                yield
+            for name, block in self.blocks.items():
+                self.forwards[name] = block.forward
+                block.forward = self._stand_in(name, block.forward)
+            yield
         finally:
+            for name, block in self.blocks.items():
+                if originals[name] is None:
+                    block.__dict__.pop("forward", None)
+                else:
+                    block.forward = originals[name]
             for handle in handles:
                 handle.remove()
 

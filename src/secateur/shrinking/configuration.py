@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
@@ -159,36 +159,24 @@ class Described:
             held = held[key] if not isinstance(held, Mapping) or key in held else None
         return held
 
-    def proved_on(self, changes: Mapping[Place, Any]) -> str:
-        """The model with these fields that a proof is made on, in words."""
-        sizes = ", ".join(f"{dotted(place)} {value}" for place, value in changes.items())
-        return f"on {self.kind.__name__} with random weights{' and ' if sizes else ''}{sizes}"
+    def adopt(self, model: nn.Module, changes: Mapping[Place, Any]) -> Callable[[], None]:
+        """The configurations and integers that the model and its modules hold become those of a model built from the
+        new one: also numbers that no pass has used, such as of experts in a loss.
 
-
-def halved(
-    count: Callable[[Mapping[Place, Any]], float | None],
-    fields: Callable[[], Iterable[tuple[Place, int]]],
-    found: dict[Place, Any],
-    now: float | None,
-    most: float,
-) -> bool:
-    """Halves fields until a model has at most so many parameters; whether it came to that.
-
-    Args:
-        count: of the parameters of a model with these fields; None where there is none.
-        fields: those that may be halved, and what they are now.
-        found: those that were changed.
-        now: what ``count`` gives of it.
-    """
-    while now is None or now > most:
-        before = now
-        for place, value in fields():
-            left = count({**found, place: value // 2}) if value >= 2 * _NARROW and value % 2 == 0 else None
-            if left is not None and (now is None or left < now):
-                found[place], now = value // 2, left
-        if now == before:
-            return False
-    return True
+        Returns what takes it back.
+        """
+        before = dict(self.build({}).named_modules())
+        found = [
+            (model.get_submodule(path), key, value)
+            for path, module in self.build(changes).named_modules()
+            for key, value in vars(module).items()
+            if is_configuration(value) or (type(value) is int and vars(before[path]).get(key) not in (None, value))
+        ]
+        with Undo() as undo:
+            for module, key, value in found:
+                undo.attributes(module, key)
+                setattr(module, key, value)
+        return undo.roll_back
 
 
 class Configured(Described):
@@ -272,25 +260,6 @@ class Configured(Described):
             raise ValueError(f"a model built from its configuration is not the smaller one: {words}; {_PLAN}.")
         return wrong
 
-    def adopt(self, model: nn.Module, changes: Mapping[Place, int]) -> Callable[[], None]:
-        """The configurations and integers that the model and its modules hold become those of a model built from the
-        new one: also numbers that no pass has used, such as of experts in a loss.
-
-        Returns what takes it back.
-        """
-        found = [
-            (model.get_submodule(path), key, value)
-            for path, module in self.build(changes).named_modules()
-            for key, value in vars(module).items()
-            if is_configuration(value)
-            or (type(value) is int and vars(model.get_submodule(path)).get(key) not in (None, value))
-        ]
-        with Undo() as undo:
-            for module, key, value in found:
-                undo.attributes(module, key)
-                setattr(module, key, value)
-        return undo.roll_back
-
     def reduced(self, most: int) -> dict[Place, Any] | None:
         """Fields of a model of the same structure with at most so many parameters; None where none was found.
 
@@ -323,12 +292,16 @@ class Configured(Described):
                 if left is not None and left < now:
                     found, now = found | changes, left
                     break
-
-        def fields_now() -> list[tuple[Place, int]]:
-            sizes = {place: found.get(place, value) for place, value in self._fields.items()}
-            return sorted(sizes.items(), key=lambda each: -each[1])
-
-        return found if halved(count, fields_now, found, now, most) else None
+        while now > most:
+            before = now
+            for place in sorted(self._fields, key=lambda each: -found.get(each, self._fields[each])):
+                value = found.get(place, self._fields[place])
+                left = count({**found, place: value // 2}) if value >= 2 * _NARROW and value % 2 == 0 else None
+                if left is not None and left < now:
+                    found[place], now = value // 2, left
+            if now == before:
+                return None
+        return found
 
     # ---- learning ---------------------------------------------------------------------------------------------------
 

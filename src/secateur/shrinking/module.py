@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from secateur.allocation import Allocation
 from secateur.coupling import Branch, Coupling, Scope, find_coupling
 from secateur.criteria import magnitude
-from secateur.kinds import Blocks, Branches, Experts, Heads, Kind
+from secateur.kinds import Blocks, Branches, Experts, Heads, Kind, Outputs
 from secateur.models import ByText, InMemory, example_of, reached_by_name, shorter, with_batch_in_errors
 from secateur.pipeline import reestimate_batchnorm
 from secateur.shrinking.apply import carry_out
@@ -33,6 +33,7 @@ from secateur.shrinking.kinds.branches import OutputCosts
 from secateur.shrinking.kinds.experts import leave_experts
 from secateur.shrinking.kinds.experts_directory import ShrunkExperts, shrink_experts_directory
 from secateur.shrinking.kinds.heads import leave_heads
+from secateur.shrinking.kinds.outputs import leave_outputs
 from secateur.shrinking.kinds.patching import leave_branches
 from secateur.shrinking.plan import Plan
 from secateur.shrinking.request import Request, request, warn_without_data
@@ -56,6 +57,7 @@ LEAVE: dict[type[Any], Callable[[Leaving, Any], Left]] = {
     Branches: leave_branches,
     Experts: leave_experts,
     Heads: leave_heads,
+    Outputs: leave_outputs,
 }
 
 
@@ -73,6 +75,8 @@ class Shrunk(ByText):
         patched: ``{name: share}`` of weights that were repaired: the share that each recovers of the squared residual,
             which is what the removed branches behind it added to the stream, on the calibration.
         heads: ``{group: (heads before, after)}`` of the attentions of which heads left.
+        outputs: ``{group: (outputs before, after)}`` of the heads of which outputs left.
+        unread: ``{name: integer}`` of modules that still say how many there were, as no pass read them.
         experts: ``{router: (experts before, after)}`` of the mixtures of which experts left.
         unreached: ``{router: experts}`` that no token of the batches was sent to.
         mended: ``{router: share}``: the share of the squared residual behind a mixture that its repaired experts
@@ -101,6 +105,8 @@ class Shrunk(ByText):
     stayed: Mapping[str, str] = field(default_factory=dict, repr=False)
     patched: Mapping[str, float] = field(default_factory=dict, repr=False)
     heads: Mapping[str, tuple[int, int]] = field(default_factory=dict, repr=False)
+    outputs: Mapping[str, tuple[int, int]] = field(default_factory=dict, repr=False)
+    unread: Mapping[str, int] = field(default_factory=dict, repr=False)
     experts: Mapping[str, tuple[int, int]] = field(default_factory=dict, repr=False)
     unreached: Mapping[str, tuple[int, ...]] = field(default_factory=dict, repr=False)
     mended: Mapping[str, float] = field(default_factory=dict, repr=False)
@@ -172,7 +178,7 @@ def shrink(
             most half of the smallest step. Where steps are so coarse that this is more than a twentieth of the target,
             the smaller of the two nearest models is taken. None: the units that are zero in all members leave, or, with
             ``leave``, nothing but that.
-        leave: what leaves first: `Branches`, `Experts` and `Heads` of a module, each a value or a word, such as
+        leave: what leaves first: `Branches`, `Experts`, `Heads`, `Outputs` of a module, each a value or a word such as
             ``"experts:25%"`` or ``["branches:3", Experts(2)]``; units make up what is missing to ``sparsity``. Of a
             directory one kind leaves a run, `Experts` or `Blocks`, and nothing else.
         criterion: ``(weight, *, <evidence>) -> scores``, higher = keep, or its name; see `secateur.criteria`.
@@ -393,8 +399,9 @@ def _shrunk_directory(
         )
     if asked.leave and isinstance(asked.leave[0], Blocks):
         return shrink_blocks_directory(source, out, asked, example_inputs, **how)
-    if asked.leave and isinstance(asked.leave[0], Heads):
-        raise ValueError(f"{source}: Heads leave a module; load the model for this, and save what is left.")
+    if asked.leave and isinstance(asked.leave[0], Heads | Outputs):
+        kind = type(asked.leave[0]).__name__
+        raise ValueError(f"{source}: {kind} leave a module; load the model for this, and save what is left.")
     if asked.leave:
         refuse("is not needed: a directory's experts are found by its configuration.", example_inputs=example_inputs)
         return shrink_experts_directory(source, out, asked, **how)

@@ -112,9 +112,10 @@ def oracles(coupling: Coupling, kept: Kept) -> tuple[list[RouterMask | None], li
 
 
 def zeroed_of(coupling: Coupling, kept: Kept) -> Kept:
-    """What becomes zero in the original: not those that are chosen between, which have no chance."""
-    chosen = {group.name for group in coupling.groups if group.chosen}
-    return {name: mask for name, mask in kept.items() if name not in chosen}
+    """What becomes zero in the original: not those that are chosen between, which have no chance, nor outputs, which
+    only stay out of the comparison."""
+    zeroed = {group.name for group in coupling.groups if group.zeroed}
+    return {name: mask for name, mask in kept.items() if name in zeroed}
 
 
 def zero_all(tensors: Mapping[str, Tensor], plan: Plan) -> None:
@@ -130,10 +131,10 @@ def zero_all(tensors: Mapping[str, Tensor], plan: Plan) -> None:
 
 
 def kept_by(coupling: Coupling, plan: Plan) -> dict[str, npt.NDArray[np.bool_]]:
-    """The units that a plan keeps of each group that a router chooses from."""
+    """The units that a plan keeps of each group that a router chooses from, or whose units are outputs."""
     found = {}
     for group in coupling.groups:
-        if not group.chosen:
+        if group.zeroed:
             continue
         for name, at in group.members:
             if at in plan.tensors.get(name, ((), {}))[1]:
@@ -143,8 +144,8 @@ def kept_by(coupling: Coupling, plan: Plan) -> dict[str, npt.NDArray[np.bool_]]:
 
 
 def without_chosen(coupling: Coupling, plan: Plan) -> Plan:
-    """What a plan takes of other dimensions than those of units that are chosen between."""
-    axes = {group.axis for group in coupling.groups if group.chosen}
+    """What a plan takes of other dimensions than those of units that are chosen between, or outputs."""
+    axes = {group.axis for group in coupling.groups if not group.zeroed}
     tensors = {}
     for name, (shape, kept) in plan.tensors.items():
         cuts = dict(kept)
@@ -158,7 +159,7 @@ def without_chosen(coupling: Coupling, plan: Plan) -> Plan:
 def _without(
     coupling: Coupling, axes: Iterable[Any], name: str, at: int, indices: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
-    """The positions that stay of a dimension if all units stay that are chosen between."""
+    """The positions that stay of a dimension if all units of these axes stay."""
     dim = coupling.dims(name)[at]
     others = {
         group.name: _stays(coupling, group, name, at, indices)

@@ -35,12 +35,14 @@ class Plan:
         scales: ``[(name, dimension, indices, factor)]``: entries, of those before, that are multiplied by a number,
             since the code divides by the root of a size that became smaller.
         modules: ``{path: form}`` of what stays in place of modules that leave; see `Removed` in `secateur.coupling`.
+        outputs: the modules whose outputs leave what the model returns.
     """
 
     tensors: dict[str, tuple[tuple[int, ...], dict[int, npt.NDArray[np.int64]]]]
     numbers: list[tuple[tuple[str | int, ...], int, int]]
     scales: list[tuple[str, int, npt.NDArray[np.int64], float]] = field(default_factory=list)
     modules: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    outputs: tuple[str, ...] = ()
 
     def takes(self, branch: Branch) -> bool:
         """Whether nothing is left of a residual branch: all that has its parameters leaves."""
@@ -59,6 +61,7 @@ class Plan:
                 for name, at, indices, factor in self.scales
             ],
             **({"modules": {path: dict(form) for path, form in self.modules.items()}} if self.modules else {}),
+            **({"outputs": list(self.outputs)} if self.outputs else {}),
         }
 
 
@@ -85,7 +88,8 @@ def plan_in(read: Fields) -> Plan:
         except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
             raise form.wrong("", f"describes no module ({error})") from None
         modules[path] = dict(form.values)
-    return Plan(tensors, numbers, scales, modules)
+    outputs = tuple(read.each("outputs", str)) if "outputs" in read.values else ()
+    return Plan(tensors, numbers, scales, modules, outputs)
 
 
 def _kept(read: Fields) -> dict[int, npt.NDArray[np.int64]]:

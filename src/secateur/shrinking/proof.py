@@ -14,6 +14,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Any, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -31,7 +33,7 @@ from secateur.coupling import (
     tensors_of_tree,
     written_in_others,
 )
-from secateur.shrinking.apply import carry_out
+from secateur.shrinking.apply import carry_out, sliced
 from secateur.shrinking.costs import by_tie
 from secateur.shrinking.oracle import RouterMask, kept_by, lending_of, oracles, without_chosen, zero_all, zeroed_of
 from secateur.shrinking.plan import Plan, plan_of, plan_without, plans_of
@@ -245,7 +247,8 @@ def _differs_after(
     stage = copy.deepcopy(original)
     for plan in plans_of(shrunken)[len(plans_of(original)) :]:
         for part in (Plan({}, [], modules=plan.modules), replace(plan, modules={})) if plan.modules else (plan,):
-            words = _differs_by(probe, calm, find_coupling(stage, example_inputs), part, example_inputs)
+            coupling = find_coupling(stage, example_inputs, outputs=plan.outputs)
+            words = _differs_by(probe, calm, coupling, part, example_inputs)
             if words is not None:
                 return words
             carry_out(stage, part, None)
@@ -285,7 +288,7 @@ def _differs_by(probe: nn.Module, calm: float, coupling: Coupling, plan: Plan, i
     without, after = oracles(coupling, kept)
     zero_all(tensors_of(probe), without_chosen(coupling, plan))
 
-    def runs(form: str, zeroed: Sequence[Branch], chances: Sequence[RouterMask | None]) -> Runs:
+    def runs(form: str, zeroed: Sequence[Branch], chances: Sequence[RouterMask | None], whole: bool = False) -> Runs:
         return [
             functools.partial(
                 outputs,
@@ -296,13 +299,15 @@ def _differs_by(probe: nn.Module, calm: float, coupling: Coupling, plan: Plan, i
                 form=form,
                 zeroed=_terms(zeroed, in_pass) if plan.modules else None,
                 oracle=oracle,
+                stay=coupling.returned(in_pass, kept) if whole and plan.outputs else None,
             )
             for in_pass in coupling.passes
             for oracle in chances
         ]
 
-    expected = {form: all_of(runs(form, branches, without)) for form in forms}
-    shows = not plan.modules or calm == 1 or difference(all_of(runs("sums", (), without)), expected["sums"]) is not None
+    expected = {form: all_of(runs(form, branches, without, whole=True)) for form in forms}
+    all_there = runs("sums", (), without, whole=True)
+    shows = not plan.modules or calm == 1 or difference(all_of(all_there), expected["sums"]) is not None
     undo = carry_out(probe, plan, None)
     found = {form: all_of(runs(form, (), after)) for form in forms}
     right = [form for form in forms if difference(expected[form], found[form]) is None]
@@ -311,7 +316,7 @@ def _differs_by(probe: nn.Module, calm: float, coupling: Coupling, plan: Plan, i
     if right:
         return None if shows else certain(BLIND)
     undo()
-    words = [compared(probe, expected[form], found[form], runs(form, branches, without)) for form in forms]
+    words = [compared(probe, expected[form], found[form], runs(form, branches, without, whole=True)) for form in forms]
     carry_out(probe, plan, None)
     return certain(next((each for each in words if isinstance(each, Unsure)), words[0]))
 
@@ -331,13 +336,15 @@ def outputs(
     backward: bool = False,
     zeroed: Iterable[tuple[int, int]] | None = None,
     oracle: RouterMask | None = None,
+    stay: Sequence[Sequence[npt.NDArray[np.bool_]]] | None = None,
 ) -> list[Tensor]:
     """All tensors that a probe returns; its buffers and the random numbers are as before.
 
     ``statistics`` are the calls, by name and number, that may not count the entries of their axis: ``form`` says
     whether they become "sums", which entries that are zero do not change, or are left out ("affine"). ``zeroed`` are
     the terms of sums that become zero; then random numbers do not depend on how many were drawn (`SameDraws`).
-    ``oracle`` says which of the units that are chosen between have no chance.
+    ``oracle`` says which of the units that are chosen between have no chance; ``stay`` which positions of each
+    dimension of each tensor are asked for.
     """
     inputs = private.tree_map_only(Tensor, _wide, inputs)
     with (
@@ -352,7 +359,12 @@ def outputs(
         found = list(tensors_in(run_example(model, inputs)))
         if backward and (real := [each for each in found if each.is_floating_point() and each.requires_grad]):
             torch.stack([each.sum() for each in real]).sum().backward()  # type: ignore[no-untyped-call]
-    return [each.detach() for each in found]
+    found = [each.detach() for each in found]
+    return found if stay is None else [_staying(*each) for each in zip(found, stay, strict=True)]
+
+
+def _staying(tensor: Tensor, masks: Sequence[npt.NDArray[np.bool_]]) -> Tensor:
+    return sliced(tensor, {at: np.flatnonzero(mask) for at, mask in enumerate(masks) if not mask.all()})
 
 
 # ---- what does not agree --------------------------------------------------------------------------------------------
@@ -408,7 +420,7 @@ def _are_right_in_parts(
     compared_on = functools.partial(_runs, lending.module, coupling, inputs, statistics)
     with lending, contextlib.suppress(Exception):  # whatever the model raises: a whole probe shows why
         lending.zero(plan_of(lending.module, coupling, zeroed_of(coupling, kept)))
-        expected = {form: all_of(compared_on(form, without)) for form in forms}
+        expected = {form: all_of(compared_on(form, without, stay=kept)) for form in forms}
         if not _has_numbers(expected["sums"]):
             return False
         lending.cut(plan_of(lending.module, coupling, kept))
@@ -600,7 +612,8 @@ def _differs_in_form(
     runs = functools.partial(_runs, probe, coupling, inputs, statistics, form)
     try:
         zero_all(tensors, plan_of(probe, coupling, zeroed_of(coupling, kept)))
-        expected = all_of(runs(without))
+        original = runs(without, stay=kept)
+        expected = all_of(original)
         undo = carry_out(probe, plan, None)
         try:
             found = all_of(runs(after, backward=backward))
@@ -620,7 +633,7 @@ def _differs_in_form(
             return BLIND if calm < 1 and not would_show(probe, plan, runs(after)) else None
         undo()
         undo = None
-        return compared(probe, expected, found, runs(without))
+        return compared(probe, expected, found, original)
     finally:
         if undo is not None:
             undo()
@@ -648,8 +661,11 @@ def _runs(
     *,
     backward: bool = False,
     real: bool = False,
+    stay: Kept | None = None,
 ) -> Runs:
-    """The passes that were watched; ``real``: with statistics as they are."""
+    """The passes that were watched; ``real``: with statistics as they are; ``stay``: what of the outputs is asked for,
+    where units are outputs."""
+    leave = stay is not None and any(group.returned and group.name in stay for group in coupling.groups)
     return [
         functools.partial(
             outputs,
@@ -660,6 +676,7 @@ def _runs(
             form=form,
             backward=backward,
             oracle=oracle,
+            stay=coupling.returned((number, training), stay) if stay is not None and leave else None,
         )
         for number, training in coupling.passes
         for oracle in chances

@@ -37,6 +37,12 @@ def model_content(done: Shrunk, *, full: bool) -> Iterator[Part]:
     if done.heads:
         yield _counts("heads", done.heads, "Heads", "Stay", full=full)
         yield ""
+    if done.outputs:
+        yield _counts("outputs", done.outputs, "Outputs", "Stay", full=full)
+        if done.unread:
+            still = ", ".join(f"{printable(name)} = {value}" for name, value in done.unread.items())
+            yield f"Not changed, since no forward pass reads it: {still}. Set it if something else does."
+        yield ""
     if done.experts:
         yield _counts("experts", done.experts, "Experts", "Stay", full=full)
         yield from unreached_lines(done.unreached, done.experts, first=done.asked.experts.unreached_first)

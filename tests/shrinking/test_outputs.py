@@ -1,0 +1,215 @@
+"""Outputs of a head that leave: what stays is what it was, whatever the others would have been, or they stay."""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from transformers import ViTConfig, ViTForImageClassification
+
+from secateur import load_shrunken, save_shrunken, shrink
+from secateur.kinds import Outputs
+from secateur.shrinking import verify_shrunken
+from support.told import tables_of
+
+PICTURES = torch.linspace(-1, 1, 2 * 3 * 16 * 16).reshape(2, 3, 16, 16)
+
+
+def cnn(classes=6):
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, classes)
+    ).eval()
+
+
+class Towers(nn.Module):
+    """Of each class a tower of its own, as grouped convolutions; classes of each pixel."""
+
+    def __init__(self, classes=5):
+        super().__init__()
+        self.body = nn.Conv2d(3, 4 * classes, 3, padding=1)
+        self.tower = nn.Sequential(
+            nn.Conv2d(4 * classes, 2 * classes, 3, padding=1, groups=classes),
+            nn.ReLU(),
+            nn.Conv2d(2 * classes, classes, 1, groups=classes),
+        )
+
+    def forward(self, x):
+        return {"out": self.tower(self.body(x).relu())}
+
+
+class Detector(nn.Module):
+    """As Ultralytics detects: for each scale boxes and classes, joined, reshaped, and taken apart by plain integers."""
+
+    def __init__(self, classes=7, bins=4):
+        super().__init__()
+        self.names = {number: f"thing {number}" for number in range(classes)}
+        self.nc, self.bins = classes, bins
+        self.no = classes + 4 * bins
+        self.stem, self.deep = nn.Conv2d(3, 8, 3, 2, 1), nn.Conv2d(8, 8, 3, 2, 1)
+        self.cv2, self.cv3 = (
+            nn.ModuleList(
+                nn.Sequential(nn.Conv2d(8, 8, 3, 1, 1, groups=8), nn.Conv2d(8, 6, 1), nn.SiLU(), nn.Conv2d(6, count, 1))
+                for _ in "ab"
+            )
+            for count in (4 * bins, classes)
+        )
+
+    def forward(self, x):
+        found = [self.stem(x).relu()]
+        found.append(self.deep(found[0]).relu())
+        maps = [torch.cat((box(y), thing(y)), 1) for y, box, thing in zip(found, self.cv2, self.cv3, strict=True)]
+        if self.training:
+            return maps
+        joined = torch.cat([each.view(each.shape[0], self.no, -1) for each in maps], 2)
+        boxes, things = joined.split((4 * self.bins, self.nc), 1)
+        shares = boxes.view(boxes.shape[0], 4, self.bins, -1).softmax(2)
+        edges = (shares * torch.arange(self.bins, dtype=shares.dtype).view(1, 1, -1, 1)).sum(2)
+        return torch.cat((edges, things.sigmoid()), 1), maps, found
+
+
+def picked(outputs, keep, boxes=0):
+    """These classes, which are the last of the dimension that holds them; boxes before them stay."""
+    if isinstance(outputs, dict):
+        return {key: picked(each, keep, boxes) for key, each in outputs.items()}
+    return outputs[:, [*range(boxes), *(boxes + number for number in keep)]]
+
+
+def run(model, x=PICTURES):
+    with torch.no_grad():
+        return model(x)
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=5, unique=True).map(sorted), st.integers(0, 99))
+@settings(max_examples=8)
+def test_classes_that_stay_are_what_they_were(keep, seed):
+    torch.manual_seed(seed)
+    model = cnn().double()
+    expected = run(model, PICTURES.double())[:, keep]
+    shrink(model, PICTURES.double(), leave=Outputs("5", keep=keep))
+    torch.testing.assert_close(run(model, PICTURES.double()), expected, rtol=1e-12, atol=1e-12)
+    assert model[5].out_features == len(keep)
+
+
+def test_a_tower_of_a_class_leaves_with_it():
+    model = Towers()
+    expected = picked(run(model), [1, 4])
+    done = shrink(model, PICTURES, leave=Outputs("tower", keep=[1, 4]))
+    torch.testing.assert_close(run(model), expected)
+    assert [model.tower[0].groups, model.tower[2].groups, model.body.out_channels] == [2, 2, 8]
+    assert tables_of(done.content())["outputs"]
+    assert done.parameters[1] == sum(each.numel() for each in model.parameters())
+
+
+def test_classes_of_a_detector_leave_every_scale_and_the_numbers_that_count_them(tmp_path):
+    model = Detector().eval()
+    dense, fresh = copy.deepcopy(model), copy.deepcopy(model)
+    expected, maps, features = run(model)
+    shrink(model, PICTURES, leave=Outputs("cv3", keep=[0, 5]))
+    found, small, same = run(model)
+    torch.testing.assert_close(same, features, rtol=0, atol=0)
+    torch.testing.assert_close(found, picked(expected, [0, 5], boxes=4))
+    torch.testing.assert_close(small, [picked(each, [0, 5], boxes=16) for each in maps])
+    assert (model.nc, model.no, model.names) == (2, 18, {0: "thing 0", 1: "thing 5"})
+    assert [each[1].out_channels for each in model.cv3] == [6, 6]
+    verify_shrunken(dense, model, PICTURES)
+    save_shrunken(model, tmp_path / "small.safetensors")
+    again = load_shrunken(fresh, tmp_path / "small.safetensors").eval()
+    torch.testing.assert_close(run(again), run(model), rtol=0, atol=0)
+    shrink(model, PICTURES, 0.1)  # and units leave what is left
+    assert run(model)[0].shape == found.shape
+
+
+def test_labels_of_a_configuration_follow(tmp_path):
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 16}
+    labels = dict(enumerate(["ant", "bee", "cat", "dog"]))
+    config = ViTConfig(
+        image_size=16, patch_size=8, id2label=labels, label2id={v: k for k, v in labels.items()}, **sizes
+    )
+    model = ViTForImageClassification(config).eval()
+    expected = run(model).logits[:, [1, 3]]
+    shrink(model, PICTURES, leave=Outputs("classifier", keep=[1, 3]))
+    torch.testing.assert_close(run(model).logits, expected)
+    assert (model.config.id2label, model.config.label2id) == ({0: "bee", 1: "dog"}, {"bee": 0, "dog": 1})
+    assert (model.num_labels, model.config.num_labels, config.num_labels) == (2, 2, 4)
+    assert torch.isfinite(model(PICTURES, labels=torch.tensor([0, 1])).loss)
+    model.save_pretrained(tmp_path)
+    again = ViTForImageClassification.from_pretrained(tmp_path).eval()
+    torch.testing.assert_close(run(again).logits, run(model).logits)
+
+
+class Reads(nn.Module):
+    """A head whose classes something reads before they are returned."""
+
+    def __init__(self, read):
+        super().__init__()
+        self.head, self.other, self.read = nn.Linear(4, 5), nn.Linear(5, 3), read
+
+    def forward(self, x):
+        return self.read(self, self.head(x))
+
+
+class Twice(nn.Module):
+    def __init__(self, *classes):
+        super().__init__()
+        self.classes = classes[0]  # which nothing reads
+        self.heads = nn.ModuleList(nn.Linear(4, count) for count in classes)
+
+    def forward(self, x):
+        return [head(x) for head in self.heads]
+
+
+READS = {
+    "softmax": (lambda _, y: y.softmax(1), "softmax along it"),
+    "argmax": (lambda _, y: (y, y.argmax(1)), "argmax"),
+    "mean": (lambda _, y: y - y.mean(1, keepdim=True), "computed something else"),
+    "another layer": (lambda model, y: (y, model.other(y)), "computed something else"),
+    "norm": (lambda _, y: nn.functional.layer_norm(y, y.shape[1:]), "computed something else"),
+}
+
+
+@pytest.mark.parametrize("read", READS)
+def test_classes_stay_where_what_stays_would_be_another(read):
+    model = Reads(READS[read][0])
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match=f"the outputs of head cannot leave; .*{READS[read][1]}|{READS[read][1]}"):
+        shrink(model, torch.randn(3, 4), leave=Outputs("head", keep=[0, 2]))
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "keep", "said"),
+    [
+        ("heads", [0], "no module matches 'heads'"),
+        ("cv3", [0, 7], "cv3 has outputs 0 to 6, and no 7"),
+        ("cv3", range(7), "names all of them, so that none leaves"),
+        ("stem", [0], "the outputs of stem cannot leave: without them .* computed something else, so others need them"),
+        ("cv3.0.1", [0], "the outputs of cv3.0.1 cannot leave; the model returns none of them"),
+    ],
+)
+def test_what_is_no_output_is_told_and_nothing_changes(name, keep, said):
+    model = Detector()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match=said):
+        shrink(model, PICTURES, leave=Outputs(name, keep=keep))
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+    assert (model.nc, len(model.names)) == (7, 7)
+
+
+def test_heads_of_one_size_lose_the_same_and_others_are_named_apart():
+    with pytest.raises(ValueError, match=r"outputs of several kinds, .*name the module of one"):
+        shrink(Twice(5, 3), torch.randn(3, 4), leave=Outputs("heads.*", keep=[0]))
+    model = Twice(5, 5)
+    x = torch.randn(3, 4)
+    expected = [each[:, [0, 3]] for each in run(model, x)]
+    done = shrink(model, x, leave=Outputs("heads.*", keep=[0, 3]))
+    torch.testing.assert_close(run(model, x), expected)
+    assert done.unread == {"classes": 5}
+    assert "no forward pass reads it: classes = 5" in str(done)
+
+
+@pytest.mark.parametrize(("keep", "said"), [([2, 0], "in ascending order"), ([1, 1], "once each"), ([], "is empty")])
+def test_what_stays_is_named_in_order(keep, said):
+    with pytest.raises(ValueError, match=said):
+        Outputs("head", keep=keep)
