@@ -158,9 +158,10 @@ def oneshot(
         float(aim),
     )
     if isinstance(model, Path | str):
-        return prune_directory(*directories(model, out), batches, request, device).over_texts(model, batches, forward)
+        done = prune_directory(*directories(model, out), batches, request, device)
+        return done.over_texts(model, batches, forward=forward, activations=activations, device=device)
     for_directories(out=out)
-    reach = reached_by_name(model, batches, forward)
+    reach = reached_by_name(model, batches, forward=forward)
     return replace(prune_in_memory(model, batches, request), reach=reach)
 
 

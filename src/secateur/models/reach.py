@@ -99,9 +99,9 @@ class ByText(Reported):
 
     reach: Reach | None = field(default=None, kw_only=True, repr=False)
 
-    def over_texts(self, model: nn.Module | str | Path, batches: Any, forward: Forward | None = None) -> Self:
+    def over_texts(self, model: nn.Module | str | Path, batches: Any, **how: Any) -> Self:
         """The same with what its texts reach of the model, as it was, where they have names."""
-        reach = reached_by_name(model, batches, forward)
+        reach = reached_by_name(model, batches, **how)
         return self if reach is None else replace(self, reach=reach)
 
     def by_text(self) -> Iterator[Part]:
@@ -111,7 +111,14 @@ class ByText(Reported):
             yield ""
 
 
-def reached(model: nn.Module | str | Path, batches: NamedTexts | _Texts, *, forward: Forward | None = None) -> Reach:
+def reached(
+    model: nn.Module | str | Path,
+    batches: NamedTexts | _Texts,
+    *,
+    forward: Forward | None = None,
+    activations: Path | str | None = None,
+    device: torch.device | str | None = None,
+) -> Reach:
     """What each of several texts reaches of a model, and what none of its tokens ever does.
 
     What no text exercises, data ranks last: a mixture without half of its experts keeps most of what it can do if it
@@ -121,6 +128,7 @@ def reached(model: nn.Module | str | Path, batches: NamedTexts | _Texts, *, forw
         model: a module, or the directory of one, of which a block is in memory at a time.
         batches: what `read_calibration` makes of named texts, or ``{name: batches}``.
         forward: ``(model, batch) -> outputs``; by default the batch is what the model is called with.
+        activations, device: of a directory, as of `oneshot`.
 
     Raises:
         ValueError: a text has no batches.
@@ -134,7 +142,7 @@ def reached(model: nn.Module | str | Path, batches: NamedTexts | _Texts, *, forw
     texts = batches.by_name() if isinstance(batches, NamedTexts) else batches
     if not isinstance(texts, Mapping) or not texts or not all(map(len, texts.values())):
         raise ValueError("a text has no batches; pass {name: batches}, or what read_calibration makes of named texts.")
-    host = _host(model, next(iter(texts.values())), forward)
+    host = _host(model, next(iter(texts.values())), forward, activations, device)
     hosts = {name: host.over(held_batches(its)[1]) for name, its in texts.items()}
     most = {name: _most(each) for name, each in hosts.items()}
     whole = {path: torch.stack([found[path] for found in most.values() if path in found]).amax(0)
@@ -151,21 +159,27 @@ def reached(model: nn.Module | str | Path, batches: NamedTexts | _Texts, *, forw
     )
 
 
-def reached_by_name(model: nn.Module | str | Path, batches: Any, forward: Forward | None = None) -> Reach | None:
+def reached_by_name(model: nn.Module | str | Path, batches: Any, **how: Any) -> Reach | None:
     """`reached`, of batches of texts that have names; None of others."""
-    return reached(model, batches, forward=forward) if isinstance(batches, NamedTexts) else None
+    return reached(model, batches, **how) if isinstance(batches, NamedTexts) else None
 
 
-def _host(model: nn.Module | str | Path, batches: Sequence[Any], forward: Forward | None) -> Host:
+def _host(
+    model: nn.Module | str | Path,
+    batches: Sequence[Any],
+    forward: Forward | None,
+    activations: Path | str | None,
+    device: torch.device | str | None,
+) -> Host:
     """The model in memory, or a directory's block by block; one that is not of repeated blocks is loaded."""
     if isinstance(model, nn.Module):
         return InMemory(model, batches, forward=forward)
     checkpoint = open_checkpoint(Path(model))
     try:
-        host = InFiles(checkpoint, checkpoint.root, batches, forward=forward)
+        host = InFiles(checkpoint, checkpoint.root, batches, forward=forward, activations=activations, device=device)
         host.check()
     except CheckpointError:
-        return InMemory(loaded_model(Path(model)), batches, forward=forward)
+        return InMemory(loaded_model(Path(model), device), batches, forward=forward)
     return host
 
 

@@ -340,14 +340,14 @@ def recover(
             on_part=on_part,
             on_step=on_step,
         )
-        return done.over_texts(model, batches, forward)
+        return done.over_texts(model, batches, forward=forward, activations=activations, device=device)
     if not isinstance(model, nn.Module) or not isinstance(teacher, nn.Module):
         raise TypeError("recover takes two modules, or two directories, the model and its teacher.")
     for_directories(
         out=out, activations=activations, teacher_on_disk=teacher_on_disk or None, device=device, on_part=on_part
     )
     model, teacher = unwrapped(model), unwrapped(teacher)
-    reach = reached_by_name(model, batches, forward)
+    reach = reached_by_name(model, batches, forward=forward)
     with casting(device_of(model), None), casting(device_of(teacher), None):
         return replace(_recovered(model, teacher, batches, request, on_step), reach=reach)
 

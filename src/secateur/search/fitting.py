@@ -205,12 +205,12 @@ def fit(
             levels=levels,
             device=device,
         )
-        return done.over_texts(model, batches)
+        return done.over_texts(model, batches, device=device)
     for_directories(out=out, device=device)
     if forward is not None and example_inputs is None:
         raise ValueError("with forward= the batches do not say what the model is called with; pass example_inputs=.")
     example = example_of(model, every[0]) if example_inputs is None else example_inputs
-    reach = reached_by_name(model, batches, forward)
+    reach = reached_by_name(model, batches, forward=forward)
     known = None if levels is None else given(levels, model)
     if known is not None:
         made = known.levels

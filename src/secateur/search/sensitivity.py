@@ -276,7 +276,7 @@ def sensitivity(
                 _write(folder, made, scores, passes)
     ordered = {name: scores[name] for name in levels}
     found = Sensitivity(levels, ordered, str(made["score"]), lost.dense, lost.rows, lost.share, passes, made)
-    return found.over_texts(model, batches, forward)
+    return found.over_texts(model, batches, forward=forward)
 
 
 def _measured(

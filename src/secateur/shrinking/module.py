@@ -290,7 +290,8 @@ def shrink(
         why = "is for modules: a directory is called as its configuration says; load the model for this."
         refuse(why, evidence=evidence, modes=modes, more_inputs=more_inputs or None, optimizer=optimizer, report=report)
         how = {"batches": batches, "repair": repair, "forward": forward, "activations": activations, "device": device}
-        return _shrunk_directory(Path(model), out, asked, example_inputs, how).over_texts(model, batches, forward)
+        smaller = _shrunk_directory(Path(model), out, asked, example_inputs, how)
+        return smaller.over_texts(model, batches, forward=forward, activations=activations, device=device)
     for_directories(out=out, activations=activations, device=device)
     refuse(
         "is of a directory; a module's experts leave by batches=.",
@@ -316,7 +317,7 @@ def shrink(
         more_inputs=inputs[1:],
     )
     coupling = before = watched()
-    reach = reached_by_name(model, batches, forward)
+    reach = reached_by_name(model, batches, forward=forward)
     dense, work = _totals(model), coupling.multiply_adds({})
     dense_outputs = None  # compared with the dense outputs when batch normalizations are re-estimated
     if held is None:
