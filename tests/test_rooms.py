@@ -139,6 +139,16 @@ def test_the_house_is_no_heavier_than_the_map_says():
     assert not small, f"{small}: put them where they are used, or the reason into docs/architecture.md"
 
 
+def test_no_name_stands_in_three_files_with_three_meanings():
+    """`parse` means the same in each: what a word says."""
+    places = {}
+    for path in FILES:
+        for node in nodes(path, top_level=True):
+            if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, set()).add(str(path.relative_to(HOUSE)))
+    assert {name: where for name, where in places.items() if len(where) > 2 and name != "parse"} == {}
+
+
 def test_there_are_rooms_and_the_map_has_them_all():
     assert len(PACKAGES) >= 15
     assert set(PACKAGES) - {"integrations"} <= set(arrows()) | {"native", "support"}

@@ -46,9 +46,9 @@ def test_forms_take_turns_and_the_number_of_threads_is_put_back(monkeypatch):
 
 def test_a_tensor_that_is_shared_counts_once():
     model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False))
-    assert measuring.bytes_of(model) == 2 * 8 * 8 * 4
+    assert measuring.stored_bytes(model) == 2 * 8 * 8 * 4
     model[1].weight = model[0].weight
-    assert measuring.bytes_of(model) == 8 * 8 * 4
+    assert measuring.stored_bytes(model) == 8 * 8 * 4
 
 
 @pytest.fixture(scope="module")

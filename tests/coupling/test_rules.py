@@ -12,7 +12,7 @@ from secateur import shrink
 from secateur.coupling import find_coupling, leaves
 from secateur.coupling.axes import Axis
 from secateur.coupling.operations import operation
-from secateur.coupling.rules.pointwise import each_of, places, plain
+from secateur.coupling.rules.pointwise import each_of, places, plain_number
 from secateur.coupling.trace import Trace
 from support.traced import arguments, assert_a_call_on_slices_gives_the_slices_of_its_result, drawn_shapes, traced
 
@@ -279,11 +279,11 @@ def test_a_plain_number_asks_for_no_equation():
     trace = Trace()
     number = trace.number(Axis(6))
     assert type(number) is not int
-    assert type(plain(number)) is int
-    assert plain(number) // 2 == 3
+    assert type(plain_number(number)) is int
+    assert plain_number(number) // 2 == 3
     assert type(each_of(number, 0)) is int
     assert not trace.equations
-    assert plain(2.5) == 2.5
+    assert plain_number(2.5) == 2.5
 
 
 # ---- attention ----

@@ -8,7 +8,7 @@ from secateur import Unstructured
 from secateur.allocation import by_name
 from secateur.checkpoints import request_of
 from secateur.models import oneshot
-from secateur.models.solving import Request, digest, held_batches
+from secateur.models.solving import OneShotRequest, digest, held_batches
 from secateur.solvers import admm, with_refit
 from support.stacks import data, stack
 
@@ -50,7 +50,7 @@ def test_batches_are_held_once_and_must_be_some():
 def test_a_run_that_goes_on_must_have_the_same_settings():
     def said(iterations, share):
         solver, allocate = with_refit(admm, iterations=iterations), by_name({"*.down_proj.weight": share})
-        return request_of("oneshot", Request(0.5, solver, Unstructured(), allocate, ("gram",)))
+        return request_of("oneshot", OneShotRequest(0.5, solver, Unstructured(), allocate, ("gram",)))
 
     assert said(3, 0.1) == said(3, 0.1)
     assert said(3, 0.1) != said(4, 0.1) != said(4, 0.2)

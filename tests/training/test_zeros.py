@@ -8,7 +8,7 @@ from secateur import criteria, regrowth, schedules
 from secateur.allocation import everywhere
 from secateur.patterns import Unstructured
 from secateur.support import Undo
-from secateur.training.choosing import Source, gathered
+from secateur.training.choosing import EvidenceSource, gathered
 from secateur.training.optimizers import check_state_goes_on, inner_optimizers
 from secateur.training.rules import Rules
 from secateur.training.state import Memory
@@ -30,7 +30,7 @@ from support.training import (
 def zeros_of(model, optimizer=None, criterion=criteria.magnitude, regrow=None):
     rules = Rules(criterion, Unstructured(), everywhere, regrow, [], collects=False)
     optimizers = [SGD(model.parameters()) if optimizer is None else optimizer]
-    return Zeros(weights_of(model), rules, optimizers, Source(model, (), None, None), seed=0)
+    return Zeros(weights_of(model), rules, optimizers, EvidenceSource(model, (), None, None), seed=0)
 
 
 def begun(zeros, target=0.0, within=None):
@@ -213,7 +213,7 @@ def test_pruning_by_gradients_needs_some():
 
 def shown(model, words, *, batches=(), memory=None, inputs_first=()):
     rules = Rules(criteria.magnitude, Unstructured(), everywhere, None, list(inputs_first), bool(batches))
-    source = Source(model, batches, nn.functional.mse_loss, None)
+    source = EvidenceSource(model, batches, nn.functional.mse_loss, None)
     return gathered(words, weights_of(model), rules, memory or Memory(0), source)
 
 

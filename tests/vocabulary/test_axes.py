@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from secateur.vocabulary.axes import axes_of, builder, embedding_of, parts_of
+from secateur.vocabulary.axes import axes_of, builder, embedding_of, parts_in
 from support.vocabularies import model_of
 
 FOUND = {
@@ -51,7 +51,7 @@ def test_a_vocabulary_of_a_part():
     found = axes_of(build(config), build)
     assert found.places == (("text_config", "vocab_size"),)
     assert all("vision" not in name for name in found.tensors)
-    assert {place for place, _ in parts_of(config)} == {(), ("text_config",), ("vision_config",)}
+    assert {place for place, _ in parts_in(config)} == {(), ("text_config",), ("vision_config",)}
 
 
 def test_what_has_no_vocabulary_is_said():

@@ -51,7 +51,7 @@ from secateur.checkpoints.slicing import Write as Write
 from secateur.checkpoints.slicing import files_of as files_of
 from secateur.checkpoints.slicing import nbytes_of_cut as nbytes_of_cut
 from secateur.checkpoints.slicing import pieces_of_cut as pieces_of_cut
-from secateur.checkpoints.slicing import rows_of as rows_of
+from secateur.checkpoints.slicing import row_pieces as row_pieces
 from secateur.checkpoints.slicing import sha256_of as sha256_of
 from secateur.checkpoints.slicing import shape_of_cut as shape_of_cut
 from secateur.checkpoints.slicing import write_bytes as write_bytes

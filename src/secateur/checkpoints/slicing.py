@@ -140,7 +140,7 @@ def pieces_of_cut(checkpoint: Checkpoint, entry: TensorEntry, cuts: Cuts, *, as_
             yield checkpoint.raw(entry.name, start, min(start + PIECE, entry.nbytes))
         return
     first = 0
-    for piece in rows_of(checkpoint, entry, max(1, PIECE // max(1, entry.nbytes // entry.shape[0]))):
+    for piece in row_pieces(checkpoint, entry, max(1, PIECE // max(1, entry.nbytes // entry.shape[0]))):
         last = first + len(piece)
         for at, indices in cuts.items():
             if at == 0:
@@ -151,7 +151,7 @@ def pieces_of_cut(checkpoint: Checkpoint, entry: TensorEntry, cuts: Cuts, *, as_
         first = last
 
 
-def rows_of(checkpoint: Checkpoint, entry: TensorEntry, count: int) -> Iterator[Tensor]:
+def row_pieces(checkpoint: Checkpoint, entry: TensorEntry, count: int) -> Iterator[Tensor]:
     """A tensor in blocks of so many rows."""
     dtype = entry.torch_dtype
     if dtype is None:

@@ -184,7 +184,7 @@ class Bench(Reported):
             Column.figure("ms, fastest round", ms(min), detail=True),
             Column.figure("ms, slowest round", ms(max), detail=True),
             Column.figure("times faster", lambda each: ratio(each[1], self.times[0]), ".2f"),
-            Column.bytes("size", lambda each: bytes_of(each[0].model)),
+            Column.bytes("size", lambda each: stored_bytes(each[0].model)),
             Column("packed", lambda each: layers(each[0])),
             title="Form by form",
         )
@@ -364,7 +364,7 @@ def _line(error: Exception) -> str:
     return printable((str(error).strip().splitlines() or [type(error).__name__])[0], 150)
 
 
-def bytes_of(model: nn.Module) -> int:
+def stored_bytes(model: nn.Module) -> int:
     """Of parameters and buffers, each once; of quantized layers what saving them takes."""
     state = list(model.state_dict().values())
     if all(isinstance(value, Tensor) for value in state):

@@ -357,7 +357,7 @@ class Forms:
             return None
         argument, _, dims = tensors[0]
         form: dict[str, Any] = {"was": type(module).__name__, "input": argument}
-        own = {axis for each in module.parameters() for dim in self._trace.dims(each) for axis in axes_of(dim)}
+        own = {axis for each in module.parameters() for dim in self._trace.dims(each) for axis in axes_in(dim)}
         out = visit.returns
         alone = isinstance(out, tuple) and visit.arguments == 1 and argument == 0
         if alone and not ends and _same(out[1], dims) and not self._is_written(out[0], owner):
@@ -416,7 +416,7 @@ def _holds(outer: str, inner: str) -> bool:
     return inner.startswith(f"{outer}.")
 
 
-def axes_of(expression: Expression) -> list[Axis]:
+def axes_in(expression: Expression) -> list[Axis]:
     return [axis for axis in leaves(expression) if axis.size > 1]
 
 
@@ -424,7 +424,7 @@ def _same_dim(one: Expression, other: Expression) -> bool:
     """Whether two dimensions are the same axes; of size one they are anyway."""
     if size_of(one) != size_of(other):
         return False
-    return one is other or axes_of(one) == axes_of(other)
+    return one is other or axes_in(one) == axes_in(other)
 
 
 def _same(first: Sequence[Expression], second: Sequence[Expression]) -> bool:
@@ -450,7 +450,7 @@ def _explained(
     if size_of(dim) > 1 and same:
         return same[0], 0, *plain
     # a width of its own weights, and nothing that comes from the input
-    return None if same or not own.issuperset(axes_of(dim)) else (-1, size_of(dim), *plain)
+    return None if same or not own.issuperset(axes_in(dim)) else (-1, size_of(dim), *plain)
 
 
 def _convolved(module: private.Convolution, spatial: int, place: int) -> tuple[int, int, int, int, int] | None:
@@ -553,14 +553,14 @@ class _Streams:
 
     def found(self) -> list[Branch]:
         """The branches, in the order of their sums."""
-        shared = {axis for each in self.model.parameters() for dim in self.trace.dims(each) for axis in axes_of(dim)}
+        shared = {axis for each in self.model.parameters() for dim in self.trace.dims(each) for axis in axes_in(dim)}
         branches = []
         for final in range(len(self.calls)):
             call = self.calls[final]
             if call.number >= 0 and call.alive and self._joins(call) is None:
                 terms = list(self._terms(final))
                 dims = self.values[call.outputs[0]].dims
-                features = tuple(at for at, dim in enumerate(dims) if shared & set(axes_of(dim)))
+                features = tuple(at for at, dim in enumerate(dims) if shared & set(axes_in(dim)))
                 for index, position, value in terms:
                     others = [other for place, at, other in terms if (place, at) != (index, position)]
                     at = Term(self.calls[index].number, position, call.number, features)

@@ -20,9 +20,9 @@ from secateur.demo.trials import (
     Trial,
     compressed_size,
     file_size,
-    memory_of,
     parameters_of,
     run_of,
+    state_bytes,
 )
 from secateur.inference import Packing
 from secateur.report import Check, Results, Row, Run, summarize
@@ -173,7 +173,7 @@ def with_shrunken(
             run_of(trial, latencies.get(id(trial))),
             zipped=None,
             batch_ms=batches.get(id(trial)),
-            memory=memory_of(trial.model),
+            memory=state_bytes(trial.model),
             compressed=compressed_size(trial.model),
         )
         if trial.label.startswith("channels"):
@@ -190,7 +190,7 @@ def with_shrunken(
                     run,
                     method=f"{trial.label}, packed",
                     bytes=None if measured is None else file_size(each.many),
-                    memory=None if measured is None else memory_of(each.many),
+                    memory=None if measured is None else state_bytes(each.many),
                     latency_ms=latencies.get(id(measured)),
                     batch_ms=batches.get(id(measured)),
                 )

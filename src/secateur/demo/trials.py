@@ -513,7 +513,7 @@ def file_size(model: nn.Module) -> int:
     return len(save(model.state_dict()))
 
 
-def memory_of(model: nn.Module) -> int:
+def state_bytes(model: nn.Module) -> int:
     return sum({tensor.data_ptr(): tensor.nbytes for tensor in model.state_dict().values()}.values())
 
 

@@ -34,7 +34,7 @@ from secateur.models.observation import observe
 from secateur.models.products import WeightView
 from secateur.models.replay import Replay, Weights
 from secateur.models.result import OneShot, PrunedBlock, PrunedTensor, Tally, write_record
-from secateur.models.solving import Request, complete, digest, held_batches
+from secateur.models.solving import OneShotRequest, complete, digest, held_batches
 from secateur.models.walk import check_pruned, never_run, walk
 from secateur.selection import LazyScores
 from secateur.support import Between, on_rank_zero, printable, track
@@ -43,7 +43,7 @@ from secateur.targets import stored_inputs_first
 _Share = Annotated[float, Between(0, 1)]
 
 
-def prune_in_memory(model: nn.Module, batches: Iterable[Any], request: Request) -> OneShot:
+def prune_in_memory(model: nn.Module, batches: Iterable[Any], request: OneShotRequest) -> OneShot:
     """`oneshot` of a module, in place; an exception says which of its blocks are pruned already."""
     started = time.monotonic()
     host = InMemory(model, batches, forward=request.forward, activations=request.activations)
@@ -71,7 +71,7 @@ def _refuse_unready(model: nn.Module) -> None:
 
 
 def prune_directory(
-    source: Path, out: Path, batches: Iterable[Any], request: Request, device: torch.device | str | None = None
+    source: Path, out: Path, batches: Iterable[Any], request: OneShotRequest, device: torch.device | str | None = None
 ) -> OneShot:
     """`oneshot` of a directory into another one, beside which it is made."""
     started = time.monotonic()
@@ -104,7 +104,7 @@ def prune_directory(
     return done
 
 
-def _prune(host: Host, request: Request, tally: Tally, run: Run | None = None) -> list[PrunedBlock]:
+def _prune(host: Host, request: OneShotRequest, tally: Tally, run: Run | None = None) -> list[PrunedBlock]:
     """Prunes the blocks of a model, and adds each to the tally; those that an earlier run pruned are only run. What the
     journal says of each."""
     targets, left_alone = choose_targets(host.model, host.blocks, request.include, request.exclude)
@@ -173,7 +173,7 @@ def _done_before(run: Run, blocks: Mapping[str, nn.Module], targets: Mapping[str
 Norms = Mapping[str, Mapping[WeightView, Tensor]]
 
 
-def share_out(request: Request, targets: Mapping[str, nn.Parameter], replay: Replay) -> dict[str, float | None]:
+def share_out(request: OneShotRequest, targets: Mapping[str, nn.Parameter], replay: Replay) -> dict[str, float | None]:
     """The sparsity of each weight. `uniform`: the same; else the counts that an allocation gives for Wanda's scores."""
     sparsity, pattern = request.sparsity, request.pattern
     if request.allocate is uniform:

@@ -22,7 +22,7 @@ from secateur.models.in_directory import prune_directory, prune_in_memory
 from secateur.models.jobs import Layer
 from secateur.models.reach import reached_by_name
 from secateur.models.result import OneShot
-from secateur.models.solving import Request, Solve
+from secateur.models.solving import OneShotRequest, Solve
 from secateur.patterns import Pattern
 from secateur.solvers import admm
 from secateur.support import Forward, directories, for_directories, name_of
@@ -143,7 +143,7 @@ def oneshot(
             f"{name_of(solver)} does not name the Gram matrix, which aim={aim:g} needs; leave aim "
             "out, or take a solver that does, such as admm."
         )
-    request = Request(
+    request = OneShotRequest(
         sparsity,
         solver,
         pattern,

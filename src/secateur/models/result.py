@@ -15,7 +15,7 @@ from secateur.checkpoints import RECORD, Run, inspect_checkpoint, record_text
 from secateur.models.files import BlockFiles
 from secateur.models.jobs import Count, Layer, Pruned
 from secateur.models.reach import ByText
-from secateur.models.solving import Request
+from secateur.models.solving import OneShotRequest
 from secateur.support import Between, Column, Part, Table, percent, printable
 
 # ---- The result of `oneshot`: each layer's error and sparsity, and what was left alone, as numbers and as a table.
@@ -166,7 +166,7 @@ def write_record(
     run: Run,
     blocks: Iterable[PrunedBlock],
     done: OneShot,
-    request: Request,
+    request: OneShotRequest,
     said: Mapping[str, Any],
     files: BlockFiles,
     previous: Mapping[str, Any] | None,

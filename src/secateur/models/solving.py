@@ -261,7 +261,7 @@ def complete(pieces: Sequence[WeightView], parameter: Tensor) -> list[WeightView
 
 
 @dataclass(frozen=True)
-class Request:
+class OneShotRequest:
     """The checked arguments of `oneshot`, after words became values."""
 
     sparsity: float | None

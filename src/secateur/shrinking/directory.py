@@ -36,7 +36,7 @@ from secateur.checkpoints import (
     previous_record,
     record_text,
     request_of,
-    rows_of,
+    row_pieces,
     shape_of_cut,
     slicing,
     unfinished_copy,
@@ -48,7 +48,7 @@ from secateur.models import ByText, InFiles, digest, example_for, find_blocks, h
 from secateur.shrinking.apply import Place, with_fields
 from secateur.shrinking.calibrated import Calibrated, calibrated_selection
 from secateur.shrinking.configuration import Configured, Described, has_configuration
-from secateur.shrinking.files import text_of
+from secateur.shrinking.files import json_of_plans
 from secateur.shrinking.plan import Factors, Plan, factors_of, multiplied
 from secateur.shrinking.request import PruningTarget, Request, pruning_target
 from secateur.shrinking.result import directory_content
@@ -353,7 +353,7 @@ class _Weights(LazyTensors):
         entry = self.checkpoint.entries[self.names[name]]
         piece = rows_at_once(entry.shape)
         row = entry.nbytes // entry.shape[0]
-        yield from rows_of(self.checkpoint, entry, max(1, slicing.PIECE // (piece * row)) * piece)
+        yield from row_pieces(self.checkpoint, entry, max(1, slicing.PIECE // (piece * row)) * piece)
 
     def __contains__(self, name: object) -> bool:  # constants of the model are read, and rank nothing
         return name in self.names and self.checkpoint.entries[self.names[str(name)]].is_floating_point
@@ -423,7 +423,7 @@ def _write_directory(
         parameters=planned.parameters[1],
     )
     (target / "config.json").write_text(config_text(checkpoint, dense.configured, choice.fields), "utf-8")
-    (target / "plan.json").write_text(text_of([choice.plan]), "utf-8")
+    (target / "plan.json").write_text(json_of_plans([choice.plan]), "utf-8")
     return digests
 
 

@@ -50,10 +50,10 @@ def save_shrunken(model: nn.Module, directory: str | Path) -> None:
     tensors = {name: tensor.detach().contiguous() for name, tensor in tensors_of(model).items()}
     # two files cannot be replaced at once: this shows a plan of one save beside the weights of another
     write_whole(directory / "model.safetensors", save(tensors, {"format": "pt", "plan": _fingerprint(plans)}))
-    write_whole(directory / "plan.json", text_of(plans))
+    write_whole(directory / "plan.json", json_of_plans(plans))
 
 
-def text_of(plans: Sequence[Plan]) -> str:
+def json_of_plans(plans: Sequence[Plan]) -> str:
     """What ``plan.json`` holds."""
     version = 2 if any(plan.modules or plan.scales for plan in plans) else 1
     every = [plan.to_json() for plan in plans]

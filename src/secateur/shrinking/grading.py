@@ -31,7 +31,7 @@ from secateur.shrinking.measure import (
     elimination_of,
     for_slopes,
     output_squares,
-    rows_of,
+    rows_of_groups,
     slopes_of,
     whole_squares,
 )
@@ -202,7 +202,7 @@ class Grading(Job):
             if met.bias is not None and full_name(block, met.bias.name) not in self.free:
                 met = replace(met, bias=None)  # something else holds it
             matrix = piece.of(parameter)
-            for key, rows in rows_of(self.coupling, groups, name, piece, parameter).items():
+            for key, rows in rows_of_groups(self.coupling, groups, name, piece, parameter).items():
                 if (energy := whole_squares(piece, parameter, found)) is not None:
                     producers.setdefault(key, []).append((rows, energy, slopes, met.tokens))
             columns = columns_of(self.coupling, groups, name, piece, parameter)

@@ -41,7 +41,7 @@ def columns_of(
     return _along(coupling, groups, name, piece, parameter, outputs=False)
 
 
-def rows_of(
+def rows_of_groups(
     coupling: Coupling, groups: Iterable[Group], name: str, piece: WeightView, parameter: Tensor
 ) -> Mapping[str, Columns]:
     """The same of the groups whose units the outputs of a matrix are: the rows of each unit."""
@@ -178,7 +178,7 @@ class Measuring(Job):
             if not met.tokens:
                 continue
             if slopes is not None or not self.slopes:
-                for key, rows in rows_of(self.coupling, self.groups, name, piece, parameter).items():
+                for key, rows in rows_of_groups(self.coupling, self.groups, name, piece, parameter).items():
                     energy = whole_squares(piece, parameter, found)
                     if energy is None:
                         continue

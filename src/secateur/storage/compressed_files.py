@@ -86,7 +86,7 @@ def bits_of(raw: Array, word: str) -> Array:
 
 
 @dataclass(frozen=True)
-class Part:
+class Section:
     """A tensor of the file: its dtype's word, its shape, its bytes, and the way to make those, a piece at a time."""
 
     word: str
@@ -100,7 +100,7 @@ class EncodedTensor:
     """A tensor as it goes into a file: its record, and its parts by name."""
 
     record: dict[str, Any]
-    parts: dict[str, Part]
+    parts: dict[str, Section]
 
     @property
     def nbytes(self) -> int:
@@ -136,7 +136,7 @@ def encode(
     """
     record: dict[str, Any] = {"encoding": "dense", **({} if mask is None else {"mask": True})}
     bits = bits_of(raw, entry.dtype)
-    dense = Part(entry.dtype, entry.shape, raw.size, lambda: _cut(bits))
+    dense = Section(entry.dtype, entry.shape, raw.size, lambda: _cut(bits))
     candidates = [EncodedTensor(record, {"": dense})]
     if entry.dtype in _WIDTHS and raw.size:
         kept = _kept(entry, bits, mask)
@@ -189,7 +189,7 @@ def _rounded(
     entry: TensorEntry, numbers: _Numbers, mask: Bools | None, scratch: IO[bytes] | None
 ) -> Iterator[EncodedTensor]:
     """The encodings of the numbers, and the scales beside."""
-    scales = Part("F32", numbers.scales.shape, numbers.scales.nbytes, lambda: iter([numbers.scales]))
+    scales = Section("F32", numbers.scales.shape, numbers.scales.nbytes, lambda: iter([numbers.scales]))
     inner = dataclasses.replace(entry, dtype="I8", start=0, stop=numbers.bits.size)
     for each in _sparse(inner, _kept(inner, numbers.bits, mask, signed=True), scratch):
         yield EncodedTensor(each.record | {"int8": True}, each.parts | {"scales": scales})
@@ -302,7 +302,7 @@ def _sparse(entry: TensorEntry, kept: _Kept, scratch: IO[bytes] | None) -> Itera
         if total == kept.count or not (constant or kept.given is not None):
             consider(pattern, total, 1 if constant else total)
     options.sort(key=lambda option: option[0])
-    contents: dict[str, tuple[dict[str, Part], dict[str, Part]]] = {}  # values and signs of a mask, plain and zipped
+    contents: dict[str, tuple[dict[str, Section], dict[str, Section]]] = {}  # of a mask, plain and zipped
     for size, total, encoding in options:
         if size > 2 * options[0][0]:
             break
@@ -311,13 +311,13 @@ def _sparse(entry: TensorEntry, kept: _Kept, scratch: IO[bytes] | None) -> Itera
         if filled not in contents:
             made = stored.first if constant else stored.values
             count = 1 if constant else stored.count
-            plain = {"values": Part(entry.dtype, (count,), width * count, made)}
+            plain = {"values": Section(entry.dtype, (count,), width * count, made)}
             if stored.signs:
                 length = -(-(numel - stored.count) // 8)
-                plain["signs"] = Part("U8", (length,), length, stored.packed_signs)
+                plain["signs"] = Section("U8", (length,), length, stored.packed_signs)
             contents[filled] = plain, _zipped(plain, scratch)
         places = {
-            part: Part(_WORDS[dtype.itemsize], (length,), dtype.itemsize * length, _maker(stored, encoding, part))
+            part: Section(_WORDS[dtype.itemsize], (length,), dtype.itemsize * length, _maker(stored, encoding, part))
             for part, (dtype, length) in encoding.parts(numel, total).items()
         }
         parts = {**places, **contents[filled][0]}
@@ -362,7 +362,7 @@ def _is_justified(dense: int, stored: int) -> bool:
     return dense <= FREE + JUSTIFIED * stored
 
 
-def _zipped(parts: Mapping[str, Part], scratch: IO[bytes] | None) -> dict[str, Part]:
+def _zipped(parts: Mapping[str, Section], scratch: IO[bytes] | None) -> dict[str, Section]:
     """Those parts that zstd makes smaller, compressed by planes of bytes into the scratch file; none without one."""
     if scratch is None:
         return {}
@@ -378,7 +378,7 @@ def _zipped(parts: Mapping[str, Part], scratch: IO[bytes] | None) -> dict[str, P
         scratch.write(frame.flush())
         size = scratch.tell() - start
         if size < part.nbytes:
-            found[name] = Part("U8", (size,), size, functools.partial(_read_back, scratch, start, size))
+            found[name] = Section("U8", (size,), size, functools.partial(_read_back, scratch, start, size))
         else:
             scratch.seek(start)
             scratch.truncate()

@@ -169,7 +169,7 @@ def _itself(scores: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Source:
+class EvidenceSource:
     """What is run where training steps don't show the evidence."""
 
     model: nn.Module  # as it was given: DistributedDataParallel tells collect to average over the ranks
@@ -179,7 +179,7 @@ class Source:
 
 
 def gathered(
-    words: Iterable[str], weights: Mapping[str, Tensor], rules: Rules, memory: Memory, source: Source
+    words: Iterable[str], weights: Mapping[str, Tensor], rules: Rules, memory: Memory, source: EvidenceSource
 ) -> dict[str, dict[str, Tensor]]:
     """``{name: {word: tensor}}`` for the words that are asked for."""
     words, shown = set(words), rules.gathered

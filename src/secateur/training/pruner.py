@@ -23,7 +23,7 @@ from secateur.report import Reported
 from secateur.schedules import Moment, Schedule, step_of
 from secateur.support import Forward, Loss, Part, Undo, name_of, percent, repeatable, unwrapped
 from secateur.targets import left_alone
-from secateur.training.choosing import Source
+from secateur.training.choosing import EvidenceSource
 from secateur.training.optimizers import inner_optimizers, is_skipped, put_back, warn_of_other_weights
 from secateur.training.regularization import Growing, Penalty
 from secateur.training.rules import Rules, Timetable, rules_for, schedule_of, timetable_for
@@ -151,7 +151,7 @@ class Pruner(Reported):
         rules = rules_for(self._model, weights, criterion, pattern, allocate, regrow, collects=batches is not None)
         if rules.trains_removed and len(self._optimizers) > 1:
             raise ValueError("training removed weights straight through works with one optimizer, not several.")
-        source = Source(model, () if batches is None else repeatable(batches), loss, forward)
+        source = EvidenceSource(model, () if batches is None else repeatable(batches), loss, forward)
         self._zeros = Zeros(weights, rules, self._optimizers, source, operator.index(seed))
         if total_steps is None and epochs is not None and steps_per_epoch is not None:
             total_steps = round(epochs * steps_per_epoch)

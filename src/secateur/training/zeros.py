@@ -15,7 +15,7 @@ from secateur.regrowth import Held
 from secateur.support import Undo, is_sharded, local, private, unwrapped
 from secateur.targets import find_layers
 from secateur.training.choosing import (
-    Source,
+    EvidenceSource,
     chosen,
     gathered,
     gradients_of,
@@ -138,7 +138,7 @@ class Zeros:
         weights: Mapping[str, Tensor],
         rules: Rules,
         optimizers: Sequence[torch.optim.Optimizer],
-        source: Source,
+        source: EvidenceSource,
         seed: int,
     ) -> None:
         self.weights = weights

@@ -159,16 +159,16 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
     return dict(named)
 
 
-def parts_of(config: Any, place: Place = ()) -> Iterator[tuple[Place, Any]]:
+def parts_in(config: Any, place: Place = ()) -> Iterator[tuple[Place, Any]]:
     """A configuration and those inside of it, each with where it is."""
     yield place, config
     for key, value in vars(config).items():
         if hasattr(value, "to_dict") and hasattr(value, "model_type") and not key.startswith("_"):
-            yield from parts_of(value, (*place, key))
+            yield from parts_in(value, (*place, key))
 
 
 def _integers(config: Any) -> Iterator[tuple[Place, int]]:
-    for place, part in parts_of(config):
+    for place, part in parts_in(config):
         for key, value in vars(part).items():
             if type(value) is int and not key.startswith("_"):
                 yield (*place, key), value

@@ -13,7 +13,7 @@ from typing import Any
 
 from secateur.checkpoints import Checkpoint, CheckpointError, read_json
 from secateur.support import open_regular, printable
-from secateur.vocabulary.axes import Axes, numbers_in, parts_of, renumbered
+from secateur.vocabulary.axes import Axes, numbers_in, parts_in, renumbered
 from secateur.vocabulary.tokens import Ids, Tokens, reading
 
 # ---- The words that chat templates put around messages, whose tokens stay.
@@ -240,9 +240,9 @@ def _effective(config: Any, axes: Axes) -> dict[tuple[str, ...], dict[str, Any]]
     """What a configuration holds, with what its class adds, of the parts in which tokens have the tokenizer's numbers:
     those that say how many there are, and those around them."""
     around = {place[:at] for place in axes.places for at in range(len(place))}
-    inside = {place for place, _ in parts_of(config)}
+    inside = {place for place, _ in parts_in(config)}
     found = {}
-    for place, part in parts_of(config):
+    for place, part in parts_in(config):
         if place in around:
             values = part.to_dict()
             found[place] = {key: value for key, value in values.items() if (*place, key) not in inside}
@@ -256,7 +256,7 @@ def changed_config(values: Mapping[str, Any], config: Any, axes: Axes, new: Mapp
         part = found
         for key in place:
             part = part.setdefault(key, {})
-        inside = {each[len(place)] for each, _ in parts_of(config) if each[: len(place)] == place != each}
+        inside = {each[len(place)] for each, _ in parts_in(config) if each[: len(place)] == place != each}
         part.update(renumbered({key: value for key, value in part.items() if key not in inside}, new))
         for key, value in effective.items():
             if key not in part and renumbered({key: value}, new) != {key: value}:

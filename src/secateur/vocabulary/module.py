@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur.support import Undo, for_directories, is_sharded, refuse, tensors_of, unwrapped
-from secateur.vocabulary.axes import Axes, axes_of, builder, embedding_of, numbers_in, parts_of, renumbered, with_field
+from secateur.vocabulary.axes import Axes, axes_of, builder, embedding_of, numbers_in, parts_in, renumbered, with_field
 from secateur.vocabulary.choosing import asked, rows_of_tensor
 from secateur.vocabulary.directory import shrink_vocabulary_directory
 from secateur.vocabulary.files import by_class, changed_config, needed_in, of_tokenizer
@@ -223,9 +223,9 @@ def _configure(
     config = model.config
     before = config.to_dict()
     wanted = changed_config(before, config, axes, new, size)
-    for place, part in parts_of(config):
+    for place, part in parts_in(config):
         values, old = _at(wanted, place), _at(before, place)
-        inside = {each[len(place)] for each, _ in parts_of(config) if each[: len(place)] == place != each}
+        inside = {each[len(place)] for each, _ in parts_in(config) if each[: len(place)] == place != each}
         for key, value in values.items():
             if key not in inside and old.get(key) != value:
                 undo.attributes(part, key)

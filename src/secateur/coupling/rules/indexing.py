@@ -11,7 +11,7 @@ from torch import Tensor
 from secateur.coupling.axes import Axis, Expression, concatenated, cut, factored, freeze, leaves, size_of, unify
 from secateur.coupling.numbers import Along, Known
 from secateur.coupling.operations import declare, rule
-from secateur.coupling.rules.pointwise import broadcast, plain
+from secateur.coupling.rules.pointwise import broadcast, plain_number
 from secateur.coupling.rules.shapes import sized
 from secateur.coupling.trace import Call, Dims, without_rule
 
@@ -109,7 +109,7 @@ def sliced(call: Call, dim: Expression, asked: slice) -> Expression:
     if any(isinstance(each, Tensor) for each in (asked.start, asked.stop, asked.step)):
         freeze(dim, "a slice by a tensor")
         asked = slice(*(None if each is None else int(each) for each in (asked.start, asked.stop, asked.step)))
-    begin, end, step = slice(*(plain(each) for each in (asked.start, asked.stop, asked.step))).indices(size)
+    begin, end, step = slice(*(plain_number(each) for each in (asked.start, asked.stop, asked.step))).indices(size)
     length = len(range(begin, end, step))
     if begin == 0 and asked.stop is None and step == 1:
         return dim

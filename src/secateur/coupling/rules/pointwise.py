@@ -21,7 +21,7 @@ from secateur.coupling.trace import Call, Dims, tensors_of_tree, without_rule
 
 def each_of(given: Any, at: int) -> Any:
     """The value for one dimension of an argument given once or for each."""
-    return plain(given if isinstance(given, int | str) else given[at] if len(given) > 1 else given[0])
+    return plain_number(given if isinstance(given, int | str) else given[at] if len(given) > 1 else given[0])
 
 
 def places(given: Any, rank: int) -> set[int]:
@@ -31,7 +31,7 @@ def places(given: Any, rank: int) -> set[int]:
     return {int(at) % max(rank, 1) for at in ([given] if isinstance(given, int) else given)}
 
 
-def plain(number: Any) -> Any:
+def plain_number(number: Any) -> Any:
     """Without its origin: the rule's own arithmetic is not the model's."""
     return int.__index__(number) if isinstance(number, int) else number
 

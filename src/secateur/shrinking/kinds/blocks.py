@@ -32,7 +32,7 @@ from secateur.shrinking.apply import Place, fields_in, integer_fields
 from secateur.shrinking.configuration import Described, same_constants
 from secateur.shrinking.directory import PROVED
 from secateur.shrinking.kinds.branches import few_batches
-from secateur.shrinking.kinds.patching import LinearSite, LinearSites, add_batch, new_values, rows_of, solver_of
+from secateur.shrinking.kinds.patching import LinearSite, LinearSites, add_batch, new_values, as_rows, solver_of
 from secateur.shrinking.proof import difference, outputs, probe_of
 from secateur.shrinking.repair import free_in
 from secateur.support import mapped, moved, tensors_in, track
@@ -499,11 +499,11 @@ def _solved(
         with watched:
             output = _first(call())
         residual = behind.load(last, replay.at).to(output.device).double() - output.double()
-        residual = rows_of(residual, turned=False)
+        residual = as_rows(residual, turned=False)
         if at.piece is None:
             values, mask = gave[-1], tokens.own
             index = None if mask is None or mask.shape != values.shape[:-1] else mask.reshape(-1).to(values.device)
-            rows = rows_of(values, turned=False)
+            rows = as_rows(values, turned=False)
             inputs = iter([rows if index is None else rows[index]])
         else:
             each, index = watched.last[at.piece]

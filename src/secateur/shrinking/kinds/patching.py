@@ -201,10 +201,10 @@ class Stream:
             mask = Tokens.of(batch).own
             values = scaled[-1]
             index = mask.reshape(-1).to(values.device) if mask is not None and mask.shape == values.shape[:-1] else None
-            every = rows_of(values, turned=False)
-            return iter([every if index is None else every[index]]), rows_of(stream[0], turned=False), index
+            every = as_rows(values, turned=False)
+            return iter([every if index is None else every[index]]), as_rows(stream[0], turned=False), index
         inputs, index = watched.last[seam.place.piece]
-        return inputs.rows(), rows_of(stream[0], turned=seam.place.turned), index
+        return inputs.rows(), as_rows(stream[0], turned=seam.place.turned), index
 
     def makers(self, batch: Any) -> dict[str, LinearSite]:
         """The products whose outputs are the terms of branches, in the order in which they run. Branches whose term is
@@ -289,7 +289,7 @@ class Stream:
         return usable
 
 
-def rows_of(tensor: Tensor, *, turned: bool) -> Tensor:
+def as_rows(tensor: Tensor, *, turned: bool) -> Tensor:
     return (tensor.transpose(0, 1) if turned else tensor).reshape(-1, tensor.shape[-1])
 
 
@@ -484,7 +484,7 @@ def _solved(
     with running(model):
         for number, (batch, wanted) in enumerate(zip(batches, dense, strict=True)):
             inputs, rows, index = stream.met(batch, seam)
-            residual = rows_of(wanted[seam.final], turned=place.turned).double() - rows.double()
+            residual = as_rows(wanted[seam.final], turned=place.turned).double() - rows.double()
             residual = residual if index is None else residual[index]
             add_batch(solver, inputs, residual, number, len(batches))
     return new_values(place, weight, solver)
