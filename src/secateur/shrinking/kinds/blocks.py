@@ -32,7 +32,7 @@ from secateur.shrinking.apply import Place, fields_in, integer_fields
 from secateur.shrinking.configuration import Described, same_constants
 from secateur.shrinking.directory import PROVED
 from secateur.shrinking.kinds.branches import few_batches
-from secateur.shrinking.kinds.patching import LinearSite, LinearSites, add_batch, new_values, as_rows, solver_of
+from secateur.shrinking.kinds.patching import LinearSite, LinearSites, add_batch, as_rows, new_values, solver_of
 from secateur.shrinking.proof import difference, outputs, probe_of
 from secateur.shrinking.repair import free_in
 from secateur.support import mapped, moved, tensors_in, track
