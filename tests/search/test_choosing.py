@@ -11,7 +11,7 @@ from secateur.models import example_of
 from secateur.search import choosing, make_levels
 from secateur.search.choosing import LevelSearch
 from secateur.search.costs import holds, parse_budget
-from secateur.search.score import HeldBack
+from secateur.search.score import ModelLoss
 from support.families import batches as family_batches
 from support.families import make
 from support.fitting import blocks, inputs
@@ -23,7 +23,7 @@ def task(model, budget=None, over=("shrink",), **given):
     levels = make_levels(model, batches[:3], shares=(0.2, 0.4, 0.6, 0.8), over=over, verify=False)
     score = given.pop("score", None)
     asked = parse_budget(budget, given.pop("keep", None))
-    measured = HeldBack(model, batches[3:], score=score)
+    measured = ModelLoss(model, batches[3:], score=score)
     return LevelSearch(model, asked, levels, batches[:3], measured, batches[0][:2], batches[0], **given)
 
 
@@ -47,7 +47,7 @@ def test_it_is_within_two_percent_of_the_best_of_all_choices(share, over):
     """Four layers and three levels: each of the 81 choices is run."""
     model, batches = blocks(4 if over == "shrink" else 2), inputs()
     levels = make_levels(model, batches[:3], shares=(0.4, 0.75), over=over, verify=False)
-    asked, measured = parse_budget({"params": share}), HeldBack(model, batches[3:])
+    asked, measured = parse_budget({"params": share}), ModelLoss(model, batches[3:])
     each = LevelSearch(model, asked, levels, batches[:3], measured, batches[0][:2], batches[0], over=(over,))
     found = each.within()
     every = itertools.product(*map(range, each.space.sizes))
@@ -159,7 +159,7 @@ def test_a_score_that_nothing_smaller_keeps_is_named():
 def of_llama(batches, **given):
     model, asked = make("llama"), parse_budget({"params": 0.8})
     levels = make_levels(model, batches, shares=(0.5,), over=given["over"], verify=False)
-    measured, example = HeldBack(model, batches[2:]), example_of(model, batches[0])
+    measured, example = ModelLoss(model, batches[2:]), example_of(model, batches[0])
     return LevelSearch(model, asked, levels, batches[:2], measured, example, example, **given)
 
 

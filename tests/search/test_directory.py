@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from secateur.search import Levels, directory, fit, sensitivity
 from secateur.search.directory import FILE
 from secateur.search.fitting import Units
-from secateur.search.score import HeldBack, split
+from secateur.search.score import ModelLoss, split
 from support.families import batches, make
 from support.stacks import contents
 
@@ -97,7 +97,7 @@ def test_what_was_chosen_is_read_as_it_was_written(dense, before, tmp_path):
 
 def test_a_share_of_the_outputs_is_kept_by_what_is_written(dense, tmp_path):
     done = fitted(dense, tmp_path / "out", **KEEP, over=("shrink", "oneshot"))
-    held = HeldBack(model_of(dense), split(text(), None)[1])
+    held = ModelLoss(model_of(dense), split(text(), None)[1])
     written = held.of(model_of(tmp_path / "out"))
     assert written == done.finished
     assert written <= held.most(0.9)
@@ -110,7 +110,7 @@ def test_what_keeps_too_little_is_not_there(dense, tmp_path, monkeypatch):
         with pytest.raises(ValueError, match=r"keeps 90\.0% of the dense model's outputs: at .* it is less"):
             fitted(dense, tmp_path / "out", **KEEP)
         patch.setattr(directory.Executor, "lost_of", lambda *_: 0.0)
-        patch.setattr(directory.HeldBack, "finished_by", lambda *_: (1.0, None))
+        patch.setattr(directory.ModelLoss, "finished", lambda *_: (1.0, None))
         with pytest.raises(ValueError, match=r"the written model keeps less than 90\.0%.* and was deleted"):
             fitted(dense, tmp_path / "out", **KEEP)
     assert not (tmp_path / "out").exists()

@@ -190,7 +190,7 @@ def test_a_score_that_the_finished_model_does_not_keep_is_an_error_that_changes_
     with torch.no_grad():
         score = close(model(inputs()[3]))
     before = state_of(model)
-    monkeypatch.setattr(fitting.HeldBack, "finished", lambda _: (1.0, 0.5))
+    monkeypatch.setattr(fitting.ModelLoss, "finished", lambda _: (1.0, 0.5))
     with pytest.raises(ValueError, match=r"no model was found that is smaller and keeps 97\.0% of the score"):
         fit(model, inputs(), keep=0.97, score=score, shares=SHARES, evaluations=12)
     assert is_unchanged(model, before)
@@ -204,7 +204,7 @@ def test_a_call_that_fails_at_the_very_end_changes_nothing(monkeypatch, over, er
 
     model = blocks(3)
     before = state_of(model)
-    monkeypatch.setattr(fitting.HeldBack, "finished", fails)
+    monkeypatch.setattr(fitting.ModelLoss, "finished", fails)
     with pytest.raises(error):
         fit(model, inputs(), budget={"params": 0.5}, over=over, shares=SHARES, evaluations=4, finals=1)
     assert is_unchanged(model, before)

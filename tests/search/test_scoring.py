@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from secateur.search import scorer
+from secateur.search import ModelLoss
 from secateur.search.score import SCORES
 from support.measured import text, words
-from support.stacks import data, stack
+from support.stacks import stack
 
 
 class Named(nn.Module):
@@ -24,6 +24,10 @@ class Named(nn.Module):
         return SimpleNamespace(**{self.name: self.body(input_ids, attention_mask)})
 
 
+def loss_of(model, batches, score=None, rows=1024):
+    return ModelLoss(model, batches, score=score, rows=rows)
+
+
 def spoiled(model, by):
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -34,8 +38,8 @@ def spoiled(model, by):
 
 @pytest.mark.parametrize("score", SCORES)
 def test_nothing_is_lost_by_the_dense_model_and_more_is_worse(score):
-    lost = scorer(words(), text(), score)
-    found = [lost(spoiled(words(), by)) for by in (0.0, 0.01, 0.1)]
+    lost = loss_of(words(), text(), score)
+    found = [lost.of(spoiled(words(), by)) for by in (0.0, 0.01, 0.1)]
     assert found[0] == pytest.approx(0, abs=1e-6)
     assert found == sorted(found)
     assert found[-1] > 0
@@ -43,8 +47,8 @@ def test_nothing_is_lost_by_the_dense_model_and_more_is_worse(score):
 
 @pytest.mark.parametrize(("name", "word"), [("logits", "kl"), ("last_hidden_state", "cosine"), ("other", "change")])
 def test_what_fits_the_model(name, word):
-    lost = scorer(Named(name), text())
-    assert (lost.name, lost.rows, lost.share) == (word, 6 * 3 * 12, 1.0)
+    lost = loss_of(Named(name), text())
+    assert (lost.word, lost.rows, lost.share) == (word, 6 * 3 * 12, 1.0)
 
 
 def test_it_is_the_divergence_of_logits():
@@ -53,7 +57,7 @@ def test_it_is_the_divergence_of_logits():
     with torch.no_grad():
         p, q = (model(batch).log_softmax(-1) for model in (dense, other))
     expected = float((p.exp() * (p - q)).sum(-1).mean())
-    assert scorer(dense, text(), "kl")(other) == pytest.approx(expected, rel=1e-4)
+    assert loss_of(dense, text(), "kl").of(other) == pytest.approx(expected, rel=1e-4)
 
 
 def test_it_is_the_cosine_of_mean_states():
@@ -62,7 +66,7 @@ def test_it_is_the_cosine_of_mean_states():
     with torch.no_grad():
         one, two = (model(batch).mean(1) for model in (dense, other))
     expected = float(1 - torch.cosine_similarity(one, two).mean())
-    assert scorer(dense, text(), "cosine")(other) == pytest.approx(expected, rel=1e-3)
+    assert loss_of(dense, text(), "cosine").of(other) == pytest.approx(expected, rel=1e-3)
 
 
 @pytest.mark.parametrize("score", ["kl", "cosine"])
@@ -74,41 +78,41 @@ def test_padding_does_not_count(score):
     for batch in long:
         batch["attention_mask"][:, 8:] = 0
     other = spoiled(words(), 0.1)
-    assert scorer(words(), short, score)(other) == pytest.approx(scorer(words(), long, score)(other), rel=1e-3)
+    assert loss_of(words(), short, score).of(other) == pytest.approx(loss_of(words(), long, score).of(other), rel=1e-3)
 
 
 def test_so_many_rows_are_run():
-    lost = scorer(words(), text(), "kl", rows=50)
+    lost = loss_of(words(), text(), "kl", rows=50)
     assert (lost.rows, round(lost.share, 6)) == (60, round(60 / 216, 6))  # 36, and two of three texts of 12
 
 
 def test_a_function_is_higher_better():
     model = stack()
-    lost = scorer(model, data(), lambda each: float(each.head.weight.detach().sum()))
-    assert lost(model) == 0
+    lost = loss_of(model, [], lambda each: float(each.head.weight.detach().sum()))
+    assert lost.of(model) == 0
     assert (lost.rows, lost.share) == (0, 0)
     with torch.no_grad():
         model.head.weight -= 1
-    assert lost(model) == pytest.approx(model.head.weight.numel(), rel=1e-5)
+    assert lost.of(model) == pytest.approx(model.head.weight.numel(), rel=1e-5)
 
 
 def test_a_model_that_breaks_lost_everything():
-    lost = scorer(words(), text(), "kl")
+    lost = loss_of(words(), text(), "kl")
     other = words()
     with torch.no_grad():
         other.head.weight.fill_(math.nan)
-    assert lost(other) == math.inf
+    assert lost.of(other) == math.inf
 
 
 def test_what_is_refused():
     with pytest.raises(
         ValueError, match="score must be one of 'kl', 'cosine', 'change', or a function, not 'accuracy'"
     ):
-        scorer(words(), text(), "accuracy")
-    with pytest.raises(ValueError, match="is nan of the dense model; a score is a finite number"):
-        scorer(words(), text(), lambda _: math.nan)
+        loss_of(words(), text(), "accuracy")
+    with pytest.raises(ValueError, match="the dense model's score is nan; a score is a finite number"):
+        loss_of(words(), text(), lambda _: math.nan)
     model = words()
     with torch.no_grad():
         model.norm.weight.fill_(math.inf)
     with pytest.raises(ValueError, match=r"norm\.weight: the weight of shape"):
-        scorer(model, text(), "kl")
+        loss_of(model, text(), "kl")

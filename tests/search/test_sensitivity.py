@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import secateur
-from secateur.search import Levels, Sensitivity, scorer, sensitivity
+from secateur.search import Levels, ModelLoss, Sensitivity, sensitivity
 from secateur.search.sensitivity import FILE
 from support.measured import text, words
 from support.stacks import contents, data, stack
@@ -27,12 +27,12 @@ def found():
 
 def test_each_cell_is_what_a_whole_run_measures(found):
     model, said = found
-    lost = scorer(words(), text(), "kl")
+    lost = ModelLoss(words(), text(), score="kl", rows=1024)
     for name, each in said.levels.items():
         assert said.scores[name][0] == 0
         for at in range(1, len(each)):
             with said.levels.assembled(model, {name: at}):
-                assert said.scores[name][at] == pytest.approx(lost(model), rel=1e-5, abs=1e-9)
+                assert said.scores[name][at] == pytest.approx(lost.of(model), rel=1e-5, abs=1e-9)
 
 
 def test_the_model_stays_and_half_of_it_is_run_for_a_cell():

@@ -7,8 +7,8 @@ import torch
 
 from secateur.checkpoints import open_checkpoint
 from secateur.models import InFiles, Tokens, divergence
-from secateur.shrinking.kinds.blocks import DepthCosts, least, passing
-from secateur.shrinking.kinds.branches import few_batches
+from secateur.shrinking.kinds.blocks import DepthCosts, few_batches, passing
+from secateur.shrinking.select import least
 from support.families import batches, saved_deep
 from support.stacks import contents
 
@@ -90,7 +90,7 @@ def test_blocks_leave_one_by_one_each_the_one_that_adds_least():
         passes.append(len(more))
         return {None: price(gone)} | {each: price([*gone, each]) for each in more}
 
-    gone, lost = least(costs, range(7), 4, {"stack": range(7)})
+    gone, lost = least(costs, lambda gone: {each: 1 for each in range(7) if each not in gone}, 4, at_once=4)
     expected = []
     for _ in range(4):
         expected.append(

@@ -11,9 +11,9 @@ import zoo
 from secateur import shrink
 from secateur.coupling import find_coupling
 from secateur.kinds import Branches
-from secateur.shrinking.kinds import patching
 from secateur.shrinking.kinds.branches import OutputCosts
-from secateur.shrinking.kinds.patching import MatrixPatch, ScalePatch, patch
+from secateur.shrinking.kinds.patching import patch
+from secateur.solvers import Fit, ScaleFit
 from secateur.support import Undo, run_example
 from support.deep import WIDTH, Block, Parallel, PostNorm, batches, deep
 from support.unchanged import is_unchanged, state_of
@@ -102,7 +102,7 @@ def test_a_patch_that_moves_outputs_further_is_taken_back(monkeypatch):
     branches = [each for each in find_coupling(model, held[0]).branches if "3.down.weight" in each.parameters]
     costs, state = OutputCosts(model, held), state_of(model)
     rising = iter(range(100))
-    monkeypatch.setattr(costs, "now", lambda *_: float(next(rising)))
+    monkeypatch.setattr(costs, "now", lambda **_: float(next(rising)))
     assert patch(model, branches, held, costs=costs, forward=None, undo=Undo()) == {}
     assert is_unchanged(model, state)
 
@@ -110,7 +110,7 @@ def test_a_patch_that_moves_outputs_further_is_taken_back(monkeypatch):
 def test_what_is_no_better_on_rows_that_were_not_seen_is_no_patch():
     generator = torch.Generator().manual_seed(0)
     x, noise = (torch.randn(40, 30, generator=generator, dtype=torch.float64) for _ in range(2))
-    for solver in (MatrixPatch(torch.ones(30, 30), torch.zeros(30)), ScalePatch(torch.ones(30), torch.zeros(30))):
+    for solver in (Fit(torch.ones(30, 30), torch.zeros(30)), ScaleFit(torch.ones(30), torch.zeros(30))):
         solver.add(x[:20], noise[:20], held_out=False)
         solver.add(x[20:], -noise[20:] * 1e-3, held_out=True)
         assert solver.solved() == (None, 0.0)
@@ -120,14 +120,14 @@ def test_more_damping_where_there_is_less_to_learn_from():
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(60, 40, generator=generator, dtype=torch.float64)
     residual = x[:, :1] + 3 * torch.randn(60, 1, generator=generator, dtype=torch.float64)
-    solver = MatrixPatch(torch.zeros(1, 40), None)
+    solver = Fit(torch.zeros(1, 40), None)
     solver.add(x[:45], residual[:45], held_out=False)
     solver.add(x[45:], residual[45:], held_out=True)
     found, _ = solver.solved()
     if found is not None:
         exact = torch.linalg.lstsq(x, residual).solution.norm()
         assert found[0].norm() < exact
-    assert patching.DAMPINGS[0] < 1e-6
+    assert Fit.dampings[0] < 1e-6
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from secateur.coupling import find_coupling
-from secateur.shrinking.kinds.branches import running
+from secateur.models import running
 from secateur.shrinking.kinds.patching import Stream
 from support.deep import WIDTH, Block, Parallel, PostNorm, batches, deep
 

@@ -204,4 +204,4 @@ def test_a_scale_and_a_shift_are_explained_and_noise_is_not():
 
 def test_costs_of_so_many_rows():
     costs = OutputCosts(Pooled(Layer()), texts(count=9, rows=24), enough=100, at_most=9)
-    assert [len(batch) for batch, _ in costs.held] == [24, 24, 24, 24, 4]
+    assert [len(batch) for batch, *_ in costs.held] == [24, 24, 24, 24, 4]

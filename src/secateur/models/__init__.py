@@ -15,6 +15,13 @@ from secateur.models.blocks import choose_targets as choose_targets
 from secateur.models.blocks import find_blocks as find_blocks
 from secateur.models.blocks import full_name as full_name
 from secateur.models.blocks import parts_of as parts_of
+from secateur.models.distance import OUTPUTS as OUTPUTS
+from secateur.models.distance import ROWS as ROWS
+from secateur.models.distance import DenseOutputs as DenseOutputs
+from secateur.models.distance import divergence as divergence
+from secateur.models.distance import mean_of as mean_of
+from secateur.models.distance import running as running
+from secateur.models.distance import unexplained as unexplained
 from secateur.models.files import BlockFiles as BlockFiles
 from secateur.models.files import build_on_meta as build_on_meta
 from secateur.models.files import loaded_model as loaded_model
@@ -56,9 +63,7 @@ from secateur.models.routing import routed_by as routed_by
 from secateur.models.routing import scores_by as scores_by
 from secateur.models.slopes import RunAgain as RunAgain
 from secateur.models.slopes import added_to as added_to
-from secateur.models.slopes import divergence as divergence
 from secateur.models.slopes import slopes as slopes
-from secateur.models.slopes import unexplained as unexplained
 from secateur.models.slopes import watched as watched
 from secateur.models.solving import MatrixJob as MatrixJob
 from secateur.models.solving import RunAlong as RunAlong

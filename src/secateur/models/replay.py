@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from secateur.support import Forward, mapped, moved, naming, private, run_batch, track
+from secateur.support import Forward, mapped, moved, naming, private, run_batch, running_as, track
 
 RUNS_AGAIN = (
     "{name} runs more than once in a forward pass (its weights are shared between layers or inputs), and a directory "
@@ -191,18 +191,11 @@ class Replay:
             for module in self.model.modules()
             if module not in inside and any(True for _ in module.parameters(recurse=False))
         ]
-        originals: dict[str, Any] = {name: block.__dict__.get("forward") for name, block in self.blocks.items()}
+        self.forwards = {name: block.forward for name, block in self.blocks.items()}
         try:
-            for name, block in self.blocks.items():
-                self.forwards[name] = block.forward
-                block.forward = self._stand_in(name, block.forward)
-            yield
+            with running_as({self.blocks[name]: self._stand_in(name, own) for name, own in self.forwards.items()}):
+                yield
         finally:
-            for name, block in self.blocks.items():
-                if originals[name] is None:
-                    block.__dict__.pop("forward", None)
-                else:
-                    block.forward = originals[name]
             for handle in handles:
                 handle.remove()
 

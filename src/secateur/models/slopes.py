@@ -1,5 +1,5 @@
 """The sensitivity of a model's outputs to errors in each product's outputs (diagonal Fisher information), from one
-backward pass a batch; and the divergence of two outputs.
+backward pass a batch.
 
 Law: the model is left as it is; padding does not count; what no slope reaches is not in what is given. Block by block
 it is the same to rounding, with the weights of one block in memory.
@@ -17,26 +17,26 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from secateur.evidence import CONVOLUTIONS
 from secateur.models.blocks import find_blocks, full_name
+from secateur.models.distance import as_mapping, logits_of, token_rows
 from secateur.models.observation import prepared
 from secateur.models.pairs import PairedStats, ProductCall
 from secateur.models.products import Tokens, WeightView
 from secateur.models.replay import Outputs, Weights
 from secateur.support import (
     Forward,
-    Undo,
     device_of,
     mapped,
     moved,
     run_batch,
+    running_as,
     seeded,
     tensors_in,
     track,
@@ -44,6 +44,7 @@ from secateur.support import (
     unwrapped,
 )
 
+Key = TypeVar("Key")
 LARGE = 1 << 24  # parameters in blocks: of fewer the graph of a batch is small
 
 
@@ -191,12 +192,9 @@ def slopes_by_block(
             found[full] = square if full not in found else found[full] + square
             rows[full] = rows.get(full, 0) + watched.rows[piece]
 
-    with Undo() as undo:
-        undo.call(outputs.clear)
-        for name, block in blocks.items():
-            undo.call(_let_go, block, vars(block).get("forward"))
-            block.forward = RunAgain(name, block.forward, weights, add, outputs)
-        with torch.inference_mode(False), torch.enable_grad(), seeded():
+    again = {block: RunAgain(name, block.forward, weights, add, outputs) for name, block in blocks.items()}
+    try:
+        with running_as(again), torch.inference_mode(False), torch.enable_grad(), seeded():
             for batch in track(list(batches), "measuring slopes"):
                 batch = moved(batch, device)
                 tokens = Tokens.of(batch)
@@ -207,15 +205,9 @@ def slopes_by_block(
                 if unless_pooled and pooled and positions:
                     found.clear()
                     break
-        undo.roll_back()
+    finally:
+        outputs.clear()
     return {piece: square / rows[piece] for piece, square in found.items()}
-
-
-def _let_go(block: nn.Module, forward: Any) -> None:
-    if forward is None:
-        vars(block).pop("forward", None)
-    else:
-        vars(block)["forward"] = forward
 
 
 class RunAgain:
@@ -323,139 +315,58 @@ def watched(tensor: Tensor) -> tuple[Tensor, Tensor]:
     return known, known.clone()
 
 
-def added_to(end: Tensor, seen: Iterable[Tensor]) -> list[bool]:
-    """Whether each of the tensors of a run is added to its end as it is: then the gradient of the end comes to it
-    unchanged.
+def added_to(end: Tensor, seen: Iterable[tuple[Key, Tensor]]) -> list[Key]:
+    """The keys of those tensors of a run that are added to its end as they are, the last first: the gradient of the end
+    comes to these unchanged.
 
     Args:
         end: what the run gives, with gradients.
         seen: of `watched`.
 
     >>> x, y = (torch.randn(3, 4, requires_grad=True) for _ in range(2))
-    >>> added_to(x.relu() + y, [x, y])
-    [False, True]
+    >>> added_to(x.relu() + y, [("x", x), ("y", y)])
+    ['y']
     """
-    seen = list(seen)
-    asked = [each for each in seen if each.numel() == end.numel() and each.shape[-1:] == end.shape[-1:]]
+    asked = [each for each in seen if each[1].numel() == end.numel() and each[1].shape[-1:] == end.shape[-1:]]
     if not asked or not end.requires_grad:
-        return [False] * len(seen)
+        return []
     drawn = torch.randn(end.shape, generator=torch.Generator().manual_seed(0)).to(end)
-    found = torch.autograd.grad(end, asked, drawn, allow_unused=True)
-    same = {
-        id(each): gradient is not None
+    found = torch.autograd.grad(end, [tensor for _, tensor in asked], drawn, allow_unused=True)
+    return [
+        key
+        for (key, _), gradient in reversed([*zip(asked, found, strict=True)])
+        if gradient is not None
         and bool((gradient.reshape(drawn.shape) - drawn).abs().max() <= 1e-4 * drawn.abs().max())
-        for each, gradient in zip(asked, found, strict=True)
-    }
-    return [same.get(id(each), False) for each in seen]
-
-
-def divergence(before: Any, after: Any, mask: Tensor | None = None) -> tuple[float, int]:
-    """``(sum over rows, number of rows)`` of the divergence between two outputs; rows are tokens or examples.
-
-    Of logits it is the Kullback-Leibler divergence, of other outputs half of the squared change over the variance.
-    ``½ eᵀ F e`` of the slopes is its second-order approximation.
-
-    Args:
-        before: the outputs of a model, whatever it returns.
-        after: of the same structure.
-        mask: (batch, sequence), True where a token is no padding.
-
-    >>> divergence(torch.tensor([[1.0], [3.0]]), torch.tensor([[1.0], [4.0]]))
-    (0.5, 2)
-    """
-    one, other = _logits(before), _logits(after)
-    if one is not None and other is not None:
-        p, q = (_rows(each, mask).float().log_softmax(-1) for each in (one, other))
-        return max(0.0, float((p.exp() * (p - q)).sum(dtype=torch.float64))), len(p)
-    total, count = 0.0, 0
-    for old, new in zip(tensors_in(_plain(before)), tensors_in(_plain(after)), strict=True):
-        if old.is_floating_point():
-            rows, change = _rows(old, mask).double(), (_rows(new, mask).double() - _rows(old, mask).double())
-            varied = float((rows - rows.mean(0)).square().sum()) or float(rows.square().sum()) or 1.0
-            total += len(rows) * float(change.square().sum()) / varied / 2
-            count = max(count, len(rows))
-    return total, count
-
-
-def unexplained(pairs: Iterable[tuple[Any, Any, Tensor | None]]) -> float:
-    """Half the share of the outputs' variance that a scale and a shift of each changed output does not explain.
-
-    Layers behind could undo a scale and a shift. Half, so that it compares with `divergence`. Infinite for three rows
-    or fewer.
-
-    Args:
-        pairs: ``(before, after, mask)`` of each batch, as for `divergence`.
-
-    >>> before = torch.tensor([[1.0], [3.0], [2.0], [5.0]])
-    >>> unexplained([(before, 2 * before + 1, None)])
-    0.0
-    """
-    sums: list[Tensor] = []  # (6, features): of each output's rows, one, x, y, x·x, x·y, y·y
-    for before, after, mask in pairs:
-        both = zip(tensors_in(_plain(before)), tensors_in(_plain(after)), strict=True)
-        found = []
-        for old, new in both:
-            if old.is_floating_point():
-                y, x = _rows(old, mask).double(), _rows(new, mask).double()
-                found.append(torch.stack([each.sum(0) for each in (torch.ones_like(x), x, y, x * x, x * y, y * y)]))
-        sums = [more + old for more, old in zip(found, sums, strict=True)] if sums else found
-    residuals, varied = 0.0, 0.0
-    for count, x, y, squares, products, wanted in sums:
-        if float(count.max()) <= 3:
-            return math.inf
-        own, shared, all_ = squares - x * x / count, products - x * y / count, (wanted - y * y / count).clamp_min(0)
-        rounding = 1e-12 * squares
-        explained = torch.where(own > rounding, shared.square() / own.clamp_min(1e-300), 0.0)
-        left = (all_ - explained).clamp_min(0)
-        residuals += float(torch.where(left > 1e-12 * wanted, left, 0.0).sum())
-        varied += float(all_.sum())
-    return residuals / varied / 2 if varied else 0.0
-
-
-def _logits(outputs: Any) -> Tensor | None:
-    found = getattr(outputs, "logits", None)
-    return found if isinstance(found, Tensor) and found.dim() > 1 and found.shape[-1] > 1 else None
+    ]
 
 
 def _pooled(outputs: Any) -> bool:
     """Whether there is no more than a vector for each example."""
-    logits = _logits(outputs)
-    found = [logits] if logits is not None else [each for each in tensors_in(_plain(outputs)) if each.requires_grad]
+    logits = logits_of(outputs)
+    found = [logits] if logits is not None else [each for each in tensors_in(as_mapping(outputs)) if each.requires_grad]
     return bool(found) and all(each.dim() < 3 for each in found)
 
 
 def _backwards(outputs: Any, mask: Tensor | None) -> None:
     """One backward pass, in which the gradient that comes to the outputs is v where there is no padding; none where no
     output has one."""
-    logits = _logits(outputs)
+    logits = logits_of(outputs)
     if logits is not None and logits.requires_grad:
-        flat = _rows(logits, mask).float()
+        flat = token_rows(logits, mask).float()
         with torch.no_grad():  # the gradient of the cross entropy, in the memory of the probabilities: these are large
             gradient = flat.softmax(-1)
             drawn = torch.multinomial(gradient, 1)
             gradient.scatter_add_(1, drawn, torch.full_like(drawn, -1, dtype=gradient.dtype))
         flat.backward(gradient)  # type: ignore[no-untyped-call]
         return
-    found = [each for each in tensors_in(_plain(outputs)) if each.is_floating_point() and each.requires_grad]
+    found = [each for each in tensors_in(as_mapping(outputs)) if each.is_floating_point() and each.requires_grad]
     if not found:
         return
     # of one row there is no variance to divide by, as of the pooled state of one text: others say enough
     several = [each for each in found if each[..., :1].numel() > 1]
     parts = []
     for each in several or found:
-        rows = _rows(each, mask).float()
+        rows = token_rows(each, mask).float()
         spread = rows.detach().var(0, correction=0).clamp_min(1e-12).sqrt() * rows.shape[-1] ** 0.5
         parts.append((rows / spread * torch.randn_like(rows)).sum())
     torch.stack(parts).sum().backward()  # type: ignore[no-untyped-call]
-
-
-def _rows(tensor: Tensor, mask: Tensor | None) -> Tensor:
-    """(tokens, features), without padding where the tensor has it."""
-    rows = tensor.reshape(-1, tensor.shape[-1]) if tensor.dim() > 1 else tensor.reshape(-1, 1)
-    if mask is None or tensor.shape[:-1] != mask.shape:
-        return rows
-    return rows[mask.reshape(-1).to(rows.device)]
-
-
-def _plain(outputs: Any) -> Any:
-    return dict(outputs) if isinstance(outputs, Mapping) else outputs

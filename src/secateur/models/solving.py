@@ -21,7 +21,6 @@ from secateur.criteria import magnitude
 from secateur.models.blocks import full_name
 from secateur.models.jobs import Job, Layer, Pruned, Solved
 from secateur.models.products import InputStats, WeightView
-from secateur.models.replay import Outputs
 from secateur.patterns import Pattern, Rows, Unstructured
 from secateur.solvers import aimed, best_mask, from_criterion
 from secateur.support import Forward, broadcast, check_batches, check_data, rank_and_world
@@ -282,10 +281,6 @@ class OneShotRequest:
         return MatrixJob(
             self.solver, self.pattern, sparsities, self.words, self.on_layer, in_stages=self.stages, aim=self.aim
         )
-
-    def dense_outputs(self) -> Outputs | None:
-        """Where what the dense model's blocks return is kept, if it is run beside the pruned one."""
-        return Outputs(self.activations, "dense") if self.aim else None
 
 
 class RunAlong(tuple[Any, ...]):

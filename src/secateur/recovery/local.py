@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from secateur.models import Host, Replay, Tokens, added_to, block_of, full_name, watched, with_all_outputs
 from secateur.recovery.descent import Descent, Moving, movers_for, moving, order_of, widened_batch
 from secateur.recovery.losses import rows_of
-from secateur.solvers import refit, scale_of
-from secateur.support import Between, mapped, tensors_in, track
+from secateur.solvers import best_damping, refit, scale_of
+from secateur.support import Between, mapped, running_as, tensors_in, track
 from secateur.targets import KINDS
 
 # ---- Which blocks of its teacher each block of a model follows, where some have left.
@@ -318,32 +318,16 @@ def adds_up(block: nn.Module, names: Collection[str], run: Callable[[], Tensor])
     }
     outputs: dict[str, Tensor] = {}
 
-    def see(name: str) -> Callable[..., Tensor]:
-        def look(_module: nn.Module, _args: Any, output: Tensor) -> Tensor:
-            outputs[name], passed_on = watched(output)
+    def watch(name: str, forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def called(*args: Any, **kwargs: Any) -> Tensor:
+            outputs[name], passed_on = watched(forward(*args, **kwargs))
             return passed_on
 
-        return look
+        return called
 
-    with _hooked(layers, see, forward=True), torch.enable_grad():
+    with running_as({each: watch(name, each.forward) for name, each in layers.items()}), torch.enable_grad():
         end = run()
-    added = added_to(end, outputs.values())
-    return next((name for name, found in reversed([*zip(outputs, added, strict=True)]) if found), None)
-
-
-@contextlib.contextmanager
-def _hooked(
-    layers: Mapping[str, nn.Module], make: Callable[[str], Callable[..., Any]], *, forward: bool
-) -> Iterator[None]:
-    handles = [
-        each.register_forward_hook(make(name)) if forward else each.register_forward_pre_hook(make(name))
-        for name, each in layers.items()
-    ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    return next(iter(added_to(end, outputs.items())), None)
 
 
 class Gathered:
@@ -373,7 +357,13 @@ class Gathered:
     def run(self, run: Callable[[], Tensor], wanted: Tensor, mask: Tensor | None = None) -> None:
         """Adds one batch: what ``run`` gives is to become what is wanted."""
         inputs: list[Tensor] = []
-        with _hooked({"": self.layer}, lambda _: lambda _module, args: inputs.append(args[0]), forward=False):
+        forward = self.layer.forward
+
+        def called(given: Tensor) -> Tensor:
+            inputs.append(given)
+            return forward(given)
+
+        with running_as({self.layer: called}):
             ours = run()
         x = inputs[-1].reshape(*wanted.shape[:-1], -1)  # a block may see all tokens as rows, as OPT's does
         x, ours, theirs = (rows_of(each, mask).float() for each in (x, ours, wanted.to(ours.device)))
@@ -754,17 +744,18 @@ class _Run:
 
         start = {key: each.detach().clone() for key, each in own.items()}
         add(summed)
-        best, least = None, self.whole(part.end, judging)
-        for damping in DAMPINGS:
+
+        def error(damping: float) -> float:
             put(gathered.solved(mask, damping))
             found = self.whole(part.end, judging)
             put(start)
-            if found < least:
-                best, least = damping, found
+            return found
+
+        best = best_damping(DAMPINGS, error, self.whole(part.end, judging))
         if best is not None:
             if apart:
                 add(judging)
-            put(gathered.solved(mask, best))
+            put(gathered.solved(mask, best[0]))
 
     def descended(self, part: Part, held: Moving, way: Epochs, seed: int) -> LocalPart:
         named = {local: held.parameters[local] for local in part.parameters}

@@ -9,9 +9,8 @@ from secateur.search.making import SHARES as SHARES
 from secateur.search.making import make_levels as make_levels
 from secateur.search.result import Fitted as Fitted
 from secateur.search.score import SCORES as SCORES
+from secateur.search.score import ModelLoss as ModelLoss
 from secateur.search.score import Replayed as Replayed
 from secateur.search.score import Score as Score
-from secateur.search.score import Scorer as Scorer
-from secateur.search.score import scorer as scorer
 from secateur.search.sensitivity import Sensitivity as Sensitivity
 from secateur.search.sensitivity import sensitivity as sensitivity

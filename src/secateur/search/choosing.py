@@ -25,7 +25,7 @@ from secateur.search.costs import Budget, Judged, holds, nonzeros, taken_of
 from secateur.search.latency import Times, milliseconds_of, saved_by
 from secateur.search.levels import Levels
 from secateur.search.result import KINDS, Chosen, Point, cost_text, knee_of
-from secateur.search.score import HeldBack
+from secateur.search.score import ModelLoss
 from secateur.search.search import Choice, Evolved, evolved, looked_at, measured_curve, weighed, weights_of
 from secateur.search.sensitivity import PrecomputedLevels, curves_of
 from secateur.search.space import Class, Predicted, Space, candidates, classes_of
@@ -154,7 +154,7 @@ class LevelSearch:
     asked: Budget
     levels: Levels
     rest: Sequence[Any]  # that levels were made of
-    measured: HeldBack
+    measured: ModelLoss
     example: Any
     timed_on: Any  # what a latency is of
     forward: Forward | None = None
@@ -397,7 +397,7 @@ class LevelSearch:
         if choice == self.space.dense:
             return 0.0
         self.spent += 1
-        return self._loss(choice, range(len(self.measured.batches)))
+        return self._loss(choice, range(len(self.measured.held)))
 
     def _searched(self, limits: Mapping[str, float], passes: float) -> Evolved:
         """From all candidates there are; the latencies are corrected, and the search is repeated once, if need be."""
@@ -409,7 +409,7 @@ class LevelSearch:
                 fitting,
                 self._loss,
                 lambda choice: self.space.fits(choice, limits),
-                batches=len(self.measured.batches),
+                batches=len(self.measured.held),
                 passes=max(passes, 1.0),
                 seed=self.seed,
             )
@@ -434,7 +434,7 @@ class LevelSearch:
             self.space.curves = curves_of(self.known.scores, self.space.classes)
             if self.space.curves is not None:
                 return
-        batches, granted = len(self.measured.batches), _ALONE * self.passes
+        batches, granted = len(self.measured.held), _ALONE * self.passes
         levels = [looked_at(size) for size in self.space.sizes]
         if sum(map(len, levels)) > granted * batches:
             levels = [each[-1:] for each in levels]
@@ -461,7 +461,7 @@ class LevelSearch:
     def _alone(self, at: int, level: int, some: Sequence[int]) -> float:
         choice = tuple(level if here == at else 0 for here in range(len(self.space.classes)))
         with self.levels.assembled(self.model, self.space.named(choice)):
-            return self.measured.by_outputs(some)
+            return self.measured.now(some)
 
     def _curve(self, word: str) -> list[Point]:
         """From the dense model down to the least that there is, each by dynamic programming."""
@@ -712,7 +712,7 @@ class LevelSearch:
             dense_score=score,
             curve=tuple(told),
             knee=knee_of(told),
-            held_back=len(self.measured.batches),
+            held_back=len(self.measured.held),
             passes=self.spent,
             generations=found.generations,
             compared=self.measured.word,

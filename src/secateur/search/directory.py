@@ -50,7 +50,7 @@ from secateur.search.fitting import (
 from secateur.search.levels import Levels
 from secateur.search.making import make_levels
 from secateur.search.result import Chosen, Fitted, cost_text
-from secateur.search.score import SCORES, HeldBack, Score
+from secateur.search.score import SCORES, ModelLoss, Score
 from secateur.search.sensitivity import Sensitivity, given
 from secateur.shrinking import CheckpointShrinking, shrink
 from secateur.support import Fields, described, plain, write_whole
@@ -157,7 +157,7 @@ def fit_directory(
         measured = None
         chosen = None if callable(score) else _chosen_before(folder / FILE, said, made, asked.words)
         if chosen is None or asked.keep is not None:
-            measured = HeldBack(model, back, score=score)
+            measured = ModelLoss(model, back, score=score)
         if chosen is None:
             assert measured is not None
             choosing = LevelSearch(
@@ -191,7 +191,7 @@ def fit_directory(
             got = _got(asked, chosen, done, made)
             finished: tuple[float, float | None] = (math.nan, None)
             if measured is not None and asked.keep is not None:
-                finished = measured.finished_by(loaded_model(done.folder, device))
+                finished = measured.finished(loaded_model(done.folder, device))
                 if not kept_by(measured.lost(finished), measured.most(asked.keep)):
                     raise ValueError(
                         f"the written model keeps less than {asked.keep:.1%}, unlike its copy in memory, and was "

@@ -29,7 +29,7 @@ from secateur.search.latency import milliseconds_of
 from secateur.search.levels import Levels
 from secateur.search.making import UNSTRUCTURED, make_levels, refuse_several
 from secateur.search.result import KINDS, Chosen, Fitted, cost_text
-from secateur.search.score import HeldBack, Score, check_word, split
+from secateur.search.score import ModelLoss, Score, check_word, split
 from secateur.search.sensitivity import Sensitivity, given
 from secateur.search.space import LAYER
 from secateur.shrinking import Memory, Shrunk, remembering, shrink
@@ -113,7 +113,7 @@ def fit(
             of "kl" exp(-divergence), of "change" the share of their variance.
         score: ``model -> float``, higher is better; or how the model's outputs are compared with the dense model's, on
             the batches held back: ``"kl"``, ``"cosine"`` or ``"change"``, by default the first of them that its outputs
-            are made for (see `secateur.search.scorer`).
+            are made for (see `secateur.search.ModelLoss`).
         over: ``"shrink"``, units that leave; ``"oneshot"``, entries that become zero; or both. Zeros are no faster by
             themselves, so a latency asks for ``"shrink"``.
         target: which cost is to get small, with ``keep``.
@@ -235,7 +235,7 @@ def fit(
         asked=asked,
         levels=made,
         rest=rest,
-        measured=HeldBack(model, back, forward, score),
+        measured=ModelLoss(model, back, forward, score),
         example=example,
         timed_on=example_of(model, every[0], None) if example_inputs is None else example_inputs,
         forward=forward,
@@ -424,7 +424,7 @@ class Executor:
     uniform: bool
     verify: bool
     pattern: Pattern = field(default_factory=patterns.Unstructured)
-    seen: HeldBack | None = None  # the batches that levels were made of
+    seen: ModelLoss | None = None  # the batches that levels were made of
     memory: Memory = field(default_factory=Memory)  # of copies that are finished: they begin alike
 
     def __call__(
@@ -491,7 +491,7 @@ class Executor:
         if task.measured.score is not None:
             return Judged(task.measured.of(model))
         if self.seen is None:
-            self.seen = HeldBack(task.model, task.rest, task.forward, task.measured.word)  # type: ignore[arg-type]
+            self.seen = ModelLoss(task.model, task.rest, task.forward, task.measured.word)  # type: ignore[arg-type]
         return Judged.by(task.measured.by_row(model), self.seen.by_row(model))
 
     def by_itself(self, limits: Mapping[str, float], *, by_all: bool = False) -> ByItself | None:

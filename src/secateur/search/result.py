@@ -64,7 +64,7 @@ class Chosen:
         knee: the share of the curve below which it bends most; None where it has no bend.
         held_back: how many batches were held back.
         passes: over them that were made, and ``generations`` how often levels were switched.
-        compared: by which word of `secateur.search.scorer` outputs were.
+        compared: by which word of `secateur.search.ModelLoss` outputs were.
         finals: ``{name: loss}`` of those that were carried out on a copy, and compared when they were finished.
         taken: the one of them that was taken: that of the least, or the best fixed allocation, where the difference is
             no more than noise. None where none was finished, or where a share of the score was to be kept.

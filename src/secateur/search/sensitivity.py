@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from secateur.models import ByText, Solve, loaded_model
+from secateur.models import ROWS, ByText, Solve, loaded_model
 from secateur.patterns import Pattern
 from secateur.search.levels import Levels, digest_of, shown_name, told_share
 from secateur.search.making import SHARES, make_levels, refuse_several
 from secateur.search.result import Cost
-from secateur.search.score import ROWS, SCORES, Replayed, Score, Scorer, scorer
+from secateur.search.score import SCORES, ModelLoss, Replayed, Score, known_by
 from secateur.search.space import Class
 from secateur.shrinking import in_blocks_parts
 from secateur.solvers import admm
@@ -31,6 +31,7 @@ from secateur.support import (
     Part,
     Table,
     for_directories,
+    name_of,
     percent,
     track,
     unwrapped,
@@ -213,7 +214,7 @@ def sensitivity(
     Args:
         model: any module with its weights; or a Hugging Face directory, whose model is loaded into memory.
         score: what the model loses by it: "kl", "cosine" or "change", or ``model -> float``, higher = better; see
-            `secateur.search.scorer`. A function is run for every cell, on whatever it likes: where that is the same
+            `secateur.search.ModelLoss`. A function is run for every cell, on whatever it likes: where that is the same
             inputs each time, what is before the changed block is not computed again. The model is in evaluation mode
             then, without gradients.
         rows: tokens or examples that scores are measured on.
@@ -257,37 +258,38 @@ def sensitivity(
         forward=forward,
         store=store,
     )
-    lost = scorer(model, held, score, forward=forward, rows=rows)
+    loss = ModelLoss(model, [] if callable(score) else held, forward, score, rows=rows)
+    dense = 0.0 if loss.dense_score is None else loss.dense_score
     made = {
         "of_levels": levels.made.digest,
-        "score": lost.name,
-        "dense": lost.dense,
-        "rows": lost.rows,
-        "share": lost.share,
-        "function": lost.function,
+        "score": name_of(score) if callable(score) else loss.word,
+        "dense": dense,
+        "rows": loss.rows,
+        "share": loss.share,
+        "function": known_by(score) if callable(score) else "",
     }
     folder = None if store is None else Path(store)
     scores, before = _already(folder, levels, made)
     passes = before
     if any(name not in scores for name in levels):
-        for name, values, more in _measured(model, levels, lost, scores):
+        for name, values, more in _measured(levels, loss, scores):
             scores[name], passes = values, before + more
             if folder is not None:
                 _write(folder, made, scores, passes)
     ordered = {name: scores[name] for name in levels}
-    found = Sensitivity(levels, ordered, str(made["score"]), lost.dense, lost.rows, lost.share, passes, made)
+    found = Sensitivity(levels, ordered, str(made["score"]), dense, loss.rows, loss.share, passes, made)
     return found.over_texts(model, batches, forward=forward)
 
 
 def _measured(
-    model: nn.Module, levels: Levels, lost: Scorer, already: Mapping[str, Any]
+    levels: Levels, loss: ModelLoss, already: Mapping[str, Any]
 ) -> Iterator[tuple[str, tuple[float, ...], float]]:
     """Of each group that is not measured yet its scores, and how many passes were run so far."""
-    replayed = Replayed(unwrapped(model), lambda: lost(model))
+    replayed = Replayed(loss.model, loss)
     for name in track([name for name in levels if name not in already], "measuring scores"):
         values = [0.0]
         for at in range(1, len(levels[name])):
-            with levels.assembled(model, {name: at}):
+            with levels.assembled(loss.model, {name: at}):
                 values.append(replayed(levels.touched({name: at})))
         yield name, tuple(values), replayed.passes
 

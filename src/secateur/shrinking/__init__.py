@@ -19,7 +19,6 @@ from secateur.shrinking.grading import counts_at as counts_at
 from secateur.shrinking.grading import gradable as gradable
 from secateur.shrinking.kinds.blocks_directory import ShrunkDepth as ShrunkDepth
 from secateur.shrinking.kinds.branches import KEPT as KEPT
-from secateur.shrinking.kinds.branches import running as running
 from secateur.shrinking.kinds.experts_directory import ShrunkExperts as ShrunkExperts
 from secateur.shrinking.measure import OVERFLOWING as OVERFLOWING
 from secateur.shrinking.measure import Memory as Memory

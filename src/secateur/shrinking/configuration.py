@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
@@ -178,6 +178,37 @@ class Described:
                 setattr(module, key, value)
         return undo.roll_back
 
+    def proved_on(self, changes: Mapping[Place, Any]) -> str:
+        """The model with these fields that a proof is made on, in words."""
+        sizes = ", ".join(f"{dotted(place)} {value}" for place, value in changes.items())
+        return f"on {self.kind.__name__} with random weights{' and ' if sizes else ''}{sizes}"
+
+
+def halved(
+    count: Callable[[Mapping[Place, Any]], float | None],
+    fields: Callable[[], Iterable[tuple[Place, int]]],
+    found: dict[Place, Any],
+    now: float | None,
+    most: float,
+) -> bool:
+    """Halves fields until a model has at most so many parameters; whether it came to that.
+
+    Args:
+        count: of the parameters of a model with these fields; None where there is none.
+        fields: those that may be halved, and what they are now.
+        found: those that were changed.
+        now: what ``count`` gives of it.
+    """
+    while now is None or now > most:
+        before = now
+        for place, value in fields():
+            left = count({**found, place: value // 2}) if value >= 2 * _NARROW and value % 2 == 0 else None
+            if left is not None and (now is None or left < now):
+                found[place], now = value // 2, left
+        if now == before:
+            return False
+    return True
+
 
 class Configured(Described):
     """A model and its configuration: which fields set which sizes, and whether a configuration describes a smaller
@@ -292,16 +323,12 @@ class Configured(Described):
                 if left is not None and left < now:
                     found, now = found | changes, left
                     break
-        while now > most:
-            before = now
-            for place in sorted(self._fields, key=lambda each: -found.get(each, self._fields[each])):
-                value = found.get(place, self._fields[place])
-                left = count({**found, place: value // 2}) if value >= 2 * _NARROW and value % 2 == 0 else None
-                if left is not None and left < now:
-                    found[place], now = value // 2, left
-            if now == before:
-                return None
-        return found
+
+        def fields_now() -> list[tuple[Place, int]]:
+            sizes = {place: found.get(place, value) for place, value in self._fields.items()}
+            return sorted(sizes.items(), key=lambda each: -each[1])
+
+        return found if halved(count, fields_now, found, now, most) else None
 
     # ---- learning ---------------------------------------------------------------------------------------------------
 

@@ -245,7 +245,7 @@ def _dense(checkpoint: Checkpoint, model: nn.Module, example_inputs: Any, *, ver
     files = tensor_names(model, checkpoint)
     parameters = _Weights(checkpoint, {mine: file for file, mine in reversed(files.items())})
     configured = Configured(model, Scope.of(coupling_on_meta(model, example_inputs)))
-    real, proof, scope = _proof(model, configured, example_inputs, verify=verify)
+    real, proof, scope = _proof(configured, example_inputs, verify=verify)
     subject = PruningTarget(model, scope, [example_inputs], parameters, parameters.blocks, configured, real)
     return _Dense(checkpoint, files, subject, configured, proof)
 
@@ -366,9 +366,7 @@ class _Weights(LazyTensors):
 # ---- the proof ------------------------------------------------------------------------------------------------------
 
 
-def _proof(
-    model: nn.Module, configured: Configured, example_inputs: Any, *, verify: bool
-) -> tuple[nn.Module | None, str, Scope]:
+def _proof(configured: Configured, example_inputs: Any, *, verify: bool) -> tuple[nn.Module | None, str, Scope]:
     """The model with values on which choices are proved, if it is the whole one; on which it is, in words; and the
     scope, in which is frozen what a smaller one finds."""
     scope = configured.scope
@@ -379,10 +377,8 @@ def _proof(
         return None, "not proved: no model of this class was small enough", scope
     real = configured.build(small, "cpu")
     if not small:
-        return real, f"on {type(model).__name__} with random weights", scope
-    scope = _proved_on(real, scope, example_inputs)
-    sizes = ", ".join(f"{'.'.join(map(str, place))} {value}" for place, value in small.items())
-    return None, f"on {type(model).__name__} with random weights and {sizes}", scope
+        return real, configured.proved_on(small), scope
+    return None, configured.proved_on(small), _proved_on(real, scope, example_inputs)
 
 
 def _proved_on(small: nn.Module, scope: Scope, example_inputs: Any) -> Scope:

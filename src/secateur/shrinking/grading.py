@@ -168,6 +168,7 @@ class Grading(Job):
         free: the matrices and biases that may move: `free_in`.
         on_group: called with each group once its block is done, and its grades.
         ungraded: ``{group: why}``.
+        scores: of groups whose units are in order already, as `Measuring` ranks them; the others are put in order here.
     """
 
     coupling: Coupling
@@ -177,6 +178,7 @@ class Grading(Job):
     free: Collection[str]
     on_group: Callable[[Group, Sequence[RepairedLevel]], None]
     damping: float = DAMPING
+    scores: Mapping[str, Tensor] = field(default_factory=dict)
     around = True
     changes = False
     words = WORDS
@@ -227,9 +229,13 @@ class Grading(Job):
         return {}, Pruned(block)
 
     def _grades(self, group: Group, consumers: Sequence[_Consumer]) -> list[RepairedLevel]:
-        """A copy says in which order units leave; then they leave again, and at each count what stays is repaired."""
+        """Units leave in their order, and at each count what stays is repaired; a copy says which order that is."""
         counts = self.counts[group.name]
-        order, _ = eliminated([(each.layer.copy(), each.units) for each in consumers], counts[-1], chunk_of(group.size))
+        if group.name in self.scores:
+            order = self.scores[group.name].argsort().tolist()
+        else:
+            copies = [(each.layer.copy(), each.units) for each in consumers]
+            order, _ = eliminated(copies, counts[-1], chunk_of(group.size))
         layers = [each.layer.copy() for each in consumers]
         kept = np.ones(group.size, dtype=bool)
         found: list[RepairedLevel] = []
@@ -335,7 +341,8 @@ class GroupAblation(Job):
             for key in each.counts(each.parts)
         }
         groups = [group for group in self.measuring.groups if group.name in counts]
-        self._grading = Grading(self.coupling, groups, counts, {}, self.free, self._keep)
+        ranked = self.measuring.ranked
+        self._grading = Grading(self.coupling, groups, counts, {}, self.free, self._keep, scores=ranked)
 
     def _keep(self, group: Group, grades: Sequence[RepairedLevel]) -> None:
         self._grades[group.name] = grades
@@ -355,8 +362,9 @@ class GroupAblation(Job):
     def solve_stage(
         self, block: str, module: nn.Module, stage: Mapping[str, Tensor], found: Mapping[WeightView, InputStats]
     ) -> tuple[Mapping[str, Solved], Pruned]:
-        self._grading.solve_stage(block, module, stage, found)
-        return self.measuring.solve_stage(block, module, stage, found)
+        done = self.measuring.solve_stage(block, module, stage, found)
+        self._grading.solve_stage(block, module, stage, found)  # in the order that is measured now
+        return done
 
     def tried(
         self, model: nn.Module, measured: Measured, batches: Sequence[Any], forward: Forward | None = None

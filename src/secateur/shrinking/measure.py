@@ -152,7 +152,7 @@ class Measuring(Job):
     shared: frozenset[str] = frozenset()  # parameters that several blocks hold
     tokens: int = 0
     unsloped: bool = False  # whether of a consumer no slopes are known: its losses compare with no others then
-    _scores: dict[str, Tensor] = field(default_factory=dict)
+    ranked: dict[str, Tensor] = field(default_factory=dict)  # scores of units that were taken out one after the other
     _curves: dict[str, Curve] = field(default_factory=dict)
     _costs: dict[str, npt.NDArray[np.float64]] = field(default_factory=dict)
     _consumers: dict[str, set[str]] = field(default_factory=dict)
@@ -214,7 +214,7 @@ class Measuring(Job):
     def _measure(self, group: Group, layers: Sequence[tuple[Elimination, Columns]]) -> None:
         left, curve = eliminated(layers, 1, chunk_of(group.size))
         order = [*left, *sorted(set(range(group.size)) - set(left))]
-        self._scores[group.name] = _ranks(order)
+        self.ranked[group.name] = _ranks(order)
         counts, losses = zip(*reversed(curve), strict=True)
         self._curves[group.name] = Curve(np.array(counts), np.maximum.accumulate(np.array(losses)[::-1])[::-1])
 
@@ -225,7 +225,7 @@ class Measuring(Job):
         nothing of several, since of a normalized stream any one unit follows from all others. Nor is there a
         matrix that could make up for a unit of a group without consumers, such as the width of queries and keys: that
         costs what its outputs are."""
-        scores, curves = dict(self._scores), dict(self._curves)
+        scores, curves = dict(self.ranked), dict(self._curves)
         for key, costs in self._costs.items():
             order = np.argsort(costs, kind="stable")
             scores[key] = _ranks(order.tolist())

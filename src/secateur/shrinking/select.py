@@ -170,6 +170,7 @@ def _sums(
 # Law: what may leave is a value that is never changed; what is against a proposal gives the next, smaller one.
 
 Free = TypeVar("Free")
+Name = TypeVar("Name")
 Proposed = TypeVar("Proposed")
 CONTRADICTED = "a comparison in the code would change its result"
 
@@ -190,6 +191,55 @@ def select(
     while (less := without_wrong(free, proposed := propose(free))) is not None:
         free = less
     return free, proposed
+
+
+def least(
+    costs: Callable[[Sequence[Name], Sequence[Name]], Mapping[Name | None, float]],
+    leaving: Callable[[Sequence[Name]], Mapping[Name, int]],
+    target: int,
+    *,
+    at_once: int = 1,
+) -> tuple[list[Name], float]:
+    """What is taken out, one after the other, so that the outputs move little, and how far they move then. Fewer than
+    the target where there is no more.
+
+    Next leaves what adds the least for each that leaves with it. A cost that was measured with fewer gone counts as a
+    lower bound, so that few are measured again.
+
+    Args:
+        costs: ``(gone, more)``: how far the outputs move without those that are gone, under None, and without each one
+            more.
+        leaving: of those that may leave beside what is gone, how many leave with each.
+        target: how many leave at most.
+        at_once: how many are measured in one go, when not all are.
+
+    >>> price = {"a": 3.0, "b": 1.0, "c": 2.0}
+    >>> def costs(gone, more):
+    ...     base = sum(price[each] for each in gone)
+    ...     return {None: base} | {each: base + price[each] for each in more}
+    >>> least(costs, lambda gone: {each: 1 for each in price if each not in gone}, 2)
+    (['b', 'c'], 3.0)
+    """
+    gone: list[Name] = []
+    lost, adds, fresh = 0.0, dict[Name, float](), dict[Name, int]()
+    for _ in track(range(target), "choosing what leaves"):
+        sizes = leaving(gone)
+        if not sizes:
+            break
+        known = {each: adds.get(each, -math.inf) for each in sizes}
+        while fresh.get(best := min(known, key=known.__getitem__)) != len(gone):
+            stale = sorted((each for each in known if fresh.get(each) != len(gone)), key=known.__getitem__)
+            found = costs(gone, stale[:at_once] if gone else stale)
+            lost = found[None]
+            for each in stale:
+                if each in found:
+                    more = found[each]
+                    known[each] = (more - lost) / sizes[each] if math.isfinite(more) else math.inf
+                    fresh[each] = len(gone)
+        adds |= known
+        gone.append(best)
+        lost += known[best] * sizes[best]
+    return gone, lost
 
 
 def too_few(what: str, target: int, stayed: Mapping[str, str]) -> ValueError:

@@ -19,6 +19,11 @@ from secateur.solvers.elimination import aimed as aimed
 from secateur.solvers.elimination import eliminated as eliminated
 from secateur.solvers.gram import SolverWarning as SolverWarning
 from secateur.solvers.gram import scale_of as scale_of
+from secateur.solvers.held_out import UNSEEN as UNSEEN
+from secateur.solvers.held_out import Fit as Fit
+from secateur.solvers.held_out import ScaleFit as ScaleFit
+from secateur.solvers.held_out import best_damping as best_damping
+from secateur.solvers.held_out import is_held_out as is_held_out
 from secateur.solvers.least_squares import Solver as Solver
 from secateur.solvers.least_squares import best_mask as best_mask
 from secateur.solvers.least_squares import check_pattern as check_pattern

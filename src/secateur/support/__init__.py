@@ -46,6 +46,7 @@ from secateur.support.running import repeatable as repeatable
 from secateur.support.running import restored as restored
 from secateur.support.running import run_batch as run_batch
 from secateur.support.running import run_example as run_example
+from secateur.support.running import running_as as running_as
 from secateur.support.running import seed_torch as seed_torch
 from secateur.support.running import seeded as seeded
 from secateur.support.running import share_of as share_of

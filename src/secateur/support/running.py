@@ -371,6 +371,29 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 @contextlib.contextmanager
+def running_as(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
+    """A context in which a call of these modules is one of these functions.
+
+    >>> layer = nn.ReLU()
+    >>> with running_as({layer: lambda x: -x}):
+    ...     layer(torch.ones(1))
+    tensor([-1.])
+    >>> layer(torch.ones(1))
+    tensor([1.])
+    """
+    before: dict[nn.Module, Any] = {module: vars(module).get("forward") for module in forwards}
+    try:
+        for module, forward in forwards.items():
+            module.forward = forward
+        yield
+    finally:
+        for module, own in before.items():
+            vars(module).pop("forward", None)
+            if own is not None:
+                module.forward = own
+
+
+@contextlib.contextmanager
 def unchanged(model: nn.Module) -> Iterator[None]:
     """A context that undoes the effects of running a model, forward and backward: modes, buffers, gradients.
 

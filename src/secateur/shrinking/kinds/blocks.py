@@ -9,7 +9,7 @@ import contextlib
 import functools
 import math
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,25 +17,26 @@ import torch
 from torch import Tensor, nn
 
 from secateur.models import (
+    ROWS,
     InFiles,
-    LostOutputError,
     Outputs,
+    Replay,
     Tokens,
     added_to,
     divergence,
     find_blocks,
     full_name,
-    in_place,
+    mean_of,
+    run_through,
     watched,
 )
 from secateur.shrinking.apply import Place, fields_in, integer_fields
-from secateur.shrinking.configuration import Described, same_constants
+from secateur.shrinking.configuration import Described, halved, same_constants
 from secateur.shrinking.directory import PROVED
-from secateur.shrinking.kinds.branches import few_batches
-from secateur.shrinking.kinds.patching import LinearSite, LinearSites, add_batch, as_rows, new_values, solver_of
+from secateur.shrinking.kinds.patching import LinearSite, LinearSites, as_rows, fitted, given_to
 from secateur.shrinking.proof import difference, outputs, probe_of
 from secateur.shrinking.repair import free_in
-from secateur.support import mapped, moved, tensors_in, track
+from secateur.support import mapped, running_as, share_of, tensors_in, track
 
 # ---- Blocks of a directory's model that can leave whole, and the configuration that says so.
 #
@@ -44,7 +45,6 @@ from secateur.support import mapped, moved, tensors_in, track
 # other blocks return their inputs: proved on random weights in float64, on a narrow model of the class with as many
 # blocks.
 
-_NARROW = 16  # fields are not made smaller than this for a proof
 _Sizes = dict[str, torch.Size]
 
 
@@ -158,24 +158,20 @@ def passed_on(args: Any, kwargs: Mapping[str, Any], output: Any) -> Any:
 
 
 @contextlib.contextmanager
-def passing(model: nn.Module, gone: Collection[str]) -> Iterator[None]:
-    """A context in which these blocks return the stream that they are given."""
+def passing(
+    model: nn.Module, gone: Collection[str], instead: Callable[[str, Any, Any, Any], Any] | None = None
+) -> Iterator[None]:
+    """A context in which these blocks return the stream that they are given; or what ``instead`` gives for a block's
+    name, its arguments and its output.
+    """
 
-    def called(forward: Any, *args: Any, **kwargs: Any) -> Any:
-        return passed_on(args, kwargs, forward(*args, **kwargs))
+    def called(path: str, forward: Any, *args: Any, **kwargs: Any) -> Any:
+        output = forward(*args, **kwargs)
+        return passed_on(args, kwargs, output) if instead is None else instead(path, args, kwargs, output)
 
-    blocks = [model.get_submodule(path) for path in gone]
-    before = [vars(block).get("forward") for block in blocks]
-    for block in blocks:
-        block.forward = functools.partial(called, block.forward)
-    try:
+    blocks = {path: model.get_submodule(path) for path in gone}
+    with running_as({block: functools.partial(called, path, block.forward) for path, block in blocks.items()}):
         yield
-    finally:
-        for block, forward in zip(blocks, before, strict=True):
-            if forward is None:
-                del block.forward
-            else:
-                block.forward = forward
 
 
 # ---- the proof ------------------------------------------------------------------------------------------------------
@@ -204,18 +200,14 @@ def narrowed(described: Described, stacks: Sequence[Stack], most: int = PROVED) 
         return total
 
     found: dict[Place, Any] = {}
-    now = count(found)
-    while now is None or now > most:
-        before = now
+
+    def fields() -> Iterator[tuple[Place, int]]:
         for place, value in track(list(integer_fields(described.config, described.values)), "making a narrow one"):
-            value = found.get(place, value)
-            if place in deep or value < 2 * _NARROW or value % 2:
-                continue
-            left = count({**found, place: value // 2})
-            if left is not None and (now is None or left < now):
-                found[place], now = value // 2, left
-        if now == before:
-            raise ValueError("no narrow model of this class was found to prove it on.")
+            if place not in deep:
+                yield place, found.get(place, value)
+
+    if not halved(count, fields, found, count(found), most):
+        raise ValueError("no narrow model of this class was found to prove it on.")
     return found
 
 
@@ -254,15 +246,28 @@ def prove_without(
     return None
 
 
-# How far the outputs of a directory's model move without some of its blocks, on real inputs; which blocks to remove.
+# ---- How far the outputs of a directory's model move without some of its blocks, on real inputs.
 #
 # Law: of the weights one block is in memory, and a pass reads each once, whatever the number of blocks that are
-# tried: what is behind a block is run for it and once more without it. Blocks leave one by one, each the one without
-# which the outputs move least, the others being gone, as branches in `secateur.shrinking.kinds.branches`.
+# tried: what is behind a block is run for it and once more without it.
 
-_AT_ONCE = 4  # blocks that are tried in one pass, when not all are
+AT_ONCE = 4  # blocks that are tried in one pass, when not all are
+_BATCHES = 4  # at most
 
-Costs = Callable[[Collection[str], Collection[str]], Mapping[str | None, float]]
+
+def few_batches(batches: Sequence[Any]) -> list[Any]:
+    """The first batches, until they hold a thousand tokens, or examples."""
+    held: list[Any] = []
+    rows = 0
+    for batch in batches[:_BATCHES]:
+        tensors = [each for each in tensors_in(batch) if each.dim()]
+        ids = [each.numel() for each in tensors if each.dim() > 1 and not each.is_floating_point()]
+        count = max(ids or [each.shape[0] for each in tensors], default=0)
+        held.append(share_of(batch, (ROWS - rows) / count) if count > ROWS - rows else batch)
+        rows += count
+        if rows >= ROWS:
+            break
+    return held
 
 
 class DepthCosts:
@@ -274,9 +279,8 @@ class DepthCosts:
     """
 
     def __init__(self, place: InFiles, batches: Sequence[Any]) -> None:
-        self.place = place
-        self.held: Sequence[Any] = few_batches(batches)
-        self.dense: list[Any] = []
+        self.place = place.over(few_batches(batches))
+        self.dense: dict[int, Any] = {}
         self(())  # the whole model's outputs
 
     def __call__(
@@ -287,102 +291,36 @@ class DepthCosts:
         Args:
             written: the weights are those of the copy that is written.
         """
-        try:
-            return self._run(gone, more, written=written, keep_all=False)
-        except LostOutputError:  # a block is given what one long before it gave
-            return self._run(gone, more, written=written, keep_all=True)
+        place, tried = self.place, list[str]()
+        count, lost = len(place.batches), dict[int, tuple[float, int]]()
+        is_first = not self.dense
 
-    def _run(
-        self, gone: Collection[str], more: Collection[str], *, written: bool, keep_all: bool
-    ) -> dict[str | None, float]:
-        count, last = len(self.held), list[Any]()
-        held = [moved(each, self.place.device) for each in self.held]
-        first: dict[str | None, int] = {None: 0}  # the numbers of the runs without a block begin there
+        def tries(name: str, args: Any, kwargs: Any, output: Any) -> Any:
+            """Of each batch there is a run more from here on, without the block."""
+            if replay.at < count and name not in tried:
+                replay.fork(name, count * (1 + len(tried)) + replay.at, passed_on(args, kwargs, output))
+            is_without = replay.at >= count and tried[replay.at // count - 1] == name
+            return passed_on(args, kwargs, output) if is_without else output
 
-        def kept(model: Any, batch: Any) -> Any:
-            last[:] = [forward(model, batch)]
-            return last[0]
+        def compared(model: nn.Module, batch: Any) -> Any:
+            outputs = place.forward(model, batch)  # which comes to its end in the last run of a batch
+            if is_first:
+                self.dense[replay.at] = outputs
+            lost[replay.at] = divergence(self.dense[replay.at % count], outputs, Tokens.of(batch).own)
+            return outputs
 
-        with self.place.replaying(dense=False) as replay:
-            forward = self.place.forward
-            replay.how, replay.keep_all = kept, keep_all
-            files = self.place.files
-            for _ in track(range(len(self.place.blocks)), "running without blocks"):
-                name = replay.run(0, held[0], lambda *_: None)
-                if name is None:
-                    break
-                files.load(name, finished=written)
-
-                def store(
-                    name: str,
-                    args: Any,
-                    kwargs: Any,
-                    call: Callable[[], Any],
-                ) -> None:
-                    output = call()
-                    less = passed_on(args, kwargs, output) if name in gone or name in more else None
-                    replay.keep(name, less if name in gone else output)
-                    if name in more and replay.at < count:
-                        replay.fork(name, first[name] + replay.at, less)
-
-                known = list(first.values())
+        with (
+            passing(place.model, gone),
+            passing(place.model, more, tries),
+            place.running(written=written) as (replay, blocks),
+        ):
+            replay.how = compared
+            for name in blocks:
                 if name in more:
-                    first[name] = count * len(first)
-                for start in known:
-                    for number, batch in enumerate(held):
-                        replay.run(start + number, batch, store)
-                        replay.drop_unneeded(name, start + number, batch)
-                replay.done.append(name)
-                if name in more:
-                    for number, batch in enumerate(held):
-                        replay.drop_unneeded(name, first[name] + number, batch)
-                files.unload(name)
-            found: dict[str | None, float] = {}
-            for which, start in first.items():
-                total, rows = 0.0, 0
-                for number, batch in enumerate(held):
-                    replay.run(start + number, batch, lambda *_: None)
-                    if len(self.dense) < count:
-                        self.dense.append(last[0])
-                    lost, counted = divergence(self.dense[number], last[0], Tokens.of(batch).own)
-                    total, rows = total + lost, rows + counted
-                found[which] = total / rows if rows and math.isfinite(total) else math.inf
-        return found
-
-
-def least(
-    costs: Costs, candidates: Sequence[str], target: int, stacks: Mapping[str, Collection[str]]
-) -> tuple[list[str], float]:
-    """A set of ``target`` candidates whose removal moves the outputs little, fewer where there are no more; and the
-        divergence. One block of each stack stays.
-
-    A cost that was measured with fewer blocks gone counts as a lower bound, so that few are measured again.
-
-    >>> price = {"a": 3.0, "b": 1.0, "c": 2.0}
-    >>> def costs(gone, more):
-    ...     base = sum(price[each] for each in gone)
-    ...     return {None: base} | {each: base + price[each] for each in more}
-    >>> least(costs, list(price), 2, {"h": "abc"})
-    (['b', 'c'], 3.0)
-    """
-    gone: list[str] = []
-    lost, known = 0.0, dict.fromkeys(candidates, -math.inf)
-    fresh: dict[str, int] = {}
-    for _ in track(range(target), "choosing blocks"):
-        last = {each for its in stacks.values() if len({*its} - {*gone}) == 1 for each in its}
-        left = [each for each in candidates if each not in gone and each not in last]
-        if not left:
-            break
-        while fresh.get(best := min(left, key=lambda each: known[each])) != len(gone):
-            stale = sorted((each for each in left if fresh.get(each) != len(gone)), key=lambda each: known[each])
-            found = costs(gone, stale[:_AT_ONCE] if gone else stale)
-            lost = found[None]
-            for each in stale:
-                if each in found:
-                    known[each], fresh[each] = found[each] - lost, len(gone)
-        gone.append(best)
-        lost += known[best]
-    return gone, lost
+                    tried.append(name)
+                    replay.batches = [*replay.batches, *place.batches]
+        runs = [[lost[count * at + number] for number in range(count)] for at in range(1 + len(tried))]
+        return {name: mean_of(its) for name, its in zip([None, *tried], runs, strict=True)}
 
 
 # Repair after blocks left a directory: a weight before them is fitted to what they added to the residual stream.
@@ -418,18 +356,20 @@ def seams_between(stacks: Sequence[Stack], gone: Collection[str]) -> dict[str, s
 def patched_in_directory(place: InFiles, stacks: Sequence[Stack], gone: Collection[str]) -> dict[str, float]:
     """Writes patches into the copy; ``{name: share}``, the share of the squared residual that a weight recovers. Biases
     that moved with them are not named."""
-    try:
-        return _patched(place, seams_between(stacks, gone), gone, keep_all=False)
-    except LostOutputError:  # a block is given what one long before it gave
-        return _patched(place, seams_between(stacks, gone), gone, keep_all=True)
-
-
-def _patched(place: InFiles, seams: Mapping[str, str], gone: Collection[str], *, keep_all: bool) -> dict[str, float]:
+    seams = seams_between(stacks, gone)
     found: dict[str, float] = {}
-    behind = Outputs(place.activations, "seams")
+    behind, free = Outputs(place.activations, "seams"), free_in(place.model, place.blocks)
+
+    def fit(name: str) -> None:
+        if name in seams:
+            new, share = _solved(place, replay, name, behind, seams[name], free)
+            found.update({full_name(name, local): share for local in new})
+            place.files.write(name, new)
+            place.put(name, new)
+
     try:
+        missing, left = set(seams.values()), set(seams)
         with place.running() as (replay, blocks):
-            missing = set(seams.values())
             for name in blocks if missing else ():
                 if name in missing:
                     for number in range(len(place.batches)):
@@ -437,40 +377,18 @@ def _patched(place: InFiles, seams: Mapping[str, str], gone: Collection[str], *,
                     missing.remove(name)
                 if not missing:
                     break
-        free = free_in(place.model, place.blocks)
-        with place.replaying(dense=False) as replay:
-            left, replay.keep_all = set(seams), keep_all
-            for _ in track(range(len(place.blocks)), "patching"):
-                following = replay.run(0, place.batches[0], lambda *_: None) if left else None
-                if following is None:
+        with passing(place.model, gone), place.replaying() as replay, torch.no_grad():
+            for name in run_through(replay, visit=fit) if left else ():
+                left.discard(name)
+                if not left:
                     break
-                name = following
-                place.files.load(name, finished=False)
-                block, new = place.blocks[name], dict[str, Tensor]()
-                if name in seams:
-                    left.remove(name)
-                    new, share = _solved(place, replay, name, behind, seams[name], free)
-                    found |= dict.fromkeys(new, share)
-                    place.files.put({full_name(name, local): value for local, value in new.items()})
-
-                def store(name: str, args: Any, kwargs: Any, call: Callable[[], Any]) -> None:
-                    output = call()
-                    replay.keep(name, passed_on(args, kwargs, output) if name in gone else output)
-
-                with in_place(block, new):
-                    for number, batch in enumerate(place.batches):
-                        replay.run(number, batch, store)
-                        replay.drop_unneeded(name, number, batch)
-                replay.done.append(name)
-                place.files.unload(name)
-                found = {full_name(name, each) if each in new else each: share for each, share in found.items()}
     finally:
         behind.clear()
     return found
 
 
 def _solved(
-    place: InFiles, replay: Any, name: str, behind: Outputs, last: str, free: Collection[str]
+    place: InFiles, replay: Replay, name: str, behind: Outputs, last: str, free: Collection[str]
 ) -> tuple[dict[str, Tensor], float]:
     """New values of a block's parameters, by their names in it, and the share of the squared residual that they
     recover.
@@ -486,33 +404,29 @@ def _solved(
     at = found[0] if found else None
     if at is None:
         return {}, 0.0
-    weight = block.get_parameter(at.weight).detach()
-    solver = solver_of(at, weight, None if at.bias is None else block.get_parameter(at.bias).detach())
-    count = len(place.batches)
+    weight, bias = (None if each is None else block.get_parameter(each).detach() for each in (at.weight, at.bias))
+    assert weight is not None
+    return fitted(at, weight, bias, _rows(place, replay, block, at, behind, last), len(place.batches))
 
-    def add(_name: str, args: Any, kwargs: Any, call: Callable[[], Any]) -> None:
+
+def _rows(
+    place: InFiles, replay: Replay, block: nn.Module, at: LinearSite, behind: Outputs, last: str
+) -> Iterator[tuple[Iterable[Tensor], Tensor]]:
+    """Of each batch what a place in the block is given, and the residual behind it."""
+    met: list[tuple[Iterable[Tensor], Tensor]] = []
+
+    def see(_name: str, args: Any, kwargs: Any, call: Callable[[], Any]) -> None:
         batch = place.batches[replay.at]
         tokens = Tokens.of(batch).for_block(block, args, kwargs, batch)
-        watched = LinearSites(block, {at.weight} if at.piece else set(), tokens)
-        gave: list[Tensor] = []
-        watched.gave = lambda value, here: gave.append(value) if here.weight == at.weight else None
-        with watched:
-            output = _first(call())
-        residual = behind.load(last, replay.at).to(output.device).double() - output.double()
+        given: list[Tensor] = []
+        inputs, index = given_to(at, block, tokens, lambda: given.append(_first(call())))
+        residual = behind.load(last, replay.at).to(given[0].device).double() - given[0].double()
         residual = as_rows(residual, turned=False)
-        if at.piece is None:
-            values, mask = gave[-1], tokens.own
-            index = None if mask is None or mask.shape != values.shape[:-1] else mask.reshape(-1).to(values.device)
-            rows = as_rows(values, turned=False)
-            inputs = iter([rows if index is None else rows[index]])
-        else:
-            each, index = watched.last[at.piece]
-            inputs = each.rows()
-        add_batch(solver, inputs, residual if index is None else residual[index], replay.at, count)
+        met.append((inputs, residual if index is None else residual[index]))
 
     for number, batch in enumerate(place.batches):
-        replay.run(number, batch, add)
-    return new_values(at, weight, solver)
+        replay.run(number, batch, see)
+        yield met.pop()
 
 
 def place_in(block: nn.Module, own: Collection[str], run: Callable[[], Tensor]) -> LinearSite | None:
@@ -535,13 +449,12 @@ def place_in(block: nn.Module, own: Collection[str], run: Callable[[], Tensor]) 
     sites.gave = gave
     with torch.inference_mode(False), torch.enable_grad(), sites:
         end = run()
-    added = added_to(end, [known for _, known in given])
-    for (place, _), is_added in reversed([*zip(given, added, strict=True)]):
+    for place in added_to(end, given):
         names = [name for name in (place.weight, place.bias) if name is not None]
         alone = all(name in own and sites.times[name] == 1 for name in names)
         piece = place.piece
         whole = place.bias is not None if piece is None else math.prod(piece.shape) == _size(block, place.weight)
-        if is_added and alone and whole:
+        if alone and whole:
             return place
     return None
 

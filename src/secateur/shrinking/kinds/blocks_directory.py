@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -37,9 +37,9 @@ from secateur.models import ByText, InFiles, digest, example_for, held_batches
 from secateur.shrinking.configuration import Described, has_configuration
 from secateur.shrinking.directory import config_text, origins_text
 from secateur.shrinking.kinds.blocks import (
+    AT_ONCE,
     DepthCosts,
     Stack,
-    least,
     narrowed,
     patched_in_directory,
     prove_without,
@@ -48,7 +48,7 @@ from secateur.shrinking.kinds.blocks import (
 )
 from secateur.shrinking.request import Request
 from secateur.shrinking.result import blocks_content, patched_tables
-from secateur.shrinking.select import check_globs, select, too_few
+from secateur.shrinking.select import check_globs, least, select, too_few
 from secateur.support import Forward, Part, rank_and_world, track
 
 BLOCKS = "blocks.json"
@@ -205,17 +205,11 @@ class _Chosen:
 
 def _chosen(deep: _Deep, candidates: Sequence[str], target: int, example_inputs: Any, *, verify: bool) -> _Chosen:
     small = narrowed(deep.described, deep.stacks) if verify else {}
-    proof = "not proved, as asked"
-    if verify:
-        kind, sizes = (
-            deep.described.kind.__name__,
-            ", ".join(f"{'.'.join(map(str, at))} {n}" for at, n in small.items()),
-        )
-        proof = f"on {kind} with random weights{' and ' if sizes else ''}{sizes}"
+    proof = deep.described.proved_on(small) if verify else "not proved, as asked"
     costs = DepthCosts(deep.place, deep.place.batches)
     known: dict[tuple[str, ...], dict[str | None, float]] = {}
 
-    def cost(gone: Collection[str], more: Collection[str]) -> Mapping[str | None, float]:
+    def cost(gone: Sequence[str], more: Sequence[str]) -> Mapping[str | None, float]:
         found = known.setdefault(tuple(gone), {})
         if not found or any(each not in found for each in more):
             found.update(costs([*gone], [each for each in more if each not in found]))
@@ -223,7 +217,13 @@ def _chosen(deep: _Deep, candidates: Sequence[str], target: int, example_inputs:
 
     def propose(stayed: Mapping[str, str]) -> tuple[list[str], float]:
         left = [each for each in candidates if each not in stayed]
-        gone, lost = least(cost, left, target, {stack.name: stack.blocks for stack in deep.stacks})
+
+        def leaving(gone: Sequence[str]) -> dict[str, int]:
+            """One block of each stack stays."""
+            last = {each for its in deep.stacks if len({*its.blocks} - {*gone}) == 1 for each in its.blocks}
+            return {each: 1 for each in left if each not in gone and each not in last}
+
+        gone, lost = least(cost, leaving, target, at_once=AT_ONCE)
         if len(gone) < target:
             blocks = sum(len(stack.blocks) for stack in deep.stacks)
             raise too_few(f"{len(gone)} of the {blocks} blocks", target, stayed)

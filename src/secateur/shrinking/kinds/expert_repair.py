@@ -22,12 +22,12 @@ from torch import Tensor, nn
 from secateur.coupling import Group
 from secateur.models import InMemory, Outputs, Replay, WeightView
 from secateur.shrinking.kinds.routing import ExpertRows, PairedBlocks, Pass, rows_of_experts
+from secateur.solvers import UNSEEN, best_damping, is_held_out
 from secateur.support import Forward, Undo, all_gather, rank_and_world
 
 # Of the mean diagonal: the one that is best on tokens that it did not see. Of 3072 tokens 1e-3 was, of 144 it was 1.
 DAMPINGS = (1e-3, 1e-2, 1e-1, 1.0)
 _ROUNDS = 3  # more brought nothing on a mixture of 4 experts, 2 at a time
-_UNSEEN = 4  # every fourth batch, or token where there are fewer batches
 OUTSIDE = "it is in none of the blocks, or is one"
 _LARGE = 4096  # inputs, from which a Gram matrix is in float32: in float64 it would be larger than the block
 
@@ -138,7 +138,7 @@ class _Kept:
             empty = torch.zeros(0)
             self.rows.append([ExpertRows(one.unit, one.piece, one.tokens + first, one.weights, empty) for one in found])
             residuals.append(each.residual)
-            parts.append(torch.full((len(each.residual),), number % _UNSEEN == _UNSEEN - 1))
+            parts.append(torch.full((len(each.residual),), bool(is_held_out(number))))
             first += len(each.residual)
         whys = [each for each in all_gather(why) if each]
         if whys:
@@ -147,8 +147,8 @@ class _Kept:
         if not bool(self.residual.isfinite().all()):
             why = "what it gives, or should give, holds NaN or infinity"
         self.unseen = torch.cat(parts)
-        if len(parts) < _UNSEEN:
-            self.unseen = torch.arange(first) % _UNSEEN == _UNSEEN - 1
+        if len(parts) < UNSEEN:
+            self.unseen = torch.as_tensor(is_held_out(torch.arange(first)))
         mine = {one.piece for its in self.rows for one in its}
         self.pieces = sorted({piece for its in all_gather(sorted(mine)) for piece in its})
         whys = [each for each in all_gather(why) if each]
@@ -177,12 +177,11 @@ _Changes = dict[WeightView, Tensor]  # (inputs, outputs), what is added to a mat
 def _solved(kept: _Kept, model: nn.Module, undo: Undo | None) -> Mended:
     before = _squares(kept.residual[kept.unseen])
     size = _scale(kept, ~kept.unseen)
-    errors = {damping: _squares(_unseen_lack(kept, damping * size)) for damping in DAMPINGS} if size > 0 else {}
-    best = min(errors, key=lambda each: errors[each], default=DAMPINGS[0])
-    if not errors or not errors[best] < before:
+    best = best_damping(DAMPINGS if size > 0 else (), lambda each: _squares(_unseen_lack(kept, each * size)), before)
+    if best is None:
         return Mended(None, "no change of its experts reduced the residual of the stream on held-out tokens")
     residual = kept.residual.clone()
-    changes = _fitted(kept, best * _scale(kept, None))
+    changes = _fitted(kept, best[0] * _scale(kept, None))
     for piece, change in changes.items():
         old = piece.of(model.get_parameter(piece.name))
         new = (old.to(change.dtype) + change.T.to(old.device)).to(old.dtype)
@@ -195,7 +194,7 @@ def _solved(kept: _Kept, model: nn.Module, undo: Undo | None) -> Mended:
         for piece, change in changes.items():
             old = piece.of(model.get_parameter(piece.name))
             old.copy_(old.to(change.dtype) + change.T.to(old.device))
-    return Mended(1 - errors[best] / before)
+    return Mended(1 - best[1] / before)
 
 
 def _unseen_lack(kept: _Kept, damping: float) -> Tensor:

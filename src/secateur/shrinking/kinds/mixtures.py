@@ -283,8 +283,7 @@ def _proved(configured: Configured, example: Any) -> str:
     said = Configured(small, Scope.of(find_coupling(small, example)))
     subject = pruning_target(small, said.scope, [example], configured=said, proved_on=small)
     choose_experts(subject, Request(leave=(Experts(1),)), ())
-    sizes = ", ".join(f"{'.'.join(map(str, place))} {value}" for place, value in changes.items())
-    return f"on {type(small).__name__} with random weights{f' and {sizes}' if sizes else ''}"
+    return configured.proved_on(changes)
 
 
 class _Weights(LazyTensors):

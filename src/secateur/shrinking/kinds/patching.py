@@ -9,7 +9,7 @@ import inspect
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,12 +28,13 @@ from secateur.models import (
     WeightView,
     is_turned,
     parts_of,
+    running,
 )
-from secateur.shrinking.kinds.branches import OutputCosts, choose_branches, influences, named_branches, running
+from secateur.shrinking.kinds.branches import OutputCosts, choose_branches, influences, named_branches
 from secateur.shrinking.plan import plan_without
 from secateur.shrinking.repair import StreamCorrection
 from secateur.shrinking.select import Leaving, Left, check_globs
-from secateur.solvers import aimed
+from secateur.solvers import Fit, ScaleFit
 from secateur.support import Forward, Undo, device_of, moved, private, run_batch, tensors_of, track
 
 # Where residual branches leave a stream: the linear layer just before them, and the residual of the stream behind
@@ -178,9 +179,7 @@ class Stream:
     def met(self, batch: Any, seam: MergePoint) -> tuple[Iterator[Tensor], Tensor, Tensor | None]:
         """A run without the branches, to the seam: what the place is given, in parts, or of scales what it gives; the
         stream behind the seam, as rows in this order; and which of its rows are no padding."""
-        watched = LinearSites(self.model, {seam.place.weight} if seam.place.piece else set(), Tokens.of(batch))
         stream: list[Tensor] = []
-        scaled: list[Tensor] = []
 
         def seen(number: int, _: Sequence[Any]) -> Callable[[Tensor], None]:
             def then(total: Tensor) -> None:
@@ -190,21 +189,12 @@ class Stream:
 
             return then
 
-        def gave(value: Tensor, place: LinearSite) -> None:
-            if place.weight == seam.place.weight and place.piece is None:
-                scaled.append(value.detach().clone())
+        def run() -> None:
+            with contextlib.suppress(AllMetError), SameDraws(zeroed=self._zeroed, seen=seen):
+                run_batch(self.model, batch, self.forward)
 
-        watched.gave = gave
-        with contextlib.suppress(AllMetError), watched, SameDraws(zeroed=self._zeroed, seen=seen):
-            run_batch(self.model, batch, self.forward)
-        if seam.place.piece is None:
-            mask = Tokens.of(batch).own
-            values = scaled[-1]
-            index = mask.reshape(-1).to(values.device) if mask is not None and mask.shape == values.shape[:-1] else None
-            every = as_rows(values, turned=False)
-            return iter([every if index is None else every[index]]), as_rows(stream[0], turned=False), index
-        inputs, index = watched.last[seam.place.piece]
-        return inputs.rows(), as_rows(stream[0], turned=seam.place.turned), index
+        inputs, index = given_to(seam.place, self.model, Tokens.of(batch), run)
+        return inputs, as_rows(stream[0], turned=seam.place.turned), index
 
     def makers(self, batch: Any) -> dict[str, LinearSite]:
         """The products whose outputs are the terms of branches, in the order in which they run. Branches whose term is
@@ -287,6 +277,30 @@ class Stream:
             return place.piece.shape[0] * place.piece.shape[1] == self.model.get_parameter(place.weight).numel()
 
         return usable
+
+
+def given_to(
+    place: LinearSite, module: nn.Module, tokens: Tokens, run: Callable[[], Any]
+) -> tuple[Iterator[Tensor], Tensor | None]:
+    """What a place in a module is given when that runs, in parts, or of scales what they give; and which of the rows
+    are no padding."""
+    watched = LinearSites(module, {place.weight} if place.piece else set(), tokens)
+    scaled: list[Tensor] = []
+
+    def gave(value: Tensor, here: LinearSite) -> None:
+        if here.weight == place.weight and here.piece is None:
+            scaled.append(value.detach().clone())
+
+    watched.gave = gave
+    with watched:
+        run()
+    if place.piece is not None:
+        inputs, index = watched.last[place.piece]
+        return inputs.rows(), index
+    values, mask = scaled[-1], tokens.own
+    rows = as_rows(values, turned=False)
+    index = None if mask is None or mask.shape != values.shape[:-1] else mask.reshape(-1).to(values.device)
+    return iter([rows if index is None else rows[index]]), index
 
 
 def as_rows(tensor: Tensor, *, turned: bool) -> Tensor:
@@ -397,9 +411,6 @@ def _bias_of(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
 # (BERT), each of its channels is scaled and moved by the scales of the normalization, as LinearPatch
 # (arXiv:2505.24680) does with a matrix of its own.
 
-DAMPINGS = (1e-7, 1e-3, 1e-2, 1e-1, 1.0)  # of the mean diagonal: the one that is best on rows that it did not see
-_HELD_OUT = 4  # every so many a batch, or a row where there are fewer batches
-
 
 def patch(
     model: nn.Module,
@@ -424,7 +435,7 @@ def patch(
         stream = Stream(model, gone, held[0], forward)
         makers = stream.makers(held[0])
         dense = [stream.dense(batch) for batch in track(held, "running the dense model")] if stream.seams else []
-    cost = costs.now(stream.without)
+    cost = costs.now(within=stream.without)
     found: dict[str, float] = {}
     patched: dict[str, Tensor] = {}
     whole: dict[str, Tensor] = {}
@@ -434,7 +445,7 @@ def patch(
             continue
         before = dict(zip(values, undo.values(*(model.get_parameter(name) for name in values)), strict=True))
         _write(model, values)
-        if (now := costs.now(stream.without)) <= cost:
+        if (now := costs.now(within=stream.without)) <= cost:
             cost, found[seam.place.weight] = now, share
             patched, whole = patched | values, before | whole
         else:
@@ -450,7 +461,7 @@ def patch(
             now_there = dict(zip(names, undo.values(*(model.get_parameter(name) for name in names)), strict=True))
             _write(model, whole)  # the walk begins with the dense weights
             InMemory(model, batches, forward=forward).walk(job)
-            if costs.now(stream.without) > cost:
+            if costs.now(within=stream.without) > cost:
                 _write(model, now_there)
             _write(model, {name: now_there[name] for name in zeros})
     return found
@@ -478,39 +489,32 @@ def _solved(
 ) -> tuple[dict[str, Tensor], float]:
     """New values, if they help."""
     place = seam.place
-    weight = model.get_parameter(place.weight).detach()
-    bias = None if place.bias is None else model.get_parameter(place.bias).detach()
-    solver = solver_of(place, weight, bias)
+
+    def rows() -> Iterator[tuple[Iterable[Tensor], Tensor]]:
+        for batch, wanted in zip(batches, dense, strict=True):
+            inputs, present, index = stream.met(batch, seam)
+            residual = as_rows(wanted[seam.final], turned=place.turned).double() - present.double()
+            yield inputs, residual if index is None else residual[index]
+
+    weight, bias = (None if name is None else model.get_parameter(name).detach() for name in (place.weight, place.bias))
+    assert weight is not None
     with running(model):
-        for number, (batch, wanted) in enumerate(zip(batches, dense, strict=True)):
-            inputs, rows, index = stream.met(batch, seam)
-            residual = as_rows(wanted[seam.final], turned=place.turned).double() - rows.double()
-            residual = residual if index is None else residual[index]
-            add_batch(solver, inputs, residual, number, len(batches))
-    return new_values(place, weight, solver)
+        return fitted(place, weight, bias, rows(), len(batches))
 
 
-def solver_of(place: LinearSite, weight: Tensor, bias: Tensor | None) -> Solver:
-    """What finds new values for a weight and its bias."""
-    return ScalePatch(weight, bias) if place.piece is None else MatrixPatch(place.piece.of(weight), bias)
+def fitted(
+    place: LinearSite, weight: Tensor, bias: Tensor | None, rows: Iterable[tuple[Iterable[Tensor], Tensor]], count: int
+) -> tuple[dict[str, Tensor], float]:
+    """New values of a place, by the names of parameters, and the share of the squared residual that they recover;
+    nothing where they do not help.
 
-
-def add_batch(solver: Solver, inputs: Iterator[Tensor], residual: Tensor, number: int, count: int) -> None:
-    """Adds one of so many batches: the inputs of a place, in parts, and the residual behind it; some rows are held
-    out.
+    Args:
+        rows: of each of so many batches what the place is given, in parts, and the residual behind it.
     """
-    for part, residuals in _together(inputs, residual):
-        if count >= _HELD_OUT:
-            solver.add(part, residuals, held_out=number % _HELD_OUT == _HELD_OUT - 1)
-            continue
-        held = torch.arange(len(part), device=part.device) % _HELD_OUT == _HELD_OUT - 1
-        for is_held in (False, True):
-            solver.add(part[held == is_held], residuals[held == is_held], held_out=is_held)
-
-
-def new_values(place: LinearSite, weight: Tensor, solver: Solver) -> tuple[dict[str, Tensor], float]:
-    """What a solver found, by the names of parameters, and its share; nothing where it does not help."""
-    new, share = solver.solved()
+    fit = ScaleFit(weight, bias) if place.piece is None else Fit(place.piece.of(weight), bias)
+    for number, (inputs, residual) in enumerate(rows):
+        fit.add_batch(inputs, residual, number, count)
+    new, share = fit.solved()
     if new is None:
         return {}, 0.0
     values = {place.weight: new[0]}
@@ -520,169 +524,6 @@ def new_values(place: LinearSite, weight: Tensor, solver: Solver) -> tuple[dict[
     if place.bias is not None and new[1] is not None:
         values[place.bias] = new[1]
     return values, share
-
-
-def _together(inputs: Iterator[Tensor], residual: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    done = 0
-    for part in inputs:
-        yield part.double(), residual[done : done + len(part)]
-        done += len(part)
-
-
-class Solver(Protocol):
-    def add(self, inputs: Tensor, residual: Tensor, *, held_out: bool) -> None:
-        """More rows, in float64."""
-
-    def solved(self) -> tuple[tuple[Tensor, Tensor | None] | None, float]:
-        """The new weight and the new bias, in their dtypes, and the share of the squared residual that they recover;
-        None where nothing is better."""
-
-
-@dataclass(eq=False)
-class _Sums:
-    """Sums over rows of inputs x and of the residual l behind them; of scales, each channel's own."""
-
-    gram: Tensor
-    cross: Tensor
-    inputs: Tensor
-    residuals: Tensor
-    squares: float = 0.0
-    count: int = 0
-
-    @classmethod
-    def zeros(cls, *shapes: tuple[int, ...], like: Tensor) -> _Sums:
-        gram, cross, inputs, residuals = (torch.zeros(each, dtype=torch.float64, device=like.device) for each in shapes)
-        return cls(gram, cross, inputs, residuals)
-
-    def add(self, gram: Tensor, cross: Tensor, inputs: Tensor, residuals: Tensor) -> None:
-        """Of some rows."""
-        self.gram += gram
-        self.cross += cross
-        self.inputs += inputs.sum(0)
-        self.residuals += residuals.sum(0)
-        self.squares += float(residuals.square().sum())
-        self.count += len(residuals)
-
-    def plus(self, other: _Sums) -> _Sums:
-        return _Sums(
-            self.gram + other.gram,
-            self.cross + other.cross,
-            self.inputs + other.inputs,
-            self.residuals + other.residuals,
-            self.squares + other.squares,
-            self.count + other.count,
-        )
-
-
-class MatrixPatch:
-    """Least squares for a matrix (outputs, inputs) and its bias, damped.
-
-    >>> x = torch.randn(64, 3, dtype=torch.float64)
-    >>> residual = x @ torch.tensor([[1.0, 0.0, 2.0]], dtype=torch.float64).T
-    >>> solver = MatrixPatch(torch.ones(1, 3), None)
-    >>> solver.add(x[:48], residual[:48], held_out=False); solver.add(x[48:], residual[48:], held_out=True)
-    >>> solver.solved()[0][0].round(decimals=4)
-    tensor([[2., 1., 3.]])
-    """
-
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self.weight, self.bias = weight, bias
-        outputs, inputs = weight.shape
-        shapes = ((inputs, inputs), (outputs, inputs), (inputs,), (outputs,))
-        self.sums = [_Sums.zeros(*shapes, like=weight) for _ in range(2)]
-
-    def add(self, inputs: Tensor, residual: Tensor, *, held_out: bool) -> None:
-        self.sums[held_out].add(inputs.T @ inputs, residual.T @ inputs, inputs, residual)
-
-    def solved(self) -> tuple[tuple[Tensor, Tensor | None] | None, float]:
-        seen, unseen = self.sums
-        if not seen.count or not unseen.count:
-            return None, 0.0
-        errors = {each: self._error(unseen, *self._change(seen, each)) for each in DAMPINGS}
-        damping = min(DAMPINGS, key=lambda each: errors[each])
-        every = seen.plus(unseen)
-        if not errors[damping] < unseen.squares:
-            return None, 0.0
-        change, shift = self._change(every, damping)
-        new = (self.weight.double() + change).to(self.weight.dtype)
-        moved_by = None if self.bias is None else (self.bias.double() + shift).to(self.bias.dtype)
-        if not all(bool(each.isfinite().all()) for each in (new, moved_by) if each is not None):
-            return None, 0.0
-        rounded = new.double() - self.weight.double()
-        shifted = shift if self.bias is None or moved_by is None else moved_by.double() - self.bias.double()
-        share = 1 - self._error(every, rounded, shifted) / every.squares
-        return ((new, moved_by), share) if share > 0 else (None, 0.0)
-
-    def _change(self, sums: _Sums, damping: float) -> tuple[Tensor, Tensor]:
-        """Of the weight and of the bias; the latter is not damped."""
-        gram, cross = sums.gram, sums.cross
-        if self.bias is not None:
-            mean = sums.inputs / sums.count
-            gram = gram - torch.outer(mean, sums.inputs)
-            cross = cross - torch.outer(sums.residuals, mean)
-            gram.diagonal().clamp_(min=0)  # what is constant is rounding
-        change = aimed(torch.zeros_like(cross), cross, gram=gram, damping=damping)
-        shift = (sums.residuals - change @ sums.inputs) / sums.count
-        return change, shift if self.bias is not None else torch.zeros_like(shift)
-
-    def _error(self, sums: _Sums, change: Tensor, shift: Tensor) -> float:
-        """The squared residual that is left with it."""
-        cross = sums.cross - torch.outer(shift, sums.inputs)
-        both = (change @ sums.gram * change).sum() - 2 * (change * cross).sum()
-        constant = sums.count * shift.square().sum() - 2 * (shift * sums.residuals).sum()
-        return max(0.0, sums.squares + float(both + constant))
-
-
-class ScalePatch:
-    """Least squares for the scales and the shifts of channels, each by itself; the inputs are what they give.
-
-    >>> x = torch.randn(64, 2, dtype=torch.float64)
-    >>> solver = ScalePatch(torch.ones(2), torch.zeros(2))
-    >>> solver.add(x[:48], x[:48] + 1, held_out=False); solver.add(x[48:], x[48:] + 1, held_out=True)
-    >>> [each.round(decimals=4) for each in solver.solved()[0]]
-    [tensor([2., 2.]), tensor([1., 1.])]
-    """
-
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self.weight, self.bias = weight, bias
-        self.sums = [_Sums.zeros(*[(len(weight),)] * 4, like=weight) for _ in range(2)]
-
-    def add(self, inputs: Tensor, residual: Tensor, *, held_out: bool) -> None:
-        self.sums[held_out].add(inputs.square().sum(0), (inputs * residual).sum(0), inputs, residual)
-
-    def solved(self) -> tuple[tuple[Tensor, Tensor | None] | None, float]:
-        seen, unseen = self.sums
-        if not seen.count or not unseen.count or not self._error(unseen, *self._change(seen)) < unseen.squares:
-            return None, 0.0
-        every = seen.plus(unseen)
-        more, shift = self._change(every)
-        new = (self.weight.double() * (1 + more)).to(self.weight.dtype)
-        moved_by = None if self.bias is None else (self.bias.double() * (1 + more) + shift).to(self.bias.dtype)
-        if not all(bool(each.isfinite().all()) for each in (new, moved_by) if each is not None):
-            return None, 0.0
-        old, now = self.weight.double(), new.double()
-        rounded = torch.where(old == 0, 0.0, (now - old) / old)
-        if self.bias is not None and moved_by is not None:
-            shift = moved_by.double() - self.bias.double() * (1 + rounded)
-        share = 1 - self._error(every, rounded, shift) / every.squares
-        return ((new, moved_by), share) if share > 0 else (None, 0.0)
-
-    def _change(self, sums: _Sums) -> tuple[Tensor, Tensor]:
-        """By what share of itself each channel grows, and by how much it moves."""
-        gram, cross = sums.gram, sums.cross
-        if self.bias is not None:
-            gram = gram - sums.inputs.square() / sums.count
-            cross = cross - sums.inputs * sums.residuals / sums.count
-        least = 1e-9 * sums.gram + torch.finfo(torch.float64).tiny
-        more = torch.where(gram > least, cross / gram.clamp_min(least), 0.0)
-        shift = (sums.residuals - more * sums.inputs) / sums.count
-        return more, shift if self.bias is not None else torch.zeros_like(shift)
-
-    @staticmethod
-    def _error(sums: _Sums, more: Tensor, shift: Tensor) -> float:
-        cross = sums.cross - shift * sums.inputs
-        found = more.square() * sums.gram - 2 * more * cross + sums.count * shift.square() - 2 * shift * sums.residuals
-        return max(0.0, sums.squares + float(found.sum()))
 
 
 # ---- Residual branches that leave a module: which, and what makes up for them.

@@ -362,7 +362,7 @@ def _adds_up(side: Replay, name: str, path: str) -> bool:
 
     _, _, whole = _through(side, 0, side.batches[0], name, path, watch)
     end = next(tensor for tensor in tensors_in(whole) if tensor.is_floating_point())
-    return added_to(end, seen)[0]
+    return bool(added_to(end, enumerate(seen)))
 
 
 def new_values(model: nn.Module, block: str, names: Sequence[str]) -> Mapping[str, Tensor]:

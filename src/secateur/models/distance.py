@@ -1,0 +1,357 @@
+"""How far a model's outputs are from those of the dense one, on batches that are held.
+
+Law: the dense model is run once, and 0 is its own distance; more is worse; padding does not count; the model is run and
+left as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+
+from secateur.models.batches import check_finite
+from secateur.models.observation import prepared
+from secateur.models.products import Tokens
+from secateur.support import (
+    Forward,
+    device_of,
+    moved,
+    run_batch,
+    seeded,
+    share_of,
+    tensors_in,
+    unchanged,
+    unwrapped,
+)
+
+OUTPUTS = "outputs"  # all of them, by `divergence`
+ROWS = 1024  # tokens, or examples of a classifier, that outputs are compared on: ranks move little with more
+
+
+@contextlib.contextmanager
+def running(model: nn.Module) -> Iterator[None]:
+    """A context for running batches; the model's mode, buffers and gradients are restored at its end."""
+    with unchanged(model), prepared(model), torch.no_grad(), seeded():
+        yield
+
+
+class Held(NamedTuple):
+    """A batch, what is compared of the dense model's outputs, and which of their tokens are no padding."""
+
+    batch: Any
+    outputs: Any
+    mask: Tensor | None
+
+
+class DenseOutputs:
+    """The outputs of the dense model, and how far those of the model as it is now are from them.
+
+    Args:
+        model: the dense one, which is run once.
+        batches: what a DataLoader yields; of which the first are held, as many as make so many ``rows`` of outputs. The
+            last is cut where it can be.
+        forward: how a batch is run.
+        word: how outputs are compared, see `distances`; by default what fits them. Or `OUTPUTS`.
+        rows: tokens, or examples; None: all.
+        numbers: of logits over many classes only so many numbers are held, of tokens spread evenly over each batch.
+        called: what a batch is called.
+
+    Attributes:
+        held: the batches.
+        rows: of outputs, if they were counted.
+        share: of the batches' entries.
+
+    Raises:
+        ValueError: the dense model's outputs are not finite, or of `OUTPUTS` a weight of it.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        batches: Sequence[Any],
+        forward: Forward | None = None,
+        *,
+        word: str = "",
+        rows: int | None = None,
+        numbers: int | None = None,
+        called: str = "batch",
+    ) -> None:
+        self.model, self.forward, self.word = unwrapped(model), forward, word
+        self._numbers = None if numbers is None else numbers // max(1, len(batches))
+        self.held: list[Held] = []
+        self.rows, entries = 0, 0.0
+        with running(self.model):
+            for number, batch in enumerate(batches):
+                batch = moved(batch, device_of(self.model))
+                outputs, is_cut = self._run(batch), False
+                if rows is not None and (count := self._count(outputs, batch)) > rows - self.rows:
+                    less = share_of(batch, (rows - self.rows) / count)
+                    is_cut = less is not batch
+                    batch, outputs = (less, self._run(less)) if is_cut else (batch, outputs)
+                held = Held(batch, *self._compared(outputs, batch))
+                if not all(bool(each.isfinite().all()) for each in real_tensors(held.outputs)):
+                    check_finite(self.model)  # else the model itself overflows
+                    if self.word != OUTPUTS:
+                        raise ValueError(f"the dense model's outputs for {called} {number} hold NaN or infinity.")
+                self.held.append(held)
+                entries += _entries(batch)
+                if rows is not None:
+                    self.rows += self._count(outputs, batch)
+                    if is_cut or self.rows >= rows:
+                        break
+        self.share = entries / (sum(map(_entries, batches)) or 1.0)
+
+    def __call__(self, some: Sequence[int] | None = None) -> float:
+        """The distance of the model as it is now, on the held batches of these numbers, or on all."""
+        return self.now(some)
+
+    def now(
+        self,
+        some: Sequence[int] | None = None,
+        within: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+    ) -> float:
+        """The distance of the outputs; each batch is run ``within`` a context."""
+        return mean_of(distance(self.word, *each) for each in self._pairs(some, within))
+
+    def unexplained(self) -> float:
+        """The share of the dense outputs that the present ones do not explain; see `unexplained`."""
+        found = unexplained(self._pairs())
+        return found if math.isfinite(found) else math.inf
+
+    def of(self, model: nn.Module) -> float:
+        """The distance of another model."""
+        with self.instead(model):
+            return self()
+
+    def by_row(self, model: nn.Module) -> list[Tensor]:
+        """Of each batch what each row of another model's outputs loses."""
+        with self.instead(model):
+            return [distances(self.word, *each).cpu() for each in self._pairs()]
+
+    @contextlib.contextmanager
+    def instead(self, model: nn.Module) -> Iterator[Self]:
+        """A context in which another model is measured."""
+        mine, self.model = self.model, unwrapped(model)
+        try:
+            yield self
+        finally:
+            self.model = mine
+
+    def _pairs(
+        self,
+        some: Sequence[int] | None = None,
+        within: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+    ) -> Iterator[tuple[Any, Any, Tensor | None]]:
+        """Of each batch the dense outputs, the present ones, and their mask."""
+        with running(self.model):
+            for batch, dense, mask in self.held if some is None else [self.held[at] for at in some]:
+                with within():
+                    outputs = self._run(batch)
+                yield dense, self._compared(outputs, batch)[0], mask
+
+    def _run(self, batch: Any) -> Any:
+        return run_batch(self.model, batch, self.forward)
+
+    def _count(self, outputs: Any, batch: Any) -> int:
+        """Tokens of the outputs, or examples; padding counts where the search has it count."""
+        if self.word == OUTPUTS:
+            return divergence(outputs, outputs, Tokens.of(batch).own)[1]
+        every = real_tensors(outputs)
+        return max((each[..., 0].numel() if each.dim() > 1 else each.numel() for each in every), default=0)
+
+    def _compared(self, outputs: Any, batch: Any) -> tuple[Any, Tensor | None]:
+        """What of the outputs is compared, and which tokens are no padding: of logits those rows alone, or fewer."""
+        mask = Tokens.of(batch).own
+        self.word = self.word or word_for(outputs)
+        found = compared(outputs, self.word)
+        if self.word != "kl":
+            return found, mask
+        rows = token_rows(found, mask)
+        most = len(rows) if self._numbers is None else max(1, self._numbers // rows.shape[-1])
+        if len(rows) > most:
+            rows = rows[torch.linspace(0, len(rows) - 1, most, device=rows.device).round().long()]
+        return rows.clone(), None  # and the others are let go of
+
+
+def mean_of(found: Iterable[tuple[float, int]]) -> float:
+    """The mean over rows of ``(sum over rows, number of rows)``; infinite where there is none, or it is no number.
+
+    >>> mean_of([(3.0, 2), (1.0, 2)]), mean_of([(math.nan, 1)]), mean_of([])
+    (1.0, inf, inf)
+    """
+    total, rows = 0.0, 0
+    for more, count in found:
+        total, rows = total + more, rows + count
+    return max(0.0, total / rows) if rows and math.isfinite(total) else math.inf
+
+
+# ---- the distance of two outputs ------------------------------------------------------------------------------------
+
+
+def word_for(outputs: Any) -> Literal["kl", "cosine", "change"]:
+    """How outputs are compared by default."""
+    if isinstance(getattr(outputs, "logits", None), Tensor):
+        return "kl"
+    return "cosine" if isinstance(getattr(outputs, "last_hidden_state", None), Tensor) else "change"
+
+
+def compared(outputs: Any, word: str | None) -> Any:
+    """What is compared of the outputs."""
+    if word == OUTPUTS:
+        return outputs
+    named = {"kl": "logits", "cosine": "last_hidden_state"}.get(word or "")
+    found = getattr(outputs, named, None) if named else None
+    if isinstance(found, Tensor):
+        return found
+    if word in ("kl", "cosine"):
+        return next(real_tensors(outputs))
+    return list(real_tensors(outputs))
+
+
+def real_tensors(outputs: Any) -> Iterator[Tensor]:
+    """Those that hold numbers and no ids."""
+    plain = dict(outputs) if isinstance(outputs, Mapping) else outputs
+    return (each for each in tensors_in(plain) if each.is_floating_point())
+
+
+def distance(word: str, dense: Any, found: Any, mask: Tensor | None) -> tuple[float, int]:
+    """``(sum over rows, number of rows)`` of what `compared` gives of two outputs, by a word."""
+    if word not in ("kl", "cosine"):
+        return divergence(dense, found, mask)
+    rows = distances(word, dense, found, mask)
+    return float(rows.sum()), len(rows)
+
+
+def distances(word: str, dense: Any, found: Any, mask: Tensor | None) -> Tensor:
+    """What each row loses: by "kl" the Kullback-Leibler divergence of logits, by "cosine" 1 less the cosine of
+    embeddings, of tokens their mean, by "change" half of the squared change over the variance."""
+    by = _by_kl if word == "kl" else _by_cosine if word == "cosine" else _by_change
+    return by(dense, found, mask)
+
+
+def _by_kl(dense: Tensor, found: Tensor, mask: Tensor | None) -> Tensor:
+    p, q = (token_rows(each, mask).float().log_softmax(-1) for each in (dense, found))
+    lost: Tensor = (p.exp() * (p - q)).sum(-1, dtype=torch.float64)
+    return lost
+
+
+def _by_cosine(dense: Tensor, found: Tensor, mask: Tensor | None) -> Tensor:
+    one, other = _pooled(dense, mask).double(), _pooled(found, mask).double()
+    norms = (one.norm(dim=-1) * other.norm(dim=-1)).clamp_min(1e-30)
+    lost: Tensor = 1 - (one * other).sum(-1) / norms
+    return lost
+
+
+def _by_change(dense: Any, found: Any, mask: Tensor | None) -> Tensor:
+    """Of each row its share; of outputs that have no rows in common the mean."""
+    total, count = divergence(dense, found, mask)
+    pairs = [[token_rows(each, mask).double() for each in pair] for pair in zip(dense, found, strict=True)]
+    if any(len(before) != count for before, _ in pairs):
+        return torch.full((count,), total / count, dtype=torch.float64)
+    rows = torch.zeros(count, dtype=torch.float64)
+    for before, after in pairs:
+        varied = float((before - before.mean(0)).square().sum()) or float(before.square().sum()) or 1.0
+        rows += (count * (after - before).square().sum(-1) / varied / 2).cpu()
+    return rows
+
+
+def _pooled(states: Tensor, mask: Tensor | None) -> Tensor:
+    """The mean of an example's tokens, padding left out."""
+    if states.dim() < 3:
+        return states.reshape(-1, states.shape[-1])
+    if mask is None or mask.shape != states.shape[:2]:
+        return states.flatten(1, -2).mean(1)
+    weights = mask.to(states).unsqueeze(-1)
+    return (states * weights).sum(1) / weights.sum(1).clamp_min(1)
+
+
+def divergence(before: Any, after: Any, mask: Tensor | None = None) -> tuple[float, int]:
+    """``(sum over rows, number of rows)`` of the divergence between two outputs; rows are tokens or examples.
+
+    Of logits it is the Kullback-Leibler divergence, of other outputs half of the squared change over the variance.
+    ``½ eᵀ F e`` of the slopes is its second-order approximation.
+
+    Args:
+        before: the outputs of a model, whatever it returns.
+        after: of the same structure.
+        mask: (batch, sequence), True where a token is no padding.
+
+    >>> divergence(torch.tensor([[1.0], [3.0]]), torch.tensor([[1.0], [4.0]]))
+    (0.5, 2)
+    """
+    one, other = logits_of(before), logits_of(after)
+    if one is not None and other is not None:
+        p, q = (token_rows(each, mask).float().log_softmax(-1) for each in (one, other))
+        return max(0.0, float((p.exp() * (p - q)).sum(dtype=torch.float64))), len(p)
+    total, count = 0.0, 0
+    for old, new in zip(tensors_in(as_mapping(before)), tensors_in(as_mapping(after)), strict=True):
+        if old.is_floating_point():
+            rows, change = (
+                token_rows(old, mask).double(),
+                (token_rows(new, mask).double() - token_rows(old, mask).double()),
+            )
+            varied = float((rows - rows.mean(0)).square().sum()) or float(rows.square().sum()) or 1.0
+            total += len(rows) * float(change.square().sum()) / varied / 2
+            count = max(count, len(rows))
+    return total, count
+
+
+def unexplained(pairs: Iterable[tuple[Any, Any, Tensor | None]]) -> float:
+    """Half the share of the outputs' variance that a scale and a shift of each changed output does not explain.
+
+    Layers behind could undo a scale and a shift. Half, so that it compares with `divergence`. Infinite for three rows
+    or fewer.
+
+    Args:
+        pairs: ``(before, after, mask)`` of each batch, as for `divergence`.
+
+    >>> before = torch.tensor([[1.0], [3.0], [2.0], [5.0]])
+    >>> unexplained([(before, 2 * before + 1, None)])
+    0.0
+    """
+    sums: list[Tensor] = []  # (6, features): of each output's rows, one, x, y, x·x, x·y, y·y
+    for before, after, mask in pairs:
+        both = zip(tensors_in(as_mapping(before)), tensors_in(as_mapping(after)), strict=True)
+        found = []
+        for old, new in both:
+            if old.is_floating_point():
+                y, x = token_rows(old, mask).double(), token_rows(new, mask).double()
+                found.append(torch.stack([each.sum(0) for each in (torch.ones_like(x), x, y, x * x, x * y, y * y)]))
+        sums = [more + old for more, old in zip(found, sums, strict=True)] if sums else found
+    residuals, varied = 0.0, 0.0
+    for count, x, y, squares, products, wanted in sums:
+        if float(count.max()) <= 3:
+            return math.inf
+        own, shared, all_ = squares - x * x / count, products - x * y / count, (wanted - y * y / count).clamp_min(0)
+        rounding = 1e-12 * squares
+        explained = torch.where(own > rounding, shared.square() / own.clamp_min(1e-300), 0.0)
+        left = (all_ - explained).clamp_min(0)
+        residuals += float(torch.where(left > 1e-12 * wanted, left, 0.0).sum())
+        varied += float(all_.sum())
+    return residuals / varied / 2 if varied else 0.0
+
+
+def logits_of(outputs: Any) -> Tensor | None:
+    found = getattr(outputs, "logits", None)
+    return found if isinstance(found, Tensor) and found.dim() > 1 and found.shape[-1] > 1 else None
+
+
+def token_rows(tensor: Tensor, mask: Tensor | None) -> Tensor:
+    """(tokens, features), without padding where the tensor has it."""
+    rows = tensor.reshape(-1, tensor.shape[-1]) if tensor.dim() > 1 else tensor.reshape(-1, 1)
+    if mask is None or tensor.shape[:-1] != mask.shape:
+        return rows
+    return rows[mask.reshape(-1).to(rows.device)]
+
+
+def as_mapping(outputs: Any) -> Any:
+    return dict(outputs) if isinstance(outputs, Mapping) else outputs
+
+
+def _entries(batch: Any) -> float:
+    return float(max((each.numel() for each in tensors_in(batch)), default=0))
