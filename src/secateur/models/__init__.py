@@ -70,6 +70,7 @@ from secateur.models.solving import RunAlong as RunAlong
 from secateur.models.solving import Solve as Solve
 from secateur.models.solving import digest as digest
 from secateur.models.solving import held_batches as held_batches
+from secateur.models.solving import own_share as own_share
 from secateur.models.walk import pass_through as pass_through
 from secateur.models.walk import run_through as run_through
 from secateur.models.walk import with_all_outputs as with_all_outputs

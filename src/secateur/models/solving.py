@@ -300,14 +300,20 @@ def held_batches(batches: Iterable[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
     check_batches(batches)
     every = batches if isinstance(batches, Sequence) else list(batches)
     check_data(every, "since pruning needs the inputs of each layer")
-    rank, world = rank_and_world()
+    world = rank_and_world()[1]
     if len(every) < world:
         warnings.warn(
             f"there are fewer batches than processes: {len(every)} of {world} processes sum what they see, and the "
             "others help to solve.",
             stacklevel=4,  # where oneshot was called
         )
-    return every, every[rank::world] if rank < len(every) else RunAlong(every[:1])
+    return every, own_share(every)
+
+
+def own_share(every: Sequence[Any]) -> Sequence[Any]:
+    """This process's batches; one without a share of its own runs along on the first."""
+    rank, world = rank_and_world()
+    return every[rank::world] if rank < len(every) else RunAlong(every[:1])
 
 
 def digest(batches: Iterable[Any]) -> str:

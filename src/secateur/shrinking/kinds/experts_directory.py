@@ -43,7 +43,7 @@ from secateur.checkpoints import (
     write_index,
 )
 from secateur.coupling import Group
-from secateur.models import ByText, InFiles, RunAlong, digest, held_batches
+from secateur.models import ByText, InFiles, digest, held_batches, own_share
 from secateur.shrinking.directory import config_text, origins_text
 from secateur.shrinking.kinds.expert_repair import OUTSIDE, Mended, MendedMixtures, leave_whole, mend
 from secateur.shrinking.kinds.experts import Fewer, choose_experts, ranked
@@ -60,11 +60,11 @@ from secateur.shrinking.kinds.routing import PairedBlocks, new_values
 from secateur.shrinking.request import Request
 from secateur.shrinking.result import experts_content
 from secateur.shrinking.select import Choice
+from secateur.solvers import UNSEEN, is_held_out
 from secateur.support import Forward, Part, on_rank_zero, rank_and_world
 
 EXPERTS = "experts.json"
 FORMAT = "secateur experts"
-_HELD_OUT = 4  # every fourth batch of a profile's text ranks nothing: on it is measured what leaving experts costs
 
 
 @dataclass(frozen=True)
@@ -277,23 +277,17 @@ def _run_of(
 ) -> _Calibration:
     every, held = held_batches(batches)
     every = list(every)
-    unseen = every[_HELD_OUT - 1 :: _HELD_OUT] if profiled else []
-    seen = [each for at, each in enumerate(every) if not profiled or at % _HELD_OUT != _HELD_OUT - 1]
+    unseen = [each for at, each in enumerate(every) if profiled and is_held_out(at)]
+    seen = [each for at, each in enumerate(every) if not (profiled and is_held_out(at))]
     if profiled and not unseen:
-        raise ValueError(f"a profile holds out every fourth batch: give {_HELD_OUT} at least, not {len(every)}.")
+        raise ValueError(f"a profile holds out every fourth batch: give {UNSEEN} at least, not {len(every)}.")
     folder = None if activations is None else Path(activations)
     walk = InFiles(
         mixtures.checkpoint, mixtures.checkpoint.root, held, forward=forward, activations=folder, device=device
     )
     walk.check()
     counts = _tokens(seen), _tokens(unseen)
-    return _Calibration(mixtures, asked, every, held, _share(seen), _share(unseen), counts, text, walk, folder)
-
-
-def _share(batches: Sequence[Any]) -> Sequence[Any]:
-    """This process's; one without a share of its own runs along."""
-    rank, world = rank_and_world()
-    return batches[rank::world] if rank < len(batches) else RunAlong(batches[:1])
+    return _Calibration(mixtures, asked, every, held, own_share(seen), own_share(unseen), counts, text, walk, folder)
 
 
 def _profiled(run: _Calibration, source: Mapping[str, str]) -> Profile:
