@@ -174,100 +174,66 @@ def test_weights_that_a_solver_changed_are_no_problem(dense):
 # ---- what does not --------------------------------------------------------------------------------------------------
 
 
-def _fill(folder):
-    edit(folder, "h.0.mlp.up.weight", lambda weight: weight[0].fill_(1.0))
+UP = "h.0.mlp.up.weight"
 
 
-def _swap(folder):
-    """As many zeros, elsewhere."""
+def edited(name, change):
+    return lambda out: edit(out, name, change)
 
-    def change(weight):
-        weight[0] = torch.tensor([0.0] * 8 + [1.0] * 8)
 
-    edit(folder, "h.0.mlp.up.weight", change)
+def told(field, **values):
+    """The record says something else, or something more."""
+    return lambda out: edit_record(out, lambda record: record[field].update(values))
+
+
+def held(change):
+    """The files hold other tensors."""
+    return lambda out: write(out, change(load(out)))
+
+
+_fill = edited(UP, lambda weight: weight[0].fill_(1.0))
+_swap = edited(UP, lambda weight: weight[0].copy_(torch.tensor([0.0] * 8 + [1.0] * 8)))  # as many zeros, elsewhere
 
 
 @pytest.mark.parametrize(
     ("tamper", "problem"),
     [
-        (_fill, r"h.0.mlp.up.weight: \d+ of 384 values are zero; secateur.json claims \d+"),
-        (_fill, "h.0.mlp.up.weight: 4 of 96 groups keeps more than 2 of 4"),
-        (_swap, "h.0.mlp.up.weight: 2 of 96 groups keeps more than 2 of 4"),
-        (_swap, "h.0.mlp.up.weight: 8 kept values are not the source's"),
+        (_fill, rf"{UP}: \d+ of 384 values are zero; secateur.json claims \d+"),
+        (_fill, f"{UP}: 4 of 96 groups keeps more than 2 of 4"),
+        (_swap, f"{UP}: 2 of 96 groups keeps more than 2 of 4"),
+        (_swap, f"{UP}: 8 kept values are not the source's"),
+        (edited("h.0.attn.c_attn.weight", lambda each: each[:4, 7].fill_(2.0)), "c_attn.weight: 1 of 192 groups keeps"),
         (
-            lambda out: edit(out, "h.0.attn.c_attn.weight", lambda weight: weight[:4, 7].fill_(2.0)),
-            "h.0.attn.c_attn.weight: 1 of 192 groups keeps more than 2 of 4",
+            edited("h.0.mlp.experts.gate_up_proj", lambda each: each[2, 1, 8:12].fill_(2.0)),
+            "proj: 1 of 96 groups keeps",
         ),
+        (edited(UP, lambda weight: weight.mul_(1 + 1e-6)), rf"{UP}: \d+ kept values are not the source's"),
+        (edited(UP, lambda each: each.copy_(each.where(each != 0, -0.0))), rf"{UP}: \d+ kept values are not the"),
+        (edited("ln.bias", lambda bias: bias[3].fill_(9.0)), "ln.bias: its bytes are not the source's"),
+        (edited("position", lambda each: each[3].fill_(9)), "position: its bytes are not"),
         (
-            lambda out: edit(out, "h.0.mlp.experts.gate_up_proj", lambda weight: weight[2, 1, 8:12].fill_(2.0)),
-            "experts.gate_up_proj: 1 of 96 groups keeps more than 2 of 4",
+            lambda out: edit_record(out, lambda record: record["pruned"].pop(UP)),
+            f"{UP}: in the checkpoint, but not in secateur.json",
         ),
-        (
-            lambda out: edit(out, "h.0.mlp.up.weight", lambda weight: weight.mul_(1 + 1e-6)),
-            r"h.0.mlp.up.weight: \d+ kept values are not the source's",
-        ),
-        (
-            lambda out: edit(out, "h.0.mlp.up.weight", lambda weight: weight.copy_(weight.where(weight != 0, -0.0))),
-            r"h.0.mlp.up.weight: \d+ kept values are not the source's",
-        ),
-        (
-            lambda out: edit(out, "ln.bias", lambda bias: bias[3].fill_(9.0)),
-            "ln.bias: its bytes are not the source's",
-        ),
-        (lambda out: edit(out, "position", lambda each: each[3].fill_(9)), "position: its bytes are not"),
-        (
-            lambda out: edit_record(out, lambda record: record["pruned"].pop("h.0.mlp.up.weight")),
-            "h.0.mlp.up.weight: in the checkpoint, but not in secateur.json",
-        ),
-        (lambda out: edit_record(out, lambda record: record["pruned"].update(x=0.5)), "x: .* calls it pruned; it is"),
-        (
-            lambda out: edit_record(out, lambda record: record["left_alone"].update(why=["x"])),
-            "x: secateur.json calls it left alone; it is not in the checkpoint",
-        ),
-        (
-            lambda out: edit_record(out, lambda record: record["left_alone"].update(why=["h.0.mlp.up.weight"])),
-            "h.0.mlp.up.weight: secateur.json calls it both pruned and left alone",
-        ),
-        (
-            lambda out: edit_record(out, lambda record: record["removed"].update(x=3)),
-            "x: secateur.json says how much of it is removed, but not that it is pruned",
-        ),
-        (
-            lambda out: edit_record(out, lambda record: record["removed"].update({"h.0.mlp.up.weight": 383})),
-            r"h.0.mlp.up.weight: secateur.json says that 383 are removed; only \d+ are zero",
-        ),
-        (
-            lambda out: edit_record(out, lambda record: record["removed"].update({"h.0.mlp.up.weight": 100})),
-            r"h.0.mlp.up.weight: \d+ values differ from the source's; only 100 are removed",
-        ),
-        (
-            lambda out: edit_record(out, lambda record: record["sparsity"].update(model=0.9)),
-            "claims a sparsity of 0.9 of the model; it is 0.",
-        ),
-        (
-            lambda out: edit_record(out, lambda record: record["sparsity"].update(targets=0.9)),
-            "claims a sparsity of 0.9 of the targets; it is 0.5",
-        ),
+        (told("pruned", x=0.5), "x: .* calls it pruned; it is"),
+        (told("left_alone", why=["x"]), "x: secateur.json calls it left alone; it is not in the checkpoint"),
+        (told("left_alone", why=[UP]), f"{UP}: secateur.json calls it both pruned and left alone"),
+        (told("removed", x=3), "x: secateur.json says how much of it is removed, but not that it is pruned"),
+        (told("removed", **{UP: 383}), rf"{UP}: secateur.json says that 383 are removed; only \d+ are zero"),
+        (told("removed", **{UP: 100}), rf"{UP}: \d+ values differ from the source's; only 100 are removed"),
+        (told("sparsity", model=0.9), "claims a sparsity of 0.9 of the model; it is 0."),
+        (told("sparsity", targets=0.9), "claims a sparsity of 0.9 of the targets; it is 0.5"),
         (lambda out: (out / "config.json").write_text('{"model_type": "gpt2"}'), "config.json: its bytes are not"),
         (lambda out: (out / "tokenizer/vocabulary.txt").unlink(), "vocabulary.txt: in the source, but not here"),
         (lambda out: (out / "new.txt").write_text("x"), "new.txt: not in the source"),
+        (lambda out: save_file(load_file(out / FIRST), out / FIRST, {"format": "tf"}), "its __metadata__ is not the"),
+        (held(lambda its: its | {"more": torch.ones(1)}), "more: not in the source"),
+        (held(lambda its: without(its, "ln.bias")), "ln.bias: in the source, but not here"),
+        (held(lambda its: without(its, "ln.bias")), "ln.bias: secateur.json calls it left alone; it is not"),
+        (held(lambda its: its | {"ln.bias": torch.ones(15)}), r"ln.bias: F32 of shape \(15,\); of the source stay F32"),
         (
-            lambda out: save_file(load_file(out / FIRST), out / FIRST, metadata={"format": "tf"}),
-            "its __metadata__ is not the source's",
-        ),
-        (lambda out: write(out, load(out) | {"more": torch.ones(1)}), "more: not in the source"),
-        (lambda out: write(out, without(load(out), "ln.bias")), "ln.bias: in the source, but not here"),
-        (
-            lambda out: write(out, without(load(out), "ln.bias")),
-            "ln.bias: secateur.json calls it left alone; it is not",
-        ),
-        (
-            lambda out: write(out, load(out) | {"ln.bias": torch.ones(15)}),
-            r"ln.bias: F32 of shape \(15,\); of the source stay F32 \(16,\)",
-        ),
-        (
-            lambda out: write(out, dict(reversed(load(out).items()))),
-            "ln.bias: in model-00002-of-00002.safetensors, in the source in model-00001",
+            held(lambda its: dict(reversed(its.items()))),
+            "ln.bias: in model-00002-of-00002.safetensors, in the source in",
         ),
     ],
 )

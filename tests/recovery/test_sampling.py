@@ -14,7 +14,7 @@ from secateur.recovery import directory as recovery
 from secateur.recovery import outputs as sampling
 from secateur.recovery.outputs import sampled
 from support.families import make
-from support.forks import forked
+from support.forks import forked, interrupted
 from support.stacks import contents
 
 FEW = Sampled(samples=5, length=7, size=2)
@@ -102,16 +102,10 @@ def test_a_run_that_was_killed_trains_on_the_same_text(directories, monkeypatch)
     assert not place.exists()
 
 
-def test_a_text_that_is_damaged_or_of_another_request_is_told(directories, monkeypatch):
+def test_a_text_that_is_damaged_or_of_another_request_is_told(directories):
     sparse, dense, out = (directories / name for name in ("sparse", "dense", "out"))
-
-    def stop(*_args, **_kwargs):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(recovery, "_local", stop)
-        with pytest.raises(KeyboardInterrupt):
-            recover(sparse, dense, FEW, out=out, **FAST)
+    with interrupted(recovery, "_local"):
+        recover(sparse, dense, FEW, out=out, **FAST)
     kept = directories / "out.unfinished" / "sampled.safetensors"
     good = kept.read_bytes()
     with pytest.raises(CheckpointError, match=r"was begun with data.sampled.samples 5, not 6"):

@@ -13,9 +13,10 @@ from torch import nn
 from secateur import oneshot, shrink
 from secateur.kinds import Branches
 from secateur.models import InMemory
-from secateur.shrinking import WithoutDataWarning, verify_shrunken
+from secateur.shrinking import Memory, WithoutDataWarning, calibrated, remembering, verify_shrunken
 from secateur.shrinking import measure as measuring
 from secateur.shrinking import request as subject
+from support.fitting import blocks, inputs
 from support.measured import Attending, Words, answers, apart, loss_of, text, trained, words
 from support.stacks import Stack, data, stack
 from support.unchanged import is_unchanged, state_of
@@ -40,8 +41,6 @@ def same(model, other):
 
 
 # ---- nothing removed, and what costs nothing ------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_nothing_removed_changes_nothing(dtype, batches):
     model = words(dtype=dtype)
@@ -91,8 +90,6 @@ def test_units_that_others_can_replace_leave_without_error(kind):
 
 
 # ---- what data is worth ---------------------------------------------------------------------------------------------
-
-
 def test_a_trained_model_keeps_more_of_what_it_learned():
     """Which of three words follow a word; so much is lost with repair, without, and by magnitude."""
     model, judged, calibration = trained(), text(seed=9, count=8), text(count=12, seed=5)
@@ -111,8 +108,6 @@ def test_a_trained_model_keeps_more_of_what_it_learned():
 
 
 # ---- the same for the same ------------------------------------------------------------------------------------------
-
-
 def test_the_same_tokens_in_other_batches_come_to_the_same(batches, monkeypatch):
     """To the rounding of sums; slopes are of the first batches, and drawn."""
     monkeypatch.setattr(InMemory, "slopes", lambda *_: {})
@@ -158,8 +153,6 @@ def test_weights_in_half_are_solved_wide_and_rounded_once(dtype, batches):
 
 
 # ---- what can be asked for beside it --------------------------------------------------------------------------------
-
-
 class Shared(Words):
     """Two blocks that share one matrix; the others are their own."""
 
@@ -217,8 +210,6 @@ def test_branches_leave_first(batches):
 
 
 # ---- the proof, and calls that fail ---------------------------------------------------------------------------------
-
-
 def test_the_structure_is_proved_before_any_weight_changes(batches, monkeypatch):
     model = words()
     state, seen = state_of(model), []
@@ -300,8 +291,6 @@ def test_a_batch_of_another_shape_is_named(batches, more):
 
 
 # ---- what cannot be asked for, and what is said ---------------------------------------------------------------------
-
-
 def test_no_batches(batches):
     model = words()
     state = state_of(model)
@@ -436,3 +425,68 @@ def test_a_model_of_blocks_says_what_it_costs_to_have_no_data(batches):
         with pytest.raises(WithoutDataWarning):
             shrink(model, batches[0], 0.3)
         assert is_unchanged(model, state)  # before anything is done
+
+
+# ---- What was measured once is what is measured again, to the last bit; all else is measured anew. ----
+
+
+@pytest.fixture
+def walks(monkeypatch):
+    """The walks over a dense model that were made."""
+    found, plain = [], calibrated.Measuring
+
+    def counted(*args, **kwargs):
+        found.append(args)
+        return plain(*args, **kwargs)
+
+    monkeypatch.setattr(calibrated, "Measuring", counted)
+    return found
+
+
+def shrunk(model, share, batches=None, **more):
+    batches = inputs() if batches is None else batches
+    return shrink(copy.deepcopy(model), batches[0], share, batches=batches, verify=False, **more).model
+
+
+def alike(one, other):
+    return all(map(torch.equal, one.parameters(), other.parameters()))
+
+
+@pytest.mark.parametrize("allocate", [None, "uniform"])
+def test_copies_of_a_model_are_measured_once_and_come_out_as_if_each_were(walks, allocate):
+    model, shares = blocks(3), (0.2, 0.4)
+    alone = [shrunk(model, share, allocate=allocate) for share in shares]
+    before = len(walks)
+    assert before >= 2
+    with remembering(Memory()):
+        together = [shrunk(model, share, allocate=allocate) for share in shares]
+    assert len(walks) - before == before // 2
+    assert all(map(alike, alone, together))
+
+
+def test_what_is_tried_and_what_is_not_are_two_things():
+    """Where no slopes are known, losses are tried if they are asked for."""
+    model, memory = blocks(3), Memory()
+    alone = [shrunk(model, 0.3, allocate=allocate) for allocate in ("uniform", None)]
+    for order in ((0, 1), (1, 0)):
+        with remembering(memory):
+            found = {at: shrunk(model, 0.3, allocate=("uniform", None)[at]) for at in order}
+        assert all(alike(alone[at], each) for at, each in found.items())
+
+
+@pytest.mark.parametrize("what", ["weights", "batches", "groups"])
+def test_whatever_differs_is_measured_anew(walks, what):
+    model, other, batches, more = blocks(3), blocks(3), inputs(), {}
+    if what == "weights":
+        with torch.no_grad():
+            next(other.parameters()).view(-1)[0] += 1e-3
+    elif what == "batches":
+        batches = [each + 1e-3 for each in batches]
+    else:
+        more = {"exclude": "1.*"}
+    with remembering(Memory()):
+        shrunk(model, 0.2)
+        before = len(walks)
+        found = shrunk(other, 0.2, batches, **more)
+        assert len(walks) > before
+    assert alike(found, shrunk(other, 0.2, batches, **more))

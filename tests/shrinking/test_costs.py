@@ -1,13 +1,33 @@
 """Laws of costs: each target is what one counts by hand."""
 
 import copy
+import itertools
+import math
+from dataclasses import dataclass, field
 
+import numpy as np
+import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 from secateur import shrink
-from secateur.coupling import find_coupling
-from secateur.shrinking.costs import by_cost
+from secateur.coupling import Axis, Group, concatenated, find_coupling, multiplied
+from secateur.shrinking.costs import (
+    AROUND,
+    STREAM,
+    CostPolynomial,
+    TiedGroups,
+    amount_of,
+    by_cost,
+    by_tie,
+    cost_of,
+    even,
+    late,
+)
+from secateur.shrinking.counting import path_by_loss
+from support.measured import text, words
 
 
 def test_the_time_of_the_example_decides():
@@ -38,3 +58,210 @@ def test_by_cost_takes_first_what_costs_most():
     assert (by_weights[0].out_channels, by_weights[2].out_channels) == (5, 8)
     by_number = shrink(copy.deepcopy(model), x, 0.3, target="units", allocate=by_cost).model
     assert by_number[0].out_channels + by_number[2].out_channels == 11
+
+
+# ---- Laws of amounts: they are what the coupling counts, changes are differences, and more never costs less. ----
+
+
+class Forked(nn.Module):
+    """Two branches side by side, one of whose convolutions has groups, and positions that are flattened."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two, self.three = nn.Conv2d(3, 5, 3), nn.Conv2d(3, 6, 3), nn.Conv2d(6, 6, 1, groups=6)
+        self.norm, self.last = nn.BatchNorm2d(11), nn.Linear(11 * 9, 4)
+
+    def forward(self, x):
+        both = torch.cat([self.one(x), self.three(self.two(x))], 1)
+        return self.last(self.norm(both).relu().flatten(1))
+
+
+def known(model, inputs):
+    coupling = find_coupling(model, inputs)
+    return model, coupling, [TiedGroups(each, 1, {}) for each in by_tie(coupling.groups)]
+
+
+MODELS = {
+    "forked": known(Forked().eval(), torch.ones(2, 3, 5, 5)),
+    "words": known(words(), text()[0]),
+    "tied words": known(words(tied=True), text()[0]),
+}
+
+
+@pytest.mark.parametrize("target", ["params", "macs"])
+@pytest.mark.parametrize("name", MODELS)
+@settings(max_examples=20)
+@given(st.data())
+def test_an_amount_is_what_the_coupling_counts(name, target, data):
+    model, coupling, tied = MODELS[name]
+    amount, cost = amount_of(model, coupling, target, tied), cost_of(model, coupling, None, target)
+    parts = [data.draw(st.integers(1, each.parts)) for each in tied]
+    counts = {axis: count for each, its in zip(tied, parts, strict=True) for axis, count in each.counts(its).items()}
+    assert amount(parts) == cost(counts)
+    assert amount([each.parts for each in tied]) == cost({})
+
+
+@pytest.mark.parametrize("target", ["params", "macs", "units"])
+@pytest.mark.parametrize("name", MODELS)
+@settings(max_examples=20)
+@given(st.data())
+def test_changes_are_differences_and_more_never_costs_less(name, target, data):
+    model, coupling, tied = MODELS[name]
+    amount = amount_of(model, coupling, target, tied)
+    parts = [data.draw(st.integers(1, each.parts)) for each in tied]
+    at = data.draw(st.integers(0, len(tied) - 1))
+    values = np.arange(tied[at].parts + 1)
+    changes = amount.changes(parts, at, values)
+    assert changes.tolist() == [amount([*parts[:at], int(each), *parts[at + 1 :]]) - amount(parts) for each in values]
+    assert (np.diff(changes) > 0).all()  # each of these ties costs something
+    assert changes[parts[at]] == 0
+
+
+def alone(*axes):
+    return [TiedGroups([Group("", axis, axis.size, (), at, ())], 1, {}) for at, axis in enumerate(axes)]
+
+
+@given(st.lists(st.integers(0, 9), min_size=3, max_size=3), st.integers(1, 5), st.integers(1, 5))
+def test_sums_and_products_of_dimensions_are_counted_by_hand(parts, fixed, times):
+    a, b, c, stays = Axis(9), Axis(9), Axis(9), Axis(fixed)
+    both = concatenated([multiplied([a, b]), c, stays])
+    terms = [((both, both), times), ((a, stays), 1), ((stays, a), 2), ((stays,), 1), ((), 7)]
+    x, y, z = parts
+    by_hand = times * (x * y + z + fixed) ** 2 + 3 * fixed * x + fixed + 7
+    assert CostPolynomial(terms, alone(a, b, c))(parts) == by_hand
+
+
+def test_of_groups_that_are_tied_each_keeps_its_own_number_and_shares_may_be_fractions():
+    one, other = Axis(12), Axis(8)
+    tied = TiedGroups([Group("", one, 12, (), 0, ()), Group("", other, 8, (), 0, ())], 1, {})
+    amount = CostPolynomial([((one, other), 5)], [tied])
+    assert tied.parts == 4
+    assert [amount([each]) for each in range(5)] == [5 * 3 * each * 2 * each for each in range(5)]
+    assert amount([1.5]) == 5 * 4.5 * 3
+
+
+def test_an_amount_is_its_terms():
+    """As they are written to a file and read again."""
+    rows, columns = Axis(6), Axis(4)
+    tied = [TiedGroups([Group("", axis, axis.size, (), 0, ())], 1, {}) for axis in (rows, columns)]
+    amount = CostPolynomial([((rows, columns), 1), ((rows, columns), 2), ((rows,), 1)], tied)
+    again = CostPolynomial.of(amount.terms, 2)
+    for parts in ([6, 4], [3, 4], [1.5, 0]):
+        assert again(parts) == amount(parts) == 3 * parts[0] * parts[1] + parts[0]
+    assert again.changes([6, 4], 1, [1, 2]).tolist() == amount.changes([6, 4], 1, [1, 2]).tolist()
+
+
+# ---- Laws of ties: groups that are tied keep the same share, in whole steps and never less than they may. ----
+
+
+NUMBERS = itertools.count()
+
+
+@dataclass(eq=False)
+class Sized:
+    """As much of a group as its counts need."""
+
+    size: int
+    tied: int = 0
+    name: str = field(default_factory=lambda: f"group {next(NUMBERS)}")
+    multiple: int = 1
+
+
+group_sizes = st.lists(st.integers(1, 60), min_size=1, max_size=4)
+
+
+@given(group_sizes, st.integers(1, 70), st.none() | st.integers(1, 9), st.data())
+def test_counts_are_one_share(group_sizes, parts, round_to, data):
+    groups = [Sized(size) for size in group_sizes]
+    least = {each.name: data.draw(st.integers(1, each.size)) for each in groups}
+    tied = TiedGroups(groups, round_to, least)
+    counts = tied.counts(parts)
+    shares = {counts[each.name] * tied.parts / each.size for each in groups}
+    assert len(shares) == 1
+    assert all(least[each.name] <= counts[each.name] <= each.size for each in groups)
+    assert math.isclose(tied.mean(counts), shares.pop())
+    if round_to is not None:
+        stepped = tied.counts(tied.least + tied.step - tied.least % tied.step)
+        assert all(stepped[each.name] % round_to == 0 or stepped[each.name] == each.size for each in groups)
+
+
+@given(group_sizes)
+def test_all_is_all_and_nothing_is_one_step(group_sizes):
+    groups = [Sized(size) for size in group_sizes]
+    tied = TiedGroups(groups, 1, {})
+    assert tied.counts(tied.parts) == {each.name: each.size for each in groups}
+    assert all(count >= 1 for count in tied.counts(0).values())
+
+
+def test_large_groups_go_by_sixteen():
+    small, large = Sized(63), Sized(64)
+    assert (TiedGroups([small], None, {}).step, TiedGroups([large], None, {}).step) == (1, 16)
+
+
+def test_groups_of_one_tie_come_together():
+    one, two, other = Sized(4, 0), Sized(6, 0), Sized(8, 1)
+    assert by_tie([one, other, two]) == [[one, two], [other]]
+
+
+# Laws of losses: what is whole loses nothing, less never costs less, and equal shares leave but for what is late.
+
+
+many_sizes = st.lists(st.integers(2, 60), min_size=2, max_size=5)
+
+
+def chain_of(many_sizes, round_to=1):
+    """The matrices of a network, from each width to the next, and the ties of its widths."""
+    axes = [Axis(size) for size in many_sizes]
+    tied = [TiedGroups([Group("", axis, axis.size, (), at, ())], round_to, {}) for at, axis in enumerate(axes)]
+    pairs = zip([Axis(3), *axes], [*axes, Axis(2)], strict=True)
+    return CostPolynomial([(pair, 1) for pair in pairs], tied), tied
+
+
+@given(many_sizes, st.integers(1, 7), st.sampled_from([0.0, 0.5, 1.0]))
+def test_of_all_nothing_is_lost_and_of_fewer_no_less(many_sizes, round_to, behind):
+    amount, tied = chain_of(many_sizes, round_to)
+    loss = even(amount, tied, {0: behind})
+    for each in tied:
+        losses = [loss(each, int(count)) for count in each.choices()]
+        assert losses[0] == 0
+        assert (np.diff(losses) > 0).all()
+
+
+@given(many_sizes, st.integers(1, 100))
+def test_all_lose_the_same_share_whatever_a_unit_of_them_costs(many_sizes, percent):
+    amount, tied = chain_of(many_sizes)
+    path = path_by_loss(even(amount, tied), tied, amount)
+    parts = path.after(round(len(path.ties) * percent / 100))
+    left = 1 - parts / path.start
+    steps = 1 / np.array(many_sizes)
+    apart, near = np.abs(np.subtract.outer(left, left)), np.maximum.outer(steps, steps)
+    assert (apart <= near + 1e-9).all()  # no further than a step of the coarser
+
+
+@given(st.integers(1, 100))
+def test_what_is_behind_loses_what_the_others_do_less_that(percent):
+    amount, tied = chain_of([200, 200, 200])
+    path = path_by_loss(even(amount, tied, {1: 0.5}), tied, amount)
+    first, later, last = 1 - path.after(round(len(path.ties) * percent / 100)) / 200
+    assert first == pytest.approx(last, abs=1 / 200 + 1e-9)
+    if first < 199 / 200:  # as long as the others have something to lose
+        assert later == pytest.approx(max(0.0, first - 0.5), abs=1 / 200 + 1e-9)
+
+
+def test_hidden_widths_come_first_then_streams_then_what_is_around_others():
+    coupling = find_coupling(words(), text()[0])
+    behind = late(coupling, coupling.groups)
+    assert 0 < STREAM < AROUND
+    found = {group.name: behind.get(group.tied, 0.0) for group in coupling.groups}
+    stream, heads = {"blocks.0.o.weight": STREAM}, {f"blocks.{at}.q.weight": AROUND for at in range(2)}
+    inside = ("q.weight:2", "v.weight", "up.weight")  # widths of heads, and of what is hidden
+    assert found == stream | heads | {f"blocks.{at}.{name}": 0.0 for at in range(2) for name in inside}
+
+
+def test_of_groups_that_are_not_asked_nothing_is_said():
+    coupling = find_coupling(words(), text()[0])
+    behind = late(coupling, coupling.groups)
+    for each in by_tie(coupling.groups):
+        number = each[0].tied
+        assert late(coupling, each) == {at: by for at, by in behind.items() if at == number}
+    assert late(coupling, []) == {}

@@ -3,14 +3,11 @@ the repair aims at."""
 
 import copy
 import json
-import os
 import shutil
-import signal
 import socket
 
 import pytest
 import torch
-import transformers
 from torch import distributed
 
 import zoo
@@ -20,23 +17,19 @@ from secateur.checkpoints.run import JOURNAL
 from secateur.coupling import find_coupling
 from secateur.kinds import Experts
 from secateur.models import InMemory
-from secateur.models import files as block_files
 from secateur.shrinking import shrink
 from secateur.shrinking.kinds import expert_repair
 from secateur.shrinking.kinds import experts_directory as expert_directory
 from secateur.shrinking.kinds.mixtures import Mixtures
 from secateur.shrinking.kinds.routing import PairedBlocks
-from support.forks import forked, killing, on_ranks
-from support.mixtures import SMALL, batches
+from support.damaged import resealed
+from support.forks import STEPS, assert_killed, forked, interrupted, killing, on_ranks
+from support.mixtures import batches, mixtral
 from support.stacks import contents
-
-SIZES = {**SMALL, "intermediate_size": 48}
 
 
 def saved(folder):
-    torch.manual_seed(0)
-    config = transformers.MixtralConfig(num_local_experts=6, **SIZES)
-    transformers.MixtralForCausalLM(config).save_pretrained(folder, max_shard_size="90KB")
+    mixtral(6).save_pretrained(folder, max_shard_size="90KB")
     (folder / "README.md").write_text("roses")
     return folder
 
@@ -55,21 +48,18 @@ def shrunk(source, out, **how):
 
 # ---- killed ---------------------------------------------------------------------------------------------------------
 
-STEPS = {
+EVERY = STEPS | {
     "run": (Mixtures, "routed"),
     "slice": (expert_directory, "write_file"),
     "cut": (slicing, "write_cut"),
     "repair": (expert_repair, "_solved"),
-    "write": (block_files, "write_tensor"),
-    "journal": (resumable.Run, "_write"),
     "note": (resumable.Run, "note"),
     "record": (expert_directory, "_add_records"),
-    "publish": (resumable.Run, "publish"),
 }
 
 
 def dying(moment, source, out):
-    calls = killing(moment, **STEPS)
+    calls = killing(moment, **EVERY)
     shrunk(source, out)
     out.with_name("counts.json").write_text(json.dumps(calls))
 
@@ -84,10 +74,7 @@ def test_a_run_that_was_killed_at_any_moment_goes_on_to_the_same_bytes(dense, tm
     # not yet run; run, but not in the journal; half of a file; in the next; not solved; half of a block's tensors are
     # written; all, but not in the journal; the second; before the records, and before the last rename
     running, solving = "run:1 journal:2 cut:3 slice:2", "repair:1 write:2 note:1 repair:2 write:3"
-    for moment in f"{running} {solving} record:1 publish:1".split():
-        assert os.WTERMSIG(forked(lambda: dying(moment, dense, out))) == signal.SIGKILL, moment  # noqa: B023
-        assert not out.exists()
-        assert (tmp_path / "out.unfinished" / JOURNAL).is_file()
+    assert_killed(dying, f"{running} {solving} record:1 publish:1".split(), dense, out)
     (tmp_path / "out.unfinished/result/config.json").write_text("{}")
     assert forked(lambda: dying("never", dense, out)) == 0
     counts = json.loads((tmp_path / "counts.json").read_text())
@@ -96,33 +83,12 @@ def test_a_run_that_was_killed_at_any_moment_goes_on_to_the_same_bytes(dense, tm
     assert sorted(path.name for path in tmp_path.iterdir()) == ["counts.json", "out", "whole"]
 
 
-def stop(source, out, **how):
-    """A run that was stopped in the second block."""
-
-    class Interruption(Exception):
-        pass
-
-    times = []
-
-    def solve(*arguments):
-        times.append(1)
-        if len(times) > 1:
-            raise Interruption
-        return right(*arguments)
-
-    right, expert_repair._solved = expert_repair._solved, solve
-    try:
-        with pytest.raises(Interruption):
-            shrunk(source, out, **how)
-    finally:
-        expert_repair._solved = right
-    return out.with_name(f"{out.name}.unfinished")
-
-
 @pytest.fixture(scope="module")
 def stopped(dense):
     """What a run left that was stopped in the second block: to be read, and copied."""
-    return stop(dense, dense.with_name("out"))
+    with interrupted(expert_repair, "_solved", 2):
+        shrunk(dense, dense.with_name("out"))
+    return dense.with_name("out.unfinished")
 
 
 @pytest.mark.usefixtures("known")
@@ -162,10 +128,7 @@ def test_a_run_goes_on_only_with_the_same_request_and_source(dense, stopped, tmp
 @pytest.mark.usefixtures("known")
 def test_a_journal_of_what_the_model_has_not_is_refused(dense, stopped, tmp_path, damage, message):
     journal = shutil.copytree(stopped, tmp_path / "out.unfinished") / JOURNAL
-    found = json.loads(journal.read_text())
-    damage(found)
-    found["sha256"] = resumable._digest(found)
-    journal.write_text(json.dumps(found))
+    resealed(journal, damage)
     with pytest.raises(CheckpointError, match=message):
         shrunk(dense, tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -36,6 +36,10 @@ def test_saved_and_loaded_also_on_meta_and_twice_shrunken(tmp_path):
         verify_shrunken(small(), each, x)
 
 
+def number(name, was):
+    return lambda plan: plan["plans"][0]["numbers"].append({"place": ["0", name], "from": was, "to": 2})
+
+
 def spoil(folder, change):
     """Changes a plan, and what would tell that it was changed."""
     values = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
@@ -55,15 +59,9 @@ def spoil(folder, change):
         (lambda plan: plan["plans"][0]["tensors"]["0.weight"]["kept"].update({"0": [0, 99]}), "does not have"),
         (lambda plan: plan["plans"][0]["tensors"]["0.weight"]["kept"].update({"0": [3, 1]}), "does not have"),
         (lambda plan: plan["plans"][0]["tensors"]["0.weight"]["kept"].update({"7": [0]}), "does not have"),
-        (lambda plan: plan["plans"][0]["numbers"].append({"place": ["0", "nope"], "from": 1, "to": 2}), "no number at"),
-        (
-            lambda plan: plan["plans"][0]["numbers"].append({"place": ["0", "weight"], "from": 1, "to": 2}),
-            "no number at",
-        ),
-        (
-            lambda plan: plan["plans"][0]["numbers"].append({"place": ["0", "training"], "from": 5, "to": 2}),
-            "made for 5",
-        ),
+        (number("nope", 1), "no number at"),
+        (number("weight", 1), "no number at"),
+        (number("training", 5), "made for 5"),
     ],
 )
 def test_a_hostile_plan_is_refused_and_changes_nothing(tmp_path, change, words):

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import socket
 import warnings
 
@@ -15,15 +14,14 @@ from torch import distributed
 
 from secateur import shrink
 from secateur.checkpoints import CheckpointError, open_checkpoint, slicing, verify_checkpoint
-from secateur.checkpoints import run as resumable
-from secateur.checkpoints.run import JOURNAL
+from secateur.checkpoints.run import JOURNAL, Run
 from secateur.models import build_on_meta
-from secateur.models import files as block_files
 from secateur.shrinking import directory
 from secateur.shrinking.measure import Measuring
 from secateur.shrinking.repair import Repairing
+from support.damaged import resealed
 from support.families import batches, make
-from support.forks import forked, killing, leave_group, on_ranks
+from support.forks import STEPS, assert_killed, forked, interrupted, killing, leave_group, on_ranks
 from support.stacks import contents
 
 TOKENS = torch.tensor([[7, 6, 5, 4, 1], [1, 2, 3, 5, 4]])
@@ -126,7 +124,7 @@ def known(plain, monkeypatch):
 
 
 def rescaling(moment, source, out):
-    calls = killing(moment, write=(block_files, "write_tensor"), journal=(resumable.Run, "_write"))
+    calls = killing(moment, **STEPS)
     unproved(source, out, 0.25, **WIDTH, **STREAM["llama"], batches=batches("llama"))
     out.with_name("counts.json").write_text(json.dumps(calls))
 
@@ -135,10 +133,8 @@ def test_a_run_that_was_killed_while_normalizations_were_written_goes_on_to_the_
     out, whole = tmp_path / "out", tmp_path / "whole"
     assert forked(lambda: rescaling("never", known, whole)) == 0
     counts = json.loads((tmp_path / "counts.json").read_text())
-    for left in (3, 1):
-        killed = f"write:{counts['write'] - left}" if left == 3 else f"write:{left}"
-        assert os.WTERMSIG(forked(lambda: rescaling(killed, known, out))) == signal.SIGKILL  # noqa: B023
-    assert os.WTERMSIG(forked(lambda: rescaling("journal:1", known, out))) == signal.SIGKILL  # written, not noted
+    # half written; a little more; written, but not noted
+    assert_killed(rescaling, (f"write:{counts['write'] - 3}", "write:1", "journal:1"), known, out)
     assert forked(lambda: rescaling("never", known, out)) == 0
     assert contents(out) == contents(whole)
 
@@ -171,11 +167,7 @@ def test_without_out_it_says_what_would_leave(llama, tmp_path):
 # ---- killed ---------------------------------------------------------------------------------------------------------
 
 
-STEPS = {
-    "write": (block_files, "write_tensor"),
-    "copy": (resumable, "copy_tree"),
-    "journal": (resumable.Run, "_write"),
-    "publish": (resumable.Run, "publish"),
+EVERY = STEPS | {
     "slice": (slicing, "write_index"),
     "measure": (Measuring, "solve_stage"),
     "repair": (Repairing, "solve_stage"),
@@ -185,7 +177,7 @@ STEPS = {
 def dying(moment, source, out):
     """`shrink` in a process that is killed at the n-th call of a function; else writes down how often each
     ran."""
-    calls = killing(moment, **STEPS)
+    calls = killing(moment, **EVERY)
     unproved(source, out, 0.3, batches=batches("llama"))
     out.with_name("counts.json").write_text(json.dumps(calls))
 
@@ -198,10 +190,7 @@ def test_a_run_that_was_killed_at_any_moment_goes_on_to_the_same_bytes(known, tm
     # in the copy; half measured; measured, and chosen, but not yet in the journal; in the first block; written, but not
     # yet in the journal; the second; all done, but not yet in the journal; half sliced; before the last rename
     measuring, repairing = ("measure:2", "journal:1", "journal:2"), ("write:1", "journal:1", "journal:2", "journal:2")
-    for moment in ("copy:1", *measuring, *repairing, "slice:1", "publish:1"):
-        assert os.WTERMSIG(forked(lambda: dying(moment, known, out))) == signal.SIGKILL, moment  # noqa: B023
-        assert not out.exists()
-        assert (tmp_path / "out.unfinished" / JOURNAL).is_file()
+    assert_killed(dying, ("copy:1", *measuring, *repairing, "slice:1", "publish:1"), known, out)
     assert forked(lambda: dying("never", known, out)) == 0
     counts = json.loads((tmp_path / "counts.json").read_text())
     assert not counts.keys() & {"measure", "repair", "write", "copy"}, "what is done is not done again"
@@ -209,31 +198,13 @@ def test_a_run_that_was_killed_at_any_moment_goes_on_to_the_same_bytes(known, tm
     assert not (tmp_path / "out.unfinished").exists()
 
 
-def interrupted(source, out):
-    """A run that was stopped in the second block."""
-
-    class Interruption(Exception):
-        pass
-
-    def solve(self, block, *arguments):
-        if block.endswith("1"):
-            raise Interruption
-        return right(self, block, *arguments)
-
-    right, Repairing.solve_stage = Repairing.solve_stage, solve
-    try:
-        with pytest.raises(Interruption):
-            unproved(source, out, 0.3, batches=batches("llama"))
-    finally:
-        Repairing.solve_stage = right
-    assert not out.exists()
-    return out.with_name(f"{out.name}.unfinished")
-
-
 @pytest.fixture(scope="module")
 def stopped(plain):
     """What a run left that was stopped in the second block: to be read, and copied."""
-    return interrupted(plain[0], plain[0].with_name("out"))
+    source = plain[0]
+    with interrupted(Run, "note", 2):
+        unproved(source, source.with_name("out"), 0.3, batches=batches("llama"))
+    return source.with_name("out.unfinished")
 
 
 def test_a_run_goes_on_only_with_the_same_request_and_source(stopped, known, tmp_path, monkeypatch):
@@ -284,10 +255,7 @@ GATE = "model.layers.0.mlp.gate_proj.weight"
 )
 def test_a_journal_of_what_the_model_has_not_is_refused(stopped, known, tmp_path, damage, message):
     journal = shutil.copytree(stopped, tmp_path / "out.unfinished") / JOURNAL
-    found = json.loads(journal.read_text())
-    damage(found)
-    found["sha256"] = resumable._digest(found)
-    journal.write_text(json.dumps(found))
+    resealed(journal, damage)
     with pytest.raises(CheckpointError, match=rf"journal\.json: damaged: .*{message}.* Remove .* to start over"):
         unproved(known, tmp_path / "out", 0.3, batches=batches("llama"))
     assert not (tmp_path / "out").exists()

@@ -1,5 +1,6 @@
 """Processes that need not import torch again: a copy of the test's own, to be killed, and the ranks of a group."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -7,8 +8,21 @@ import traceback
 import warnings
 from collections import Counter
 
+import pytest
 import torch
 from torch import distributed, multiprocessing
+
+from secateur.checkpoints import run as resumable
+from secateur.checkpoints.run import JOURNAL
+from secateur.models import files as block_files
+
+# what every verb does that writes a directory, for `killing`
+STEPS = {
+    "write": (block_files, "write_tensor"),
+    "copy": (resumable, "copy_tree"),
+    "journal": (resumable.Run, "_write"),
+    "publish": (resumable.Run, "publish"),
+}
 
 
 def on_ranks(body, *arguments, ranks=2):
@@ -47,6 +61,30 @@ def killing(moment, **places):
     for name, (owner, attribute) in places.items():
         setattr(owner, attribute, before(getattr(owner, attribute), name))
     return calls
+
+
+def assert_killed(dying, moments, source, out):
+    """``dying(moment, source, out)`` is killed at one moment after the other, and publishes nothing."""
+    for moment in moments:
+        assert os.WTERMSIG(forked(lambda: dying(moment, source, out))) == signal.SIGKILL, moment  # noqa: B023
+        assert not out.exists()
+        assert (out.with_name(f"{out.name}.unfinished") / JOURNAL).is_file()
+
+
+@contextlib.contextmanager
+def interrupted(owner, name, at=1):
+    """The at-th call of a function is broken off by hand, and with it what called it."""
+    right, calls = getattr(owner, name), []
+
+    def call(*arguments, **keywords):
+        calls.append(name)
+        if len(calls) == at:
+            raise KeyboardInterrupt
+        return right(*arguments, **keywords)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(owner, name, call)
+        yield
 
 
 def forked(body):

@@ -17,6 +17,14 @@ SMALL = {
 }  # fmt: skip
 
 
+def mixtral(experts=4, **config):
+    import transformers
+
+    torch.manual_seed(0)
+    made = transformers.MixtralConfig(intermediate_size=48, num_local_experts=experts, **SMALL, **config)
+    return transformers.MixtralForCausalLM(made)
+
+
 def batches(count=4):
     draw = torch.Generator().manual_seed(0)
     return [{"input_ids": torch.randint(3, 53, (2, 16), generator=draw)} for _ in range(count)]
