@@ -1,7 +1,5 @@
 """What was found: every dimension is in a group or frozen, and counts say what a smaller model is."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -103,40 +101,3 @@ def test_groups_are_named_after_the_weights_whose_outputs_they_are():
     assert [(group.name, group.size) for group in groups] == [("table", 5), ("table:2", 4), ("table:3", 3)]
     chain = find_coupling(nn.Sequential(nn.Linear(2, 5), nn.ReLU(), nn.Linear(5, 3)), torch.randn(1, 2))
     assert [group.name for group in chain.groups] == ["0.weight"]
-
-
-def test_a_statistic_is_noted_and_found_by_its_call():
-    class Normed(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.up, self.norm, self.down = nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 2)
-
-        def forward(self, x):
-            return self.down(self.norm(self.up(x)))
-
-    coupling = find_coupling(Normed(), torch.randn(2, 4))
-    (group,) = coupling.groups
-    assert group.notes == ("layer_norm over it",)
-    found = coupling.statistics([group])
-    assert found.keys() == {(0, False), (0, True)}
-    assert all([name for name, _ in calls] == ["layer_norm"] for calls in found.values())
-    assert not any(coupling.statistics([]).values())
-
-
-def test_attention_that_its_width_scales_has_rows_that_make_up_for_it():
-    class Attention(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.q, self.k, self.v = (nn.Linear(4, 6) for _ in range(3))
-            self.out = nn.Linear(6, 2)
-
-        def forward(self, x):
-            return self.out(F.scaled_dot_product_attention(self.q(x), self.k(x), self.v(x)))
-
-    coupling = find_coupling(Attention(), torch.randn(2, 3, 4))
-    (group,) = [group for group in coupling.groups if ("q.weight", 0) in group.members]
-    scales = coupling.scales({group.name: 4})
-    assert scales
-    assert {name.split(".")[0] for name, *_ in scales} <= {"q", "k"}
-    assert all(factor == pytest.approx(math.sqrt(4 / 6)) for *_, factor in scales)
-    assert coupling.scales({group.name: 6}) == []

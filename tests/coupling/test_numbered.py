@@ -8,16 +8,6 @@ from torch import nn
 import zoo
 from secateur.coupling import find_coupling
 
-FOLLOWED = {"mixture_by_place": 6, "mixture_by_count": 6, "mixture_of_pairs": 4}
-
-
-@pytest.mark.parametrize(("name", "size"), FOLLOWED.items())
-def test_numbers_that_take_what_they_name_leave_experts_free(name, size):
-    coupling = find_coupling(*zoo.ZOO[name]())
-    (experts,) = [group for group in coupling.groups if group.chosen]
-    assert experts.size == size
-    assert {("router.weight", 0), ("held.up", 0), ("held.down", 0)} <= set(experts.members)
-
 
 @pytest.mark.parametrize(
     ("name", "numbers"),
@@ -146,39 +136,6 @@ def test_experts_are_a_group_of_their_own_kind(name):
 def test_experts_that_are_named_by_their_numbers_stay():
     coupling = find_coupling(*zoo.ZOO["mixture_by_number"]())
     assert "one of it is taken by its number" in coupling.frozen["router.weight", 0]
-    assert not any(group.chosen for group in coupling.groups)
-
-
-def test_what_is_compared_and_not_chosen_stays_whole():
-    class Attends(nn.Module):
-        """A softmax over learned keys: none of them is chosen."""
-
-        def __init__(self):
-            super().__init__()
-            self.keys = nn.Linear(4, 6)
-            self.values = nn.Linear(6, 3)
-
-        def forward(self, x):
-            return self.values(self.keys(x).softmax(-1))
-
-    coupling = find_coupling(Attends(), torch.randn(2, 4))
-    assert coupling.frozen["keys.weight", 0] == "softmax along it"
-    assert not coupling.groups
-
-
-def test_scores_that_are_an_output_are_not_chosen_between():
-    class Tells(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.score = nn.Linear(4, 6)
-            self.table = nn.Parameter(torch.randn(6, 3))
-
-        def forward(self, x):
-            scores = self.score(x)
-            return self.table[scores.argmax(-1)], scores
-
-    coupling = find_coupling(Tells(), torch.randn(2, 4))
-    assert "an output of the model" in coupling.frozen["score.weight", 0]
     assert not any(group.chosen for group in coupling.groups)
 
 
