@@ -251,6 +251,18 @@ def test_a_probe_is_let_go_of_at_once(large, monkeypatch):
         gc.enable()
 
 
+def test_weights_in_another_layout_are_lent_with_the_same_values(large):
+    model, example = blocks()
+    probe = lending_of(model)
+    values = {name: probe.values(name) for name in probe.names.values()}
+    for block in model[1]:
+        block.up.weight = nn.Parameter(block.up.weight.detach().T.contiguous().T)
+    again = lending_of(model)
+    assert all(torch.equal(again.values(name), value) for name, value in values.items())
+    assert shrink(model, example, 0.3).got > 0.25
+    assert large == []
+
+
 def test_small_models_and_such_without_blocks_are_copied_whole():
     model, _ = blocks()
     assert lending_of(model) is None

@@ -330,7 +330,7 @@ class _Values:
         if not tensor.is_floating_point():
             value = tensor.clone()
         else:
-            value = tensor.double() if tensor.dtype != torch.float64 else tensor.clone()
+            value = tensor.to(torch.float64, copy=True, memory_format=torch.contiguous_format)
             self._noisy(name, value)
         if self.cuts is not None:
             return multiplied(sliced(value, self.cuts.tensors.get(name, ((), {}))[1]), self._factors.get(name, []))
