@@ -125,7 +125,8 @@ class Outputs:
 
     Attributes:
         name: the module that gives them, or a glob over several with equally many, such as a head for each scale.
-        keep: the numbers of those that stay, in ascending order, since they keep their order.
+        keep: the numbers of those that stay, in ascending order, since they keep their order. None of them: the module
+            leaves as a whole, where the model runs without it.
 
     >>> Outputs("classifier", keep=[0, 2]).keep
     (0, 2)
@@ -138,8 +139,6 @@ class Outputs:
         object.__setattr__(self, "keep", tuple(map(int, self.keep)))
         if list(self.keep) != sorted({*self.keep}):
             raise ValueError(f"outputs stay in their order: give keep= in ascending order, once each, not {self.keep}.")
-        if not self.keep:
-            raise ValueError(f"keep= of {self.name} is empty, and one output of a head stays at least.")
 
     @property
     def remove(self) -> bool:

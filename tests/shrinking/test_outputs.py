@@ -185,7 +185,7 @@ def test_classes_stay_where_what_stays_would_be_another(read):
         ("cv3", [0, 7], "cv3 has outputs 0 to 6, and no 7"),
         ("cv3", range(7), "names all of them, so that none leaves"),
         ("stem", [0], "the outputs of stem cannot leave: without them .* computed something else, so others need them"),
-        ("cv3.0.1", [0], "the outputs of cv3.0.1 cannot leave; the model returns none of them"),
+        ("cv3.0.1", [0], "the outputs of cv3.0.1 cannot leave; the model returns none of them, or one"),
     ],
 )
 def test_what_is_no_output_is_told_and_nothing_changes(name, keep, said):
@@ -209,7 +209,46 @@ def test_heads_of_one_size_lose_the_same_and_others_are_named_apart():
     assert "no forward pass reads it: classes = 5" in str(done)
 
 
-@pytest.mark.parametrize(("keep", "said"), [([2, 0], "in ascending order"), ([1, 1], "once each"), ([], "is empty")])
+class Tasks(nn.Module):
+    """Several tasks, of which one may be missing."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.main, self.aux = nn.Linear(4, 6), nn.Linear(6, 3), nn.Linear(6, 2)
+        self.more = nn.ModuleDict({"depth": nn.Linear(6, 1), "edges": nn.Linear(6, 2)})
+
+    def forward(self, x):
+        x = self.body(x).relu()
+        found = {"main": self.main(x), **{name: head(x) for name, head in self.more.items()}}
+        return found if self.aux is None else {**found, "aux": self.aux(x)}
+
+
+@pytest.mark.parametrize(
+    ("name", "left"), [("aux", ["main", "depth", "edges"]), ("more.depth", ["main", "edges", "aux"])]
+)
+def test_a_whole_head_leaves_where_the_model_runs_without_it(name, left, tmp_path):
+    model, fresh, x = Tasks(), Tasks(), torch.randn(3, 4)
+    dense = copy.deepcopy(model)
+    expected = {task: value for task, value in run(model, x).items() if task in left}
+    done = shrink(model, x, leave=Outputs(name, keep=[]))
+    assert [*run(model, x)] == left
+    torch.testing.assert_close(run(model, x), expected, rtol=0, atol=0)
+    assert not any(each.startswith(f"{name}.") for each in model.state_dict())
+    assert done.parameters[1] == sum(each.numel() for each in model.parameters())
+    verify_shrunken(dense, model, x)
+    save_shrunken(model, tmp_path / "small.safetensors")
+    torch.testing.assert_close(run(load_shrunken(fresh, tmp_path / "small.safetensors"), x), expected, rtol=0, atol=0)
+
+
+def test_a_whole_head_stays_where_the_model_needs_it():
+    model, x = Tasks(), torch.randn(3, 4)
+    before = [*model.state_dict()]
+    with pytest.raises(ValueError, match="main cannot leave the model as a whole: without it it raises TypeError"):
+        shrink(model, x, leave=Outputs("main", keep=[]))
+    assert [*model.state_dict()] == before
+
+
+@pytest.mark.parametrize(("keep", "said"), [([2, 0], "in ascending order"), ([1, 1], "once each")])
 def test_what_stays_is_named_in_order(keep, said):
     with pytest.raises(ValueError, match=said):
         Outputs("head", keep=keep)

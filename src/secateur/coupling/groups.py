@@ -137,12 +137,14 @@ def _fill(cache: Any, x: Tensor, layer: int, *, crossed: bool) -> None:
         cache.update(zeros, zeros, layer)
 
 
-def replacement(form: Mapping[str, Any]) -> nn.Module:
-    """The replacement module that a plan's entry describes.
+def replacement(form: Mapping[str, Any]) -> nn.Module | None:
+    """The replacement module that a plan's entry describes; None where nothing stays.
 
     >>> replacement({"was": "LayerNorm", "returns": "input"})
     Identity()
     """
+    if form["returns"] == "nothing":
+        return None
     return nn.Identity() if form["returns"] == "input" else Removed(form)
 
 

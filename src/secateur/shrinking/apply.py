@@ -183,9 +183,12 @@ def carry_out(
         for state, word, moment in states:
             undo.call(operator.setitem, state, word, state[word])
             state[word] = moment
-        for parent, key, module, stays in places:
-            undo.call(operator.setitem, private.submodules_of(parent), key, module)
-            private.submodules_of(parent)[key] = stays
+        for parent, key, stays in places:
+            held = private.submodules_of(parent)
+            undo.contents(held)  # in their order
+            held[key] = stays
+            if stays is None and isinstance(parent, nn.ModuleDict):  # whose modules are called one after the other
+                del held[key]
         if optimizer is not None and places:
             _let_go(optimizer, {*tensors.values()} - {*tensors_of(model).values()}, undo)
         undo.attributes(model, ATTRIBUTE)
@@ -210,9 +213,9 @@ def _let_go(optimizer: torch.optim.Optimizer, left: AbstractSet[Tensor], undo: U
 
 def _places(
     model: nn.Module, modules: Mapping[str, Mapping[str, Any]]
-) -> list[tuple[nn.Module, str, nn.Module, nn.Module]]:
-    """(parent, key, module, what stays) of the modules that leave, wherever the model has them."""
-    stays: dict[int, nn.Module] = {}
+) -> list[tuple[nn.Module, str, nn.Module | None]]:
+    """(parent, key, what stays) of the modules that leave, wherever the model has them."""
+    stays: dict[int, nn.Module | None] = {}
     for path, form in modules.items():
         try:
             module = model.get_submodule(path)
@@ -222,9 +225,10 @@ def _places(
             raise ValueError(
                 f"{path or 'the model'} is a {type(module).__name__}; the plan was made for {form['was']}."
             )
-        stays[id(module)] = replacement(form).train(module.training)
+        made = replacement(form)
+        stays[id(module)] = None if made is None else made.train(module.training)
     return [
-        (parent, key, child, stays[id(child)])
+        (parent, key, stays[id(child)])
         for parent in model.modules()
         for key, child in private.submodules_of(parent).items()
         if child is not None and id(child) in stays

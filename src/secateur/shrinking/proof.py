@@ -279,6 +279,8 @@ def _differs_after(
 
 def _differs_by(probe: nn.Module, calm: float, coupling: Coupling, plan: Plan, inputs: Any) -> str | None:
     """What differs between a model where all that a plan takes is zero and the same without it, as it is afterwards."""
+    if gone := {path: form for path, form in plan.modules.items() if form["returns"] == "nothing"}:
+        return certain(differs_without_heads(probe, coupling, Plan({}, [], modules=gone), [inputs]))
     branches = [branch for branch in coupling.branches if branch.modules.keys() <= plan.modules.keys()]
     if other := sorted(plan.modules.keys() - plan_without(branches).modules.keys()):
         return f"{', '.join(other[:5])} left, and lies in no residual branch"
@@ -319,6 +321,25 @@ def _differs_by(probe: nn.Module, calm: float, coupling: Coupling, plan: Plan, i
     words = [compared(probe, expected[form], found[form], runs(form, branches, without, whole=True)) for form in forms]
     carry_out(probe, plan, None)
     return certain(next((each for each in words if isinstance(each, Unsure)), words[0]))
+
+
+def differs_without_heads(probe: nn.Module, coupling: Coupling, plan: Plan, inputs: Sequence[Any]) -> str | None:
+    """What differs, in words, between what a model returns and what it returns of that without some modules; they are
+    out of the probe afterwards."""
+    runs = [functools.partial(outputs, probe, inputs[number], training=mode) for number, mode in coupling.passes]
+    expected = [run() for run in runs]
+    carry_out(probe, plan, None)
+    try:
+        found = [run() for run in runs]
+    except Exception as error:  # whatever the model raises, this removal breaks it
+        return f"it raises {type(error).__name__}: {error}"
+    for whole, left in zip(expected, found, strict=True):
+        those = iter(whole)
+        if not left or len(left) == len(whole):
+            return f"it returns {len(left)} tensors, and {len(whole)} before"
+        if not all(any(difference([one], [other]) is None for one in those) for other in left):
+            return "the other outputs are not what they were"
+    return None
 
 
 def _terms(branches: Iterable[Branch], in_pass: tuple[int, bool]) -> list[tuple[int, int]]:

@@ -32,7 +32,7 @@ _LONG = 10_000  # characters of a cell that names many
 
 def model_content(done: Shrunk, *, full: bool) -> Iterator[Part]:
     """What a `Shrunk` says: branches, experts, groups, what stays whole and why, totals."""
-    if done.plans[0].modules:
+    if done.asked.branches:
         yield from _branches(done)
     if done.heads:
         yield _counts("heads", done.heads, "Heads", "Stay", full=full)

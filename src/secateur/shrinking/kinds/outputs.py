@@ -19,7 +19,8 @@ from secateur.coupling import Coupling, Group, Scope, find_coupling
 from secateur.kinds import Outputs
 from secateur.shrinking.apply import Place, dotted
 from secateur.shrinking.configuration import Described, has_configuration
-from secateur.shrinking.plan import plan_of
+from secateur.shrinking.plan import Plan, plan_of
+from secateur.shrinking.proof import differs_without_heads, probe_of
 from secateur.shrinking.request import PruningTarget, pruning_target
 from secateur.shrinking.select import FreeUnits, Leaving, Left
 from secateur.support import Undo, matched
@@ -34,6 +35,8 @@ def leave_outputs(leaving: Leaving, outputs: Outputs) -> Left:
     model, passes = leaving.model, leaving.coupling.passes
     named = matched(outputs.name, [path for path, _ in model.named_modules() if path], "module") or ()
     paths = sorted(named)
+    if not outputs.keep:
+        return _without_heads(leaving, paths)
     coupling = find_coupling(
         model,
         leaving.inputs[0],
@@ -59,13 +62,27 @@ def leave_outputs(leaving: Leaving, outputs: Outputs) -> Left:
     return Left(plan, {"outputs": counts}, configured, fields, rename)
 
 
+def _without_heads(leaving: Leaving, paths: Sequence[str]) -> Left:
+    """The modules leave as a whole: None stays in their place, or nothing in a `torch.nn.ModuleDict`."""
+    model = leaving.model
+    outer = [path for path in paths if not _within(path, [other for other in paths if other != path])]
+    forms = {path: {"was": type(model.get_submodule(path)).__name__, "returns": "nothing"} for path in outer}
+    plan = Plan({}, [], modules=forms)
+    if words := differs_without_heads(probe_of(model), leaving.coupling, plan, leaving.inputs):
+        raise ValueError(f"{', '.join(outer)} cannot leave the model as a whole: without it {words}.")
+    return Left(plan, {"outputs": dict.fromkeys(outer, (1, 0))})
+
+
 def _returned(coupling: Coupling, paths: Sequence[str], outputs: Outputs) -> list[Group]:
     """The groups whose units are outputs of the model, all of one size: heads of several scales, or one beside it."""
     groups = [group for group in coupling.groups if group.returned and not group.chosen]
     if not groups:
         inside = {(name, at): why for (name, at), why in coupling.frozen.items() if _within(name, paths) and at == 0}
         inside |= {(group.name, 0): "what chooses between others" for group in coupling.groups if group.returned}
-        why = next((f"{name}: {why}" for (name, _), why in [*inside.items()][::-1]), "the model returns none of them")
+        why = next(
+            (f"{name}: {why}" for (name, _), why in [*inside.items()][::-1]),
+            "the model returns none of them, or one of each module",
+        )
         raise ValueError(
             f"the outputs of {outputs.name} cannot leave; {why}. What stays would be another, unless the model returns "
             "them as the module gives them: take what reads them, such as a softmax, out of the model, and apply it to "
