@@ -20,7 +20,7 @@ WITHOUT = {  # {reason: names that the reference has, and no example}
     "what is raised or warned": """
         solvers.SolverWarning models.AllMetError models.LostOutputError""",
     "what a verb returns, with the verb's example": """
-        inference.Packing inference.PackedFile models.Layer coupling.Branch""",
+        inference.Packing inference.PackedFile models.Layer models.ByText models.Reach coupling.Branch""",
     "called by pickle, and by nobody else": "prune.revive",
     "made by a verb of a model of the user's": "inference.FusedBlock",
     "needs a training, which docs/guides/training.md runs": """
@@ -36,7 +36,9 @@ WITHOUT = {  # {reason: names that the reference has, and no example}
         models.Pruned models.Replay models.Rows models.RunAgain models.Solved models.Weights
         models.held_batches models.in_place models.is_turned models.naming_batch
         models.pass_through models.prepared models.run_through
-        models.watched models.with_all_outputs evidence.Patches solvers.Solver""",
+        models.watched models.with_all_outputs evidence.Patches solvers.Solver
+        models.check_finite models.DenseOutputs models.example_for models.example_of models.has_forward
+        models.mixture_of models.own_share models.reached_by_name models.routed_by models.running models.shorter""",
     "met while a model is watched, by a rule such as those of docs/guides/coupling.md": """
         coupling.Call coupling.Look coupling.Operation coupling.SameDraws coupling.Spot coupling.evaluated
         coupling.written_in_others""",
