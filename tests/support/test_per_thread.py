@@ -15,7 +15,7 @@ from secateur import shrink, verify_shrunken
 from secateur.checkpoints import open_checkpoint
 from secateur.models import build_on_meta
 from secateur.shrinking import plans_of
-from secateur.shrinking.files import text_of
+from secateur.shrinking.files import json_of_plans
 from secateur.shrinking.proof import outputs
 from secateur.support import NewTensors
 
@@ -99,7 +99,7 @@ def test_eight_threads_shrink_what_one_does_and_leave_every_setting(hurried):
     assert set(after) == {before[0]} == {settings()}
     assert drawn() == before[1]
     for one, other in zip(alone, models, strict=True):
-        assert text_of(plans_of(one)) == text_of(plans_of(other))
+        assert json_of_plans(plans_of(one)) == json_of_plans(plans_of(other))
 
 
 def test_a_proof_does_not_change_what_another_thread_makes():
