@@ -318,7 +318,7 @@ def test_what_does_not_hold_is_named(dense, small, tmp_path, change, problem):
     [
         (lambda folder: os.unlink(folder / "experts.json"), "experts.json: is missing"),
         (changed("experts.json", version=9), "is not 'secateur experts', version 1"),
-        (changed("experts.json", tensors={"a": {"from": "a", "kept": {"9": [1]}}}), "is no dimension"),
+        (changed("experts.json", tensors={"a": {"from": "a", "kept": {"9": [1]}}}), "is not a number that may be here"),
         (changed("experts.json", tensors={"a": {"from": 1, "kept": {}}}), "from must be"),
         (changed("experts.json", gone=3), "gone"),
         (changed("secateur.json", kept=[]), "kept must be an object"),

@@ -25,7 +25,7 @@ from secateur.models.result import OneShot
 from secateur.models.solving import OneShotRequest, Solve
 from secateur.patterns import Pattern
 from secateur.solvers import admm
-from secateur.support import Forward, directories, for_directories, name_of
+from secateur.support import Forward, directories, for_directories, globs_of, name_of
 
 AIM = 0.5  # in benchmarks/oneshot the best of 0, 0.5 and 1
 GATHERED = frozenset(["gram", "input_norm", "input_mean", "input_var"])
@@ -149,8 +149,8 @@ def oneshot(
         pattern,
         allocate,
         words,
-        _listed(include),
-        _listed(exclude),
+        globs_of(include),
+        globs_of(exclude),
         forward,
         None if activations is None else Path(activations),
         on_layer,
@@ -172,7 +172,3 @@ def _check_sparsity(sparsity: float | None, pattern: Pattern) -> None:
         raise ValueError(f"{pattern} needs a sparsity: the fraction of each weight to remove, in [0, 1].")
     if pattern.density is not None and sparsity is not None and abs(1 - pattern.density - sparsity) > 1e-9:
         raise ValueError(f"{pattern} removes {1 - pattern.density:g} of the weights, not {sparsity}; leave it out.")
-
-
-def _listed(globs: str | Iterable[str] | None) -> list[str] | None:
-    return None if globs is None else [globs] if isinstance(globs, str) else list(globs)

@@ -268,8 +268,8 @@ class OneShotRequest:
     pattern: Pattern
     allocate: Allocation
     words: tuple[str, ...]  # the evidence that the solver names
-    include: list[str] | None = None
-    exclude: list[str] | None = None
+    include: tuple[str, ...] | None = None
+    exclude: tuple[str, ...] | None = None
     forward: Forward | None = field(default=None, compare=False)  # on these the bytes of the result do not depend
     activations: Path | None = field(default=None, compare=False)
     on_layer: Callable[[Layer], None] | None = field(default=None, compare=False)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from secateur.checkpoints import (
@@ -32,26 +31,24 @@ from secateur.checkpoints import (
     open_checkpoint,
     other_weights,
     pieces_of_cut,
-    places,
     previous_record,
     record_text,
     request_of,
     row_pieces,
     shape_of_cut,
     slicing,
-    unfinished_copy,
     write_bytes,
     write_sliced,
 )
 from secateur.coupling import Coupling, Scope, find_coupling
-from secateur.models import ByText, InFiles, digest, example_for, find_blocks, held_batches
+from secateur.models import InFiles, digest, example_for, find_blocks, held_batches
 from secateur.shrinking.apply import Place, with_fields
 from secateur.shrinking.calibrated import Calibrated, calibrated_selection
 from secateur.shrinking.configuration import Configured, Described, has_configuration
 from secateur.shrinking.files import json_of_plans
-from secateur.shrinking.plan import Factors, Plan, factors_of, multiplied
-from secateur.shrinking.request import PruningTarget, Request, pruning_target
-from secateur.shrinking.result import directory_content
+from secateur.shrinking.plan import Factors, Indices, Plan, factors_of, multiplied
+from secateur.shrinking.request import InDirectory, PruningTarget, Request, pruning_target
+from secateur.shrinking.result import ShrunkDirectory, directory_content
 from secateur.shrinking.select import (
     Choice,
     check_globs,
@@ -63,7 +60,6 @@ from secateur.shrinking.select import (
 )
 from secateur.support import (
     Fields,
-    Forward,
     LazyTensors,
     Part,
     described,
@@ -81,22 +77,15 @@ PROVED = 1 << 24  # parameters of the model that the proof is made on: its copie
 
 
 @dataclass(frozen=True)
-class CheckpointShrinking(ByText):
-    """The result of `shrink` of a directory; prints as a table.
+class CheckpointShrinking(ShrunkDirectory):
+    """The result of `shrink` of a directory; prints as a table. Beside what `ShrunkDirectory` has:
 
     Attributes:
-        out: the directory that was written, if one was.
         plan: which indices stay of each tensor, under the model's names.
-        counts: ``{name of a group: (units before, units left)}``, of all groups of which units left.
         frozen: ``{(name, dimension): reasons}`` of what had to stay whole.
-        fields: the fields of the configuration that changed, ``{dotted name: (before, after)}``.
-        parameters, nbytes: ``(before, after)``, of the tensors in the files.
-        proof: on which model it was proved that nothing else changes, in words.
         asked: what was asked for.
         got: the fraction of the target that leaves, the nearest to what was asked that exists.
         beside: the two that are nearest to what was asked and exist, less first; ``got`` is one of them.
-        left_out: files of the source that hold the weights in other forms, and were not copied.
-        seconds: wall time.
         tokens: how many were measured; None without data.
         errors: ``{name in the files: error}`` of the matrices whose columns left: the squared error of the outputs as a
             share of the variance of the residual stream that they are added to, or of their own.
@@ -105,19 +94,11 @@ class CheckpointShrinking(ByText):
         in_blocks: ``{tensor in the files: note}`` of those whose Gram matrix was summed in blocks of inputs.
     """
 
-    out: Path | None
     plan: Plan
-    counts: Mapping[str, tuple[int, int]]
     frozen: Mapping[tuple[str, int], str]
-    fields: Mapping[str, tuple[Any, Any]]
-    parameters: tuple[int, int]
-    nbytes: tuple[int, int]
-    proof: str
     asked: Request
     got: float
     beside: tuple[float, float]
-    left_out: tuple[Path, ...]
-    seconds: float
     tokens: int | None = None
     errors: Mapping[str, float] = field(default_factory=dict)
     biases: tuple[str, ...] = ()
@@ -131,51 +112,64 @@ class CheckpointShrinking(ByText):
         return directory_content(self, full=False)
 
 
-def shrink_units_directory(
-    source: Path,
-    out: Path | str | None,
-    asked: Request,
-    example_inputs: Any,
+def facts_of(
+    place: InDirectory,
+    checkpoint: Checkpoint,
+    written: Mapping[str, Origin],
+    described: Described,
+    fields: Mapping[Place, Any],
     *,
-    batches: Iterable[Any] | None,
-    repair: bool,
-    forward: Forward | None,
-    activations: Path | str | None,
-    device: torch.device | str | None,
-) -> CheckpointShrinking:
+    proof: str,
+    started: float,
+) -> dict[str, Any]:
+    """The fields of `ShrunkDirectory`, but for the counts, where of a checkpoint these tensors are written."""
+    entries = checkpoint.entries
+    shapes = [(entries[old], shape_of_cut(entries[old], cuts)) for old, cuts in written.values()]
+    return {
+        "out": place.out,
+        "fields": {".".join(map(str, at)): (described.value(at), value) for at, value in fields.items()},
+        "parameters": (sum(each.numel for each in entries.values()), sum(math.prod(shape) for _, shape in shapes)),
+        "nbytes": (checkpoint.nbytes, sum(nbytes_of_cut(entry, shape) for entry, shape in shapes)),
+        "proof": proof,
+        "left_out": () if place.out is None else other_weights(checkpoint),
+        "seconds": time.monotonic() - started,
+    }
+
+
+def shrink_units_directory(place: InDirectory, asked: Request, example_inputs: Any) -> CheckpointShrinking:
     """`shrink` of a directory into another one: channels, heads and hidden units leave."""
     started = time.monotonic()
     if asked.target == "latency":
         raise ValueError("target must be one of 'params', 'macs', 'units' for a checkpoint, not 'latency'.")
-    root, out = places(source, out)
-    checkpoint = open_checkpoint(root)
-    previous = previous_record(root)
+    checkpoint = open_checkpoint(place.source)
+    previous = previous_record(place.source)
     model = meta_model_of(checkpoint)
     if not has_configuration(model):
         raise ValueError(f"{type(model).__name__} has no config that could say the new sizes; load it and use shrink.")
     example_inputs = example_for(model) if example_inputs is None else example_inputs
-    if batches is not None:
-        every, held = held_batches(batches)
-        place = _to_walk(checkpoint, model, held, out, forward=forward, activations=activations, device=device)
+    if place.batches is not None:
+        every, held = held_batches(place.batches)
+        walk = _to_walk(place, checkpoint, model, held)
     dense = _dense(checkpoint, model, example_inputs, verify=asked.verify)
-    if batches is None:
+    if place.batches is None:
         choice = choose(dense.subject, asked)
-        planned = _planned(dense, asked, choice, out, started)
-        if out is None:
+        planned = _planned(dense, asked, choice, place, started)
+        if place.out is None:
             return planned
-        with new_directory(out) as temporary:
+        with new_directory(place.out) as temporary:
             digests = _write_directory(checkpoint, temporary, dense, planned, choice)
             (temporary / RECORD).write_text(_record(planned, asked, previous, sha256=digests), "utf-8")
         return replace(planned, seconds=time.monotonic() - started)
     check_globs(names_of(dense.subject.coupling), asked.globs)
     groups_in_scope(dense.subject.scope, asked)
-    if out is None:
-        found = calibrated_selection(dense.subject, asked, place, repair=repair)
-        return _calibrated(_planned(dense, asked, found.choice, out, started), dense, found)
+    repair = place.repair
+    if place.out is None:
+        found = calibrated_selection(dense.subject, asked, walk, repair=repair)
+        return _calibrated(_planned(dense, asked, found.choice, place, started), dense, found)
     example = digest([example_inputs])
-    with place.begun(out, request_of("shrink", asked, data=digest(every), example=example, repair=repair)) as run:
-        found = calibrated_selection(dense.subject, asked, place, repair=repair, run=run)
-        planned = _calibrated(_planned(dense, asked, found.choice, out, started), dense, found)
+    with walk.begun(place.out, request_of("shrink", asked, data=digest(every), example=example, repair=repair)) as run:
+        found = calibrated_selection(dense.subject, asked, walk, repair=repair, run=run)
+        planned = _calibrated(_planned(dense, asked, found.choice, place, started), dense, found)
 
         def publish() -> None:
             calibration = {
@@ -196,16 +190,7 @@ def shrink_units_directory(
     return replace(planned, seconds=time.monotonic() - started)
 
 
-def _to_walk(
-    checkpoint: Checkpoint,
-    model: nn.Module,
-    batches: Sequence[Any],
-    out: Path | None,
-    *,
-    forward: Forward | None,
-    activations: Path | str | None,
-    device: torch.device | str | None,
-) -> InFiles:
+def _to_walk(place: InDirectory, checkpoint: Checkpoint, model: nn.Module, held: Sequence[Any]) -> InFiles:
     """A walk through a directory whose model is of blocks, and runs; else an error before anything is written."""
     try:
         find_blocks(model)
@@ -214,16 +199,7 @@ def _to_walk(
             f"{checkpoint.root}: {type(model).__name__} has no repeated blocks, and a directory is gone through block "
             "by block; load it and use shrink(model, example_inputs, ..., batches=...)."
         ) from None
-    place = InFiles(
-        checkpoint,
-        checkpoint.root if out is None else unfinished_copy(out),
-        batches,
-        forward=forward,
-        activations=activations,
-        device=device,
-    )
-    place.check()
-    return place
+    return place.walk(checkpoint, place.work, held)
 
 
 @dataclass(frozen=True)
@@ -250,29 +226,22 @@ def _dense(checkpoint: Checkpoint, model: nn.Module, example_inputs: Any, *, ver
     return _Dense(checkpoint, files, subject, configured, proof)
 
 
-def _planned(dense: _Dense, asked: Request, choice: Choice, out: Path | None, started: float) -> CheckpointShrinking:
+def _planned(dense: _Dense, asked: Request, choice: Choice, place: InDirectory, started: float) -> CheckpointShrinking:
     """The plan of a choice, with the resulting sizes and fields, for the files as they are."""
-    kept, cuts = choice.kept, dense.cuts(choice.plan)
-    entries = dense.checkpoint.entries
-    shapes = {name: shape_of_cut(entry, cuts.get(name, {})) for name, entry in entries.items()}
+    kept, cuts, checkpoint = choice.kept, dense.cuts(choice.plan), dense.checkpoint
+    written = {name: (name, cuts.get(name, {})) for name in checkpoint}
     return CheckpointShrinking(
-        out,
-        choice.plan,
-        {
+        plan=choice.plan,
+        counts={
             group.name: (group.size, int(kept[group.name].sum()))
             for group in choice.scope.groups
             if group.name in kept and not kept[group.name].all()
         },
-        dict(choice.scope.frozen),
-        {".".join(map(str, place)): (dense.configured.value(place), value) for place, value in choice.fields.items()},
-        (sum(each.numel for each in entries.values()), sum(map(math.prod, shapes.values()))),
-        (dense.checkpoint.nbytes, sum(nbytes_of_cut(each, shapes[each.name]) for each in entries.values())),
-        dense.proof,
-        asked,
-        1 - choice.left,
-        (1 - choice.beside[0], 1 - choice.beside[1]),
-        () if out is None else other_weights(dense.checkpoint),
-        time.monotonic() - started,
+        frozen=dict(choice.scope.frozen),
+        asked=asked,
+        got=1 - choice.left,
+        beside=(1 - choice.beside[0], 1 - choice.beside[1]),
+        **facts_of(place, checkpoint, written, dense.configured, choice.fields, proof=dense.proof, started=started),
     )
 
 
@@ -485,18 +454,11 @@ def origins_text(checkpoint: Checkpoint, written: Mapping[str, Origin], kind: st
 def origins_in(path: Path, kind: str, what: str) -> tuple[Mapping[str, Origin], set[str]]:
     """The origin of each tensor that was renamed or sliced, and the source's tensors that left."""
     try:
-        read = Fields.read(path, error=CheckpointError, hint=HINT)
+        read = Fields.read(path, error=CheckpointError, hint=HINT).of_format(kind, 1)
     except FileNotFoundError:
         raise CheckpointError(f"{path}: is missing; it says {what}.") from None
-    if read.take("format", str) != kind or read.take("version", int) != 1:
-        raise read.wrong("format", f"is not {kind!r}, version 1")
     found: dict[str, Origin] = {}
     for name, its in read.inners_named("tensors"):
-        kept = its.inner("kept")
-        cuts = {}
-        for at in kept.values:
-            if at not in map(str, range(8)):
-                raise kept.wrong(at, "is no dimension")
-            cuts[int(at)] = np.array(kept.each(at, int, least=0, most=2**62), dtype=np.int64)
-        found[name] = (its.take("from", str), cuts)
+        kept: dict[int, tuple[int, ...]] = its.value("kept", Indices)
+        found[name] = (its.take("from", str), {at: np.array(each, dtype=np.int64) for at, each in kept.items()})
     return found, set(read.each("gone", str))

@@ -19,9 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from secateur.allocation import Allocation
+from secateur.checkpoints import places
 from secateur.coupling import Branch, Coupling, Scope, find_coupling
 from secateur.criteria import magnitude
-from secateur.kinds import Blocks, Branches, Experts, Heads, Kind, Outputs
+from secateur.kinds import Branches, Experts, Heads, Kind, Outputs
 from secateur.models import ByText, InMemory, example_of, reached_by_name, shorter, with_batch_in_errors
 from secateur.pipeline import reestimate_batchnorm
 from secateur.shrinking.apply import carry_out
@@ -36,7 +37,7 @@ from secateur.shrinking.kinds.heads import leave_heads
 from secateur.shrinking.kinds.outputs import leave_outputs
 from secateur.shrinking.kinds.patching import leave_branches
 from secateur.shrinking.plan import Plan
-from secateur.shrinking.request import Request, request, warn_without_data
+from secateur.shrinking.request import InDirectory, Request, request, warn_without_data
 from secateur.shrinking.result import model_content
 from secateur.shrinking.select import Choice, Leaving, Left, choose, names_of
 from secateur.support import (
@@ -289,8 +290,8 @@ def shrink(
     if isinstance(model, Path | str):
         why = "is for modules: a directory is called as its configuration says; load the model for this."
         refuse(why, evidence=evidence, modes=modes, more_inputs=more_inputs or None, optimizer=optimizer, report=report)
-        how = {"batches": batches, "repair": repair, "forward": forward, "activations": activations, "device": device}
-        smaller = _shrunk_directory(Path(model), out, asked, example_inputs, how)
+        place = InDirectory(*places(model, out), batches, repair, forward, activations, device)
+        smaller = _shrunk_directory(place, asked, example_inputs)
         return smaller.over_texts(model, batches, forward=forward, activations=activations, device=device)
     for_directories(out=out, activations=activations, device=device)
     refuse(
@@ -390,25 +391,26 @@ def shrink(
 
 
 def _shrunk_directory(
-    source: Path, out: Path | str | None, asked: Request, example_inputs: Any, how: Mapping[str, Any]
+    place: InDirectory, asked: Request, example_inputs: Any
 ) -> CheckpointShrinking | ShrunkExperts | ShrunkDepth:
     """The smaller directory, by the one kind that leaves it."""
+    source = place.source
     if len(asked.leave) + bool(asked.sparsity) > 1:
         raise ValueError(
             f"{source}: of a directory one kind leaves a run, or units by sparsity=. Ask for one of them, and then for "
             "the next with OUT as the directory."
         )
-    if asked.leave and isinstance(asked.leave[0], Blocks):
-        return shrink_blocks_directory(source, out, asked, example_inputs, **how)
     if asked.leave and isinstance(asked.leave[0], Heads | Outputs):
         kind = type(asked.leave[0]).__name__
         raise ValueError(f"{source}: {kind} leave a module; load the model for this, and save what is left.")
-    if asked.leave:
+    if asked.leave and isinstance(asked.leave[0], Experts):
         refuse("is not needed: a directory's experts are found by its configuration.", example_inputs=example_inputs)
-        return shrink_experts_directory(source, out, asked, **how)
+        return shrink_experts_directory(place, asked)
+    if asked.leave:
+        return shrink_blocks_directory(place, asked, example_inputs)
     if asked.sparsity is None:
         raise ValueError(f"{source}: say how much leaves, by sparsity= or by leave=.")
-    return shrink_units_directory(source, out, asked, example_inputs, **how)
+    return shrink_units_directory(place, asked, example_inputs)
 
 
 def _reestimate(

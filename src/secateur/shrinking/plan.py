@@ -6,10 +6,9 @@ values it is what they were made of.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,11 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from secateur.coupling import Branch, Coupling, Kept, replacement
-from secateur.support import Fields, tensors_of
+from secateur.support import Between, Fields, tensors_of
 
 # (dimension, what its positions are multiplied by)
 Factors = list[tuple[int, npt.NDArray[np.float64]]]
 _LARGEST, _HUGE = 2**63 - 1, 1e308  # what an index, and a float, can be
+Indices = dict[Annotated[int, Between(0, 7)], tuple[Annotated[int, Between(0, _LARGEST)], ...]]  # by dimension
 ATTRIBUTE = "shrink_plans"  # of a shrunken model: what was removed, in order
 
 
@@ -68,7 +68,10 @@ class Plan:
 def plan_in(read: Fields) -> Plan:
     """What `Plan.to_json` made."""
     tensors = {
-        name: (tuple(entry.each("shape", int)), _kept(entry.inner("kept")))
+        name: (
+            tuple(entry.each("shape", int)),
+            {at: np.asarray(each, dtype=np.int64) for at, each in entry.value("kept", Indices).items()},
+        )
         for name, entry in read.inners_named("tensors")
     }
     numbers = [(_place(each), each.take("from", int), each.take("to", int)) for each in read.inners("numbers")]
@@ -90,13 +93,6 @@ def plan_in(read: Fields) -> Plan:
         modules[path] = dict(form.values)
     outputs = tuple(read.each("outputs", str)) if "outputs" in read.values else ()
     return Plan(tensors, numbers, scales, modules, outputs)
-
-
-def _kept(read: Fields) -> dict[int, npt.NDArray[np.int64]]:
-    for at in read.values:
-        if not re.fullmatch(r"\d{1,9}", at, re.ASCII):
-            raise read.wrong(at, "is not the number of a dimension")
-    return {int(at): np.asarray(read.each(at, int, least=0, most=_LARGEST), dtype=np.int64) for at in read.values}
 
 
 def _place(number: Fields) -> tuple[str | int, ...]:

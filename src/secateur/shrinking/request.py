@@ -5,20 +5,24 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from secateur import allocation, criteria, kinds
 from secateur.allocation import Allocation, check_sparsity
+from secateur.checkpoints import Checkpoint, unfinished_copy
 from secateur.coupling import Coupling, Group, Kept, Scope
 from secateur.criteria import magnitude
 from secateur.evidence import needs
 from secateur.kinds import Blocks, Branches, Experts, Heads, Kind
-from secateur.models import find_blocks
+from secateur.models import InFiles, find_blocks
 from secateur.shrinking.configuration import Configured
 from secateur.shrinking.costs import TARGETS
 from secateur.shrinking.proof import wrong_groups
+from secateur.support import Forward, globs_of
 
 # ---- The arguments that `shrink` and the verbs for directories share, checked once.
 #
@@ -85,6 +89,39 @@ class Request:
         return next((each.remove for each in self.leave if isinstance(each, Blocks)), 0.0)
 
 
+@dataclass(frozen=True)
+class InDirectory:
+    """The arguments of `secateur.shrink` that say which directory becomes which, and how its model is run.
+
+    Attributes:
+        source, out: as `secateur.checkpoints.places` checked them; without ``out`` nothing is written.
+        batches, repair, forward, activations, device: as for `secateur.shrink`.
+    """
+
+    source: Path
+    out: Path | None
+    batches: Iterable[Any] | None
+    repair: bool
+    forward: Forward | None
+    activations: Path | str | None
+    device: torch.device | str | None
+
+    def walk(self, checkpoint: Checkpoint, work: Path, held: Sequence[Any]) -> InFiles:
+        """The model of a checkpoint, to be run block by block on these batches; ``work`` is where blocks are written.
+
+        Raises:
+            ValueError: it is of no blocks, or does not run.
+        """
+        walk = InFiles(checkpoint, work, held, forward=self.forward, activations=self.activations, device=self.device)
+        walk.check()
+        return walk
+
+    @property
+    def work(self) -> Path:
+        """Where blocks are written that are changed."""
+        return self.source if self.out is None else unfinished_copy(self.out)
+
+
 def request(
     *,
     criterion: str | Callable[..., Tensor] = magnitude,
@@ -107,8 +144,8 @@ def request(
         criterion=criteria.parse(criterion),
         allocate=None if allocate is None else allocation.parse(allocate),
         evidence=evidence or {},
-        include=None if include is None else _globs(include),
-        exclude=() if exclude is None else _globs(exclude),
+        include=globs_of(include),
+        exclude=globs_of(exclude) or (),
         leave=kinds.parse(leave),
         **given,
     )
@@ -122,10 +159,6 @@ def request(
             "leave, by leave=Blocks(...)."
         )
     return made
-
-
-def _globs(given: str | Iterable[str]) -> tuple[str, ...]:
-    return (given,) if isinstance(given, str) else tuple(given)
 
 
 # ---- The warning before a model of blocks is shrunken by the magnitude of its weights alone.

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from secateur.coupling import Group
+from secateur.models import ByText
 from secateur.shrinking.kinds.branches import KEPT
 from secateur.support import Chart, Column, Part, Table, percent, printable, some, totals
 
@@ -28,6 +30,30 @@ _SHOWN = 10  # rows of what stays whole, unless all are asked for
 _OFF = 0.005  # from what was asked: then it is said what else there is
 _NAMED = 6  # mixtures, and experts of one, that no token reached
 _LONG = 10_000  # characters of a cell that names many
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShrunkDirectory(ByText):
+    """What the results of `shrink` of a directory share.
+
+    Attributes:
+        out: the directory that was written, if one was.
+        counts: ``{name: (before, after)}`` of what lost some: a group's units, a router's experts, a stack's blocks.
+        fields: the fields of the configuration that changed, ``{dotted name: (before, after)}``.
+        parameters, nbytes: ``(before, after)``, of the tensors in the files.
+        proof: on which model it was proved that nothing else changes, in words.
+        left_out: files of the source that hold the weights in other forms, and were not copied.
+        seconds: wall time.
+    """
+
+    out: Path | None
+    counts: Mapping[str, tuple[int, int]]
+    fields: Mapping[str, tuple[Any, Any]]
+    parameters: tuple[int, int]
+    nbytes: tuple[int, int]
+    proof: str
+    left_out: tuple[Path, ...]
+    seconds: float
 
 
 def model_content(done: Shrunk, *, full: bool) -> Iterator[Part]:
@@ -179,7 +205,7 @@ def directory_content(done: CheckpointShrinking, *, full: bool) -> Iterator[Part
     yield from _written(done)
 
 
-def _written(done: CheckpointShrinking | ShrunkDepth | ShrunkExperts) -> Iterator[Part]:
+def _written(done: ShrunkDirectory) -> Iterator[Part]:
     """What texts reached, on what it was proved, what was left out, and where it is."""
     yield from done.by_text()
     yield f"{done.proof[0].upper()}{done.proof[1:]}." if done.proof.startswith("not") else f"Proved {done.proof}."

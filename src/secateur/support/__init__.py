@@ -80,6 +80,7 @@ from secateur.support.tensors import whole as whole
 from secateur.support.text import bytes_text as bytes_text
 from secateur.support.text import described as described
 from secateur.support.text import function_of as function_of
+from secateur.support.text import globs_of as globs_of
 from secateur.support.text import matched as matched
 from secateur.support.text import matches as matches
 from secateur.support.text import name_of as name_of

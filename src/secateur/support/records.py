@@ -268,6 +268,18 @@ class Fields:
             raise self.wrong(key, "is missing")
         return self._read(self.values[key], key, kind)
 
+    def whole(self, kind: type[T]) -> T:
+        """All fields there are, as a dataclass of this kind, which `plain` wrote."""
+        found: T = self._read(self.values, "", kind)
+        return found
+
+    def of_format(self, word: str, version: int) -> Fields:
+        """The fields of a file beside its format and version, which must be these."""
+        if self.take("format", str) != word or self.take("version", int) != version:
+            raise self.wrong("format", f"is not {word!r}, version {version}")
+        rest = {key: value for key, value in self.values.items() if key not in ("format", "version")}
+        return Fields(rest, self.path, error=self.error, hint=self.hint, place=self.place)
+
     def _read(self, value: Any, key: str, kind: Any) -> Any:
         bounds = Between()
         if typing.get_origin(kind) is Annotated:
@@ -310,8 +322,11 @@ class Fields:
 
     def _key(self, name: str, kind: Any) -> Any:
         """The name of a field that is free: text, or a number."""
+        base = typing.get_args(kind)[0] if typing.get_origin(kind) is Annotated else kind
         try:
-            return name if kind is str else self._read(float(name), name, kind)
+            if base is int and not name.isdecimal():  # Python reads more than that as a whole number
+                raise ValueError
+            return name if base is str else self._read(base(name), name, kind)
         except ValueError:
             raise self.wrong(name, "is not a number that may be here") from None
 

@@ -161,6 +161,15 @@ def matches(name: str, globs: Iterable[str]) -> bool:
     return any(fnmatchcase(name, glob) for glob in globs)
 
 
+def globs_of(given: str | Iterable[str] | None) -> tuple[str, ...] | None:
+    """Globs as they are asked for: one or several, or None.
+
+    >>> globs_of("*.weight"), globs_of(["a", "b"]), globs_of(None)
+    (('*.weight',), ('a', 'b'), None)
+    """
+    return None if given is None else (given,) if isinstance(given, str) else tuple(given)
+
+
 def matched(globs: str | Iterable[str] | None, names: Iterable[str], kind: str = "parameter") -> set[str] | None:
     """The names that one of the globs matches; None for no globs. A glob that matches nothing is a ValueError.
 

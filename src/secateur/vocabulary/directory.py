@@ -401,11 +401,9 @@ def structure_of(directory: Path, read: Fields) -> Structure:
 def _kept(path: Path) -> Ids:
     """The old number of each new one."""
     try:
-        read = Fields.read(path, error=CheckpointError, hint=HINT)
+        read = Fields.read(path, error=CheckpointError, hint=HINT).of_format(FORMAT, 1)
     except FileNotFoundError:
         raise CheckpointError(f"{path}: is missing; it says which tokens stayed.") from None
-    if read.take("format", str) != FORMAT or read.take("version", int) != 1:
-        raise read.wrong("format", f"is not {FORMAT!r}, version 1")
     kept = read.each("kept", int, least=0)
     if len(set(kept)) < len(kept):
         raise read.wrong("kept", "has a number twice")

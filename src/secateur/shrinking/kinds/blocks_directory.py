@@ -11,10 +11,7 @@ import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
-
-import torch
 
 from secateur.checkpoints import (
     RECORD,
@@ -24,18 +21,15 @@ from secateur.checkpoints import (
     copy_others,
     meta_model_of,
     open_checkpoint,
-    other_weights,
-    places,
     previous_record,
     record_text,
     request_of,
-    unfinished_copy,
     write_sliced,
 )
 from secateur.coupling import may_leave
-from secateur.models import ByText, InFiles, digest, example_for, held_batches
+from secateur.models import InFiles, digest, example_for, held_batches
 from secateur.shrinking.configuration import Described, has_configuration
-from secateur.shrinking.directory import config_text, origins_text
+from secateur.shrinking.directory import config_text, facts_of, origins_text
 from secateur.shrinking.kinds.blocks import (
     AT_ONCE,
     DepthCosts,
@@ -46,46 +40,31 @@ from secateur.shrinking.kinds.blocks import (
     renamed,
     stacks_of,
 )
-from secateur.shrinking.request import Request
-from secateur.shrinking.result import blocks_content, patched_tables
+from secateur.shrinking.request import InDirectory, Request
+from secateur.shrinking.result import ShrunkDirectory, blocks_content, patched_tables
 from secateur.shrinking.select import check_globs, least, select, too_few
-from secateur.support import Forward, Part, rank_and_world, track
+from secateur.support import Part, rank_and_world, track
 
 BLOCKS = "blocks.json"
 FORMAT = "secateur blocks"
 
 
 @dataclass(frozen=True)
-class ShrunkDepth(ByText):
-    """The result of `shrink` with ``leave=Blocks(...)``; prints as a table.
+class ShrunkDepth(ShrunkDirectory):
+    """The result of `shrink` with ``leave=Blocks(...)``; prints as a table. Beside what `ShrunkDirectory` has:
 
     Attributes:
-        out: the directory that was written, if one was.
-        counts: ``{stack: (blocks before, after)}``.
         gone: the blocks that left, in the order in which they were chosen.
         stayed: ``{name: why}`` of blocks that could not leave.
         lost: the divergence of the outputs on the calibration without them, before what follows is patched.
         patched: ``{name in the files written: share}`` of repaired weights and biases: the share that each recovers of
             the squared residual, which is what the removed blocks added to the stream.
-        fields: the fields of the configuration that changed, ``{dotted name: (before, after)}``.
-        parameters, nbytes: ``(before, after)``, of the tensors in the files.
-        proof: on which model it was proved that nothing else changes, in words.
-        left_out: files of the source that hold the weights in other forms, and were not copied.
-        seconds: wall time.
     """
 
-    out: Path | None
-    counts: Mapping[str, tuple[int, int]]
     gone: tuple[str, ...]
     stayed: Mapping[str, str] = field(repr=False)
     lost: float
     patched: Mapping[str, float] = field(repr=False)
-    fields: Mapping[str, tuple[Any, Any]] = field(repr=False)
-    parameters: tuple[int, int]
-    nbytes: tuple[int, int]
-    proof: str
-    left_out: tuple[Path, ...]
-    seconds: float
 
     def content(self) -> Iterable[Part]:
         return (*blocks_content(self), *patched_tables(self.patched))
@@ -117,50 +96,30 @@ class _Deep:
         return found
 
 
-def shrink_blocks_directory(
-    source: Path,
-    out: Path | str | None,
-    asked: Request,
-    example_inputs: Any,
-    *,
-    batches: Iterable[Any] | None,
-    repair: bool,
-    forward: Forward | None,
-    activations: Path | str | None,
-    device: torch.device | str | None,
-) -> ShrunkDepth:
+def shrink_blocks_directory(place: InDirectory, asked: Request, example_inputs: Any) -> ShrunkDepth:
     """`shrink` of a directory into another one: whole blocks leave, and what follows stays as it is."""
     started = time.monotonic()
     if not asked.blocks:
         raise ValueError("no block leaves: say how many, such as leave=Blocks(0.1) or Blocks(2).")
-    if batches is None:
-        raise ValueError(f"{source}: blocks leave by what the outputs lose on a text; pass batches=.")
+    if place.batches is None:
+        raise ValueError(f"{place.source}: blocks leave by what the outputs lose on a text; pass batches=.")
     if rank_and_world()[1] > 1:
         raise ValueError("blocks of a directory are chosen by one process: start it without torchrun.")
     verify, amount = asked.verify, asked.blocks
-    root, out = places(source, out)
-    every, held = held_batches(batches)
-    checkpoint = open_checkpoint(root)
-    previous = previous_record(root)
+    every, held = held_batches(place.batches)
+    checkpoint = open_checkpoint(place.source)
+    previous = previous_record(place.source)
     model = meta_model_of(checkpoint)
     if not has_configuration(model):
         raise ValueError(f"{type(model).__name__} has no config that could say the number of its blocks.")
     described = Described(model)
     deep = _Deep(
         checkpoint,
-        InFiles(
-            checkpoint,
-            root if out is None else unfinished_copy(out),
-            held,
-            forward=forward,
-            activations=activations,
-            device=device,
-        ),
+        place.walk(checkpoint, place.work, held),
         described,
         stacks_of(model, described),
         f"{getattr(model, 'base_model_prefix', '')}.",
     )
-    deep.place.check()
     example_inputs = example_for(model) if example_inputs is None and verify else example_inputs
     candidates = _candidates(deep, asked.include, asked.exclude)
     every_block = sum(len(stack.blocks) for stack in deep.stacks)
@@ -173,13 +132,13 @@ def shrink_blocks_directory(
         fits = len(set(found.gone)) == target and {*found.gone} <= {*candidates}
         return None if fits else "is not so many blocks as leave"
 
-    if out is None:
-        return _planned(deep, None, choose(), {}, started)
-    with deep.place.begun(out, request_of("depth", asked, data=digest(every), repair=repair)) as run:
+    if place.out is None:
+        return _planned(deep, place, choose(), {}, started)
+    with deep.place.begun(place.out, request_of("depth", asked, data=digest(every), repair=place.repair)) as run:
         chosen = run.stage("chosen", _Chosen, choose, misfit)
-        patched = _patched(run, deep, chosen.gone) if repair else {}
-        done = _planned(deep, out, chosen, patched, started)
-        _publish(run, deep, done, {"data": {"sha256": run.request["data"]}, "repair": repair}, previous)
+        patched = _patched(run, deep, chosen.gone) if place.repair else {}
+        done = _planned(deep, place, chosen, patched, started)
+        _publish(run, deep, done, {"data": {"sha256": run.request["data"]}, "repair": place.repair}, previous)
     return replace(done, seconds=time.monotonic() - started)
 
 
@@ -270,32 +229,25 @@ def _patched(run: Run, deep: _Deep, gone: Sequence[str]) -> dict[str, float]:
 
 def _planned(
     deep: _Deep,
-    out: Path | None,
+    place: InDirectory,
     chosen: _Chosen,
     patched: Mapping[str, float],
     started: float,
 ) -> ShrunkDepth:
     gone = chosen.gone
-    entries, written = deep.checkpoint.entries, deep.written(gone)
+    fields, written = deep.fields(gone), deep.written(gone)
     moved = {
         renamed(file, deep.stacks, gone, deep.prefix): share
         for name, share in patched.items()
         for file in deep.place.files.sources_of(name)
     }
-    stays = [entries[old] for old, _ in written.values()]
     return ShrunkDepth(
-        out,
-        {stack.name: (len(stack.blocks), len(stack.stay(gone))) for stack in deep.stacks},
-        gone,
-        chosen.stayed,
-        chosen.lost,
-        {name: share for name, share in moved.items() if name is not None},
-        {".".join(map(str, at)): (deep.described.value(at), value) for at, value in deep.fields(gone).items()},
-        (sum(each.numel for each in entries.values()), sum(each.numel for each in stays)),
-        (deep.checkpoint.nbytes, sum(each.nbytes for each in stays)),
-        chosen.proof,
-        () if out is None else other_weights(deep.checkpoint),
-        time.monotonic() - started,
+        counts={stack.name: (len(stack.blocks), len(stack.stay(gone))) for stack in deep.stacks},
+        gone=gone,
+        stayed=chosen.stayed,
+        lost=chosen.lost,
+        patched={name: share for name, share in moved.items() if name is not None},
+        **facts_of(place, deep.checkpoint, written, deep.described, fields, proof=chosen.proof, started=started),
     )
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -30,21 +29,17 @@ from secateur.checkpoints import (
     copy_others,
     digests_of_files,
     files_of,
-    nbytes_of_cut,
     open_checkpoint,
-    other_weights,
-    places,
     previous_record,
     record_text,
     request_of,
-    shape_of_cut,
     write_cut,
     write_file,
     write_index,
 )
 from secateur.coupling import Group
-from secateur.models import ByText, InFiles, digest, held_batches, own_share
-from secateur.shrinking.directory import config_text, origins_text
+from secateur.models import InFiles, digest, held_batches, own_share
+from secateur.shrinking.directory import config_text, facts_of, origins_text
 from secateur.shrinking.kinds.expert_repair import OUTSIDE, Mended, MendedMixtures, leave_whole, mend
 from secateur.shrinking.kinds.experts import Fewer, choose_experts, ranked
 from secateur.shrinking.kinds.mixtures import (
@@ -57,51 +52,37 @@ from secateur.shrinking.kinds.mixtures import (
     write_profile,
 )
 from secateur.shrinking.kinds.routing import PairedBlocks, new_values
-from secateur.shrinking.request import Request
-from secateur.shrinking.result import experts_content
+from secateur.shrinking.request import InDirectory, Request
+from secateur.shrinking.result import ShrunkDirectory, experts_content
 from secateur.shrinking.select import Choice
 from secateur.solvers import UNSEEN, is_held_out
-from secateur.support import Forward, Part, on_rank_zero, rank_and_world
+from secateur.support import Part, on_rank_zero, rank_and_world
 
 EXPERTS = "experts.json"
 FORMAT = "secateur experts"
 
 
 @dataclass(frozen=True)
-class ShrunkExperts(ByText):
-    """The result of `shrink` of a directory with ``leave=Experts(...)``; prints as a table.
+class ShrunkExperts(ShrunkDirectory):
+    """The result of `shrink` of a directory with ``leave=Experts(...)``; prints as a table. Beside what
+    `ShrunkDirectory` has:
 
     Attributes:
-        out: the directory that was written, if one was.
         rank: the measure by which experts were ranked.
-        counts: ``{router: (experts before, after)}``; empty where none were to leave.
         kept: ``{router: experts that stay}``.
         unreached: ``{router: experts}`` that no token reached.
         profile: what is known of the experts; None without data.
-        fields: the fields of the configuration that changed, ``{dotted name: (before, after)}``.
-        parameters, nbytes: ``(before, after)``, of the tensors in the files.
-        proof: on which model it was proved that nothing else changes, in words.
         unreached_first: whether those were to leave before others.
         mended: ``{router: share}``: the share of the squared residual behind a mixture that its repaired experts
             recover on held-out tokens; ``{router: why}`` in ``unmended`` of those that stay as they were.
         repaired: the tensors in the files whose values are new.
-        left_out: files of the source that hold the weights in other forms, and were not copied.
-        seconds: wall time.
     """
 
-    out: Path | None
     rank: str
-    counts: Mapping[str, tuple[int, int]]
     kept: Mapping[str, tuple[int, ...]] = field(repr=False)
     unreached: Mapping[str, tuple[int, ...]] = field(repr=False)
     profile: Profile | None = field(repr=False)
-    fields: Mapping[str, tuple[Any, Any]]
-    parameters: tuple[int, int]
-    nbytes: tuple[int, int]
-    proof: str
     unreached_first: bool
-    left_out: tuple[Path, ...]
-    seconds: float
     mended: Mapping[str, float] = field(default_factory=dict, repr=False)
     unmended: Mapping[str, str] = field(default_factory=dict, repr=False)
     repaired: tuple[str, ...] = field(default=(), repr=False)
@@ -113,20 +94,11 @@ class ShrunkExperts(ByText):
         return experts_content(self, full=False)
 
 
-def shrink_experts_directory(
-    source: Path,
-    out: Path | str | None,
-    asked: Request,
-    *,
-    batches: Iterable[Any] | None,
-    repair: bool,
-    forward: Forward | None,
-    activations: Path | str | None,
-    device: torch.device | str | None,
-) -> ShrunkExperts:
+def shrink_experts_directory(place: InDirectory, asked: Request) -> ShrunkExperts:
     """`shrink` of a directory into another one: experts leave, and the last matrices of those that stay take over what
     the others gave. All mixtures of one size keep the same number."""
     started = time.monotonic()
+    batches, out = place.batches, place.out
     rank, profile, plan = asked.experts.rank, asked.experts.profile, asked.experts.plan
     by_data = rank != "criterion"
     if batches is not None and plan is not None:
@@ -137,11 +109,10 @@ def shrink_experts_directory(
         raise ValueError("profile= is written from batches: pass batches= as well.")
     if profile is not None and os.path.lexists(profile):
         raise CheckpointError(f"{profile}: is there already; give plan= to use it, or name another file.")
-    root, out = places(source, out)
     if out is not None and not asked.experts.remove:
         raise ValueError("no expert leaves: say how many, such as leave=Experts(0.25) or Experts(2).")
-    checkpoint = open_checkpoint(root)
-    previous = previous_record(root)
+    checkpoint = open_checkpoint(place.source)
+    previous = previous_record(place.source)
     planned = None if plan is None else read_profile(Path(plan))
     there = {} if plan is None and profile is None else _files_of(checkpoint)
     if planned is not None:
@@ -150,26 +121,24 @@ def shrink_experts_directory(
     if planned is not None:
         _check_same(planned, mixtures, Path(plan or ""))
     text_run = None
-    if batches is not None and (by_data or (repair and out is not None)):
-        text_run = _run_of(
-            mixtures, asked, batches, asked.experts.text, forward, activations, device, profiled=profile is not None
-        )
+    if batches is not None and (by_data or (place.repair and out is not None)):
+        text_run = _run_of(place, mixtures, asked, batches)
 
     measured = text_run if by_data else None
 
     if out is None:
         learned = planned if measured is None else _profiled(measured, there)
-        done = _planned(mixtures, asked, learned, out, started)[2]
+        done = _planned(place, mixtures, asked, learned, started)[2]
     else:
         known = None if text_run is None else {"sha256": digest(text_run.every), "held_out": text_run.counts[1]}
-        said = request_of("experts", asked, data=known, plan=planned, repair=repair and text_run is not None)
+        said = request_of("experts", asked, data=known, plan=planned, repair=place.repair and text_run is not None)
         with begun(out, said, checkpoint, copied=False) as run:
             learned = planned if measured is None else _learned(run, measured, there)
             with _leaving_nothing(run):
-                fewer, written, done = _planned(mixtures, asked, learned, out, started)
+                fewer, written, done = _planned(place, mixtures, asked, learned, started)
             assert fewer is not None
             digests = _write(run, mixtures, done, fewer.choice, written)
-            if text_run is not None and repair:
+            if text_run is not None and place.repair:
                 done = _repaired(run, text_run, written, digests, done)
             done = replace(done, seconds=time.monotonic() - started)
 
@@ -187,10 +156,10 @@ def shrink_experts_directory(
 
 
 def _planned(
+    place: InDirectory,
     mixtures: Mixtures,
     asked: Request,
     known: Profile | None,
-    out: Path | None,
     started: float,
 ) -> tuple[Fewer | None, dict[str, Origin], ShrunkExperts]:
     """What leaves, the origin of each tensor that is written, and the facts for the result."""
@@ -198,25 +167,16 @@ def _planned(
     routed = None if known is None else {group.name: known.routed[group.name] for group in mixtures.groups}
     fewer = choose_experts(mixtures.subject, asked, (), routed) if asked.experts.remove else None
     written = mixtures.written(fewer.choice.plan) if fewer else {name: (name, {}) for name in checkpoint}
-    entries = checkpoint.entries
-    shapes = {name: shape_of_cut(entries[old], cuts) for name, (old, cuts) in written.items()}
-    nbytes = sum(nbytes_of_cut(entries[written[name][0]], shape) for name, shape in shapes.items())
     chosen = fewer.choice.fields if fewer else {}
     groups = [group for group in mixtures.groups if fewer and group.name in fewer.choice.kept]
     done = ShrunkExperts(
-        out=out,
         rank=asked.experts.rank or ("criterion" if known is None else "reap"),
         counts=fewer.counts if fewer else {},
         kept={group.name: tuple(fewer.choice.kept[group.name].nonzero()[0].tolist()) for group in groups if fewer},
         unreached=_unreached(known),
         profile=known,
-        fields={".".join(map(str, at)): (mixtures.configured.value(at), value) for at, value in chosen.items()},
-        parameters=(sum(each.numel for each in entries.values()), sum(map(math.prod, shapes.values()))),
-        nbytes=(checkpoint.nbytes, nbytes),
-        proof=mixtures.proof,
         unreached_first=asked.experts.unreached_first,
-        left_out=() if out is None else other_weights(checkpoint),
-        seconds=time.monotonic() - started,
+        **facts_of(place, checkpoint, written, mixtures.configured, chosen, proof=mixtures.proof, started=started),
     )
     return fewer, written, done
 
@@ -248,8 +208,8 @@ class _Calibration:
         asked: what was.
         every: all batches; ``held`` is this process's share, ``seen`` of those that rank experts, ``unseen`` of others.
         counts: tokens of those that rank, and of the others, of all processes.
-        name: what the profile calls them.
         walk: the dense model, to be run.
+        place: how it is.
     """
 
     mixtures: Mixtures
@@ -259,35 +219,21 @@ class _Calibration:
     seen: Sequence[Any]
     unseen: Sequence[Any]
     counts: tuple[int, int]
-    name: str
     walk: InFiles
-    activations: Path | None
+    place: InDirectory
 
 
-def _run_of(
-    mixtures: Mixtures,
-    asked: Request,
-    batches: Iterable[Any],
-    text: str,
-    forward: Forward | None,
-    activations: Path | str | None,
-    device: torch.device | str | None,
-    *,
-    profiled: bool,
-) -> _Calibration:
+def _run_of(place: InDirectory, mixtures: Mixtures, asked: Request, batches: Iterable[Any]) -> _Calibration:
+    profiled = asked.experts.profile is not None
     every, held = held_batches(batches)
     every = list(every)
     unseen = [each for at, each in enumerate(every) if profiled and is_held_out(at)]
     seen = [each for at, each in enumerate(every) if not (profiled and is_held_out(at))]
     if profiled and not unseen:
         raise ValueError(f"a profile holds out every fourth batch: give {UNSEEN} at least, not {len(every)}.")
-    folder = None if activations is None else Path(activations)
-    walk = InFiles(
-        mixtures.checkpoint, mixtures.checkpoint.root, held, forward=forward, activations=folder, device=device
-    )
-    walk.check()
+    walk = place.walk(mixtures.checkpoint, place.source, held)
     counts = _tokens(seen), _tokens(unseen)
-    return _Calibration(mixtures, asked, every, held, own_share(seen), own_share(unseen), counts, text, walk, folder)
+    return _Calibration(mixtures, asked, every, held, own_share(seen), own_share(unseen), counts, walk, place)
 
 
 def _profiled(run: _Calibration, source: Mapping[str, str]) -> Profile:
@@ -298,7 +244,7 @@ def _profiled(run: _Calibration, source: Mapping[str, str]) -> Profile:
         scores: Mapping[str, Tensor] = ranked(mixtures.subject, mixtures.groups, run.asked, routed)
         beyond = mixtures.beyond(run.unseen, run.walk, scores)
     return Profile(
-        Text(run.name, digest(run.every), *run.counts),
+        Text(run.asked.experts.text, digest(run.every), *run.counts),
         run.asked.experts.rank or "reap",
         routed,
         beyond,
@@ -411,14 +357,8 @@ def _repaired(
 ) -> ShrunkExperts:
     """The smaller directory runs beside the dense one, and its mixtures are solved, block after block."""
     groups = [group for group in calibration.mixtures.groups if group.name in done.counts]
-    walk = InFiles(
-        open_checkpoint(run.folder),
-        run.folder,
-        calibration.held,
-        forward=calibration.walk.forward,
-        activations=calibration.activations,
-        device=calibration.walk.device,
-    )
+    walk = calibration.place.walk(open_checkpoint(run.folder), run.folder, calibration.held)
+    folder = None if calibration.place.activations is None else Path(calibration.place.activations)
     walk.files.written = run.written
     blocks = run.done(_Block, walk.blocks)
     on_rank_zero(lambda: _slice_again(run, calibration.mixtures.checkpoint, walk.source, written, blocks))
@@ -429,13 +369,13 @@ def _repaired(
         mended.found.update({name: Mended(None, why) for name, why in block.whole.items()})
     whole = calibration.walk.over(calibration.held)
     with whole.replaying() as dense, walk.replaying() as small, torch.no_grad():
-        beside = PairedBlocks(dense, small, groups, calibration.activations)
+        beside = PairedBlocks(dense, small, groups, folder)
         leave_whole(beside.outside, OUTSIDE, mended)
 
         def change(name: str, its: Sequence[Group]) -> None:
             tensors: dict[str, str] = {}
             for group in its:
-                tensors |= write(name, mend(beside, small, name, [group], mended, folder=calibration.activations))
+                tensors |= write(name, mend(beside, small, name, [group], mended, folder=folder))
             names = {group.name for group in its}
             shares = {each: share for each, share in mended.shares.items() if each in names}
             whole = {each: why for each, why in mended.whole.items() if each in names}

@@ -394,11 +394,11 @@ def read_profile(path: Path) -> Profile:
         CheckpointError: it is no such file, or damaged.
     """
     try:
-        read = Fields.read(path, error=CheckpointError, hint=" secateur shrink --profile writes one.")
+        read = Fields.read(path, error=CheckpointError, hint=" secateur shrink --profile writes one.").of_format(
+            _FORMAT, 2
+        )
     except FileNotFoundError:
         raise CheckpointError(f"{path}: no such file; secateur shrink --profile writes one.") from None
-    if read.take("format", str) != _FORMAT or read.take("version", int) != 2:
-        raise read.wrong("format", f"is not {_FORMAT!r}, version 2")
     profile: Profile = read.value("profile", Profile)
     if (why := profile.wrong()) is not None:
         raise read.wrong("profile", why)
