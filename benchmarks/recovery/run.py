@@ -42,7 +42,6 @@ def main() -> None:
     command.add_argument("--sentences", type=int, default=1536, help="each is run once in each way")
     command.add_argument("--batch", type=int, default=16)
     command.add_argument("--rate", type=float, default=1e-4)
-    command.add_argument("--local-rate", type=float, default=2e-4)
     command = commands.add_parser("smollm2")
     command.add_argument("--pruned", type=Path, required=True)
     command.add_argument("--teacher", type=Path, required=True)
@@ -81,8 +80,7 @@ def main() -> None:
     if arguments.command == "minilm":
         settings, ways = arguments.settings.split(","), arguments.ways.split(",")
         seeds = _numbers(arguments.seeds)
-        rates = {"rate": arguments.rate, "local_rate": arguments.local_rate}
-        rows = minilm(arguments.minilm, settings, ways, seeds, arguments.sentences, arguments.batch, rates)
+        rows = minilm(arguments.minilm, settings, ways, seeds, arguments.sentences, arguments.batch, arguments.rate)
     elif arguments.command == "smollm2":
         runs = Runs(
             arguments.ways.split(","), _numbers(arguments.seeds), _numbers(arguments.tokens), arguments.length,

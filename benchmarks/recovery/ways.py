@@ -27,7 +27,7 @@ from benchmarks.support.language_models import MiniLM
 from benchmarks.support.tables import head
 from secateur import oneshot, shrink
 from secateur.recovery import Sampled, merge_keeping_zeros, recover
-from secateur.recovery.outputs import sampled
+from secateur.recovery.outputs import sampled, spread_over
 
 SETTINGS = ("2:4", "half", "0.5", "0.6", "0.7", "0.8")
 WAYS = ("plain", "outputs", "local", "both", "mixed", "dense", "corrected")
@@ -50,8 +50,9 @@ def trained(
     share = steps if way == "local" else steps // 2  # of the passes, for the local part
     few = max(1, min(len(batches), share // LOCAL))
     local = max(1, share // few)
-    left = 0 if way == "local" else steps - local * few
-    return recover(model, teacher, batches, steps=left, local=local, local_batches=few, **options)
+    left = steps - local * few
+    done = recover(model, teacher, spread_over(batches, few), steps=0, local=local, **options)
+    return done if way == "local" else recover(model, teacher, batches, steps=left, local=0, **options)
 
 
 def row(cells: list[Any]) -> str:
@@ -84,7 +85,7 @@ def minilm(
     seeds: list[int],
     sentences: int,
     size: int,
-    rates: dict[str, float],
+    rate: float,
 ) -> list[dict[str, Any]]:
     """MiniLM at the `SETTINGS`, by so many sentences, each of which is run once, in batches of one length."""
     subject = MiniLM(directory)
@@ -101,7 +102,7 @@ def minilm(
             for way in ways:
                 model = copy.deepcopy(pruned)
                 done, seconds, _ = _timed(
-                    trained, model, subject.model, batches, way, len(batches), seed=seed, exclude=EMBEDDINGS, **rates
+                    trained, model, subject.model, batches, way, len(batches), seed=seed, exclude=EMBEDDINGS, rate=rate
                 )
                 cosine, overlap = subject.measure(model)
                 kept = all(before == after for before, after in done.zeros.values())

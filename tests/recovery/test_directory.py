@@ -22,7 +22,7 @@ from support.families import batches, make
 from support.forks import forked, killing
 from support.stacks import contents
 
-FAST = {"rate": 1e-3, "local_rate": 1e-3}
+FAST = {"rate": 1e-3}
 
 
 @pytest.mark.parametrize(

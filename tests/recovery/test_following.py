@@ -70,7 +70,7 @@ def test_the_last_part_of_a_block_comes_near_to_what_the_teacher_passes_on_befor
         each.self_attn.layer_idx = at
     model.config.num_hidden_layers = len(model.model.layers)
     tokens = [{"input_ids": torch.randint(3, 64, (4, 12)), "use_cache": False} for _ in range(3)]
-    done = recover(model, teacher, tokens, steps=0, local=3, local_rate=1e-3)
+    done = recover(model, teacher, tokens, steps=0, local=3)
     assert not done.left_out
     assert len(done.parts) == 2 * len(model.model.layers)
     first = gone[0]

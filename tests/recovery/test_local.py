@@ -8,7 +8,7 @@ from torch import nn
 
 from secateur import sparsify
 from secateur.models import find_blocks
-from secateur.recovery import recover
+from secateur.recovery import recover, recovering
 from secateur.recovery.local import of_one_block, share_lost
 from support.families import EVERY_FAMILY, batches, make
 
@@ -19,7 +19,7 @@ def test_every_part_comes_nearer_or_stays(family):
     model = copy.deepcopy(teacher)
     sparsify(model, 0.5)
     before = {name: each.clone() for name, each in model.state_dict().items()}
-    done = recover(model, teacher, batches(family), steps=0, local=2, local_rate=1e-3)
+    done = recover(model, teacher, batches(family), steps=0, local=2)
     assert not done.left_out
     blocks = find_blocks(model)
     assert {part.block for part in done.parts} == set(blocks)
@@ -77,7 +77,8 @@ def test_other_stacks_and_widths_are_left_out_and_the_outputs_compared():
 
 
 @pytest.mark.parametrize("listed", [True, False])
-def test_of_a_list_the_batches_are_spread_over_it(listed):
+def test_of_a_list_the_batches_are_spread_over_it(listed, monkeypatch):
+    monkeypatch.setattr(recovering, "LOCAL_BATCHES", 4)
     teacher = make("llama")
     model = copy.deepcopy(teacher)
     sparsify(model, 0.5)
@@ -89,7 +90,7 @@ def test_of_a_list_the_batches_are_spread_over_it(listed):
         return each(**batch)
 
     loader = torch.utils.data.DataLoader(tokens, batch_size=None)
-    recover(model, teacher, tokens if listed else loader, steps=0, local_batches=4, forward=forward)
+    recover(model, teacher, tokens if listed else loader, steps=0, forward=forward)
     assert seen == ({3, 5, 7, 9} if listed else {3, 4, 5, 6})
 
 

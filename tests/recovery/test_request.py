@@ -1,15 +1,13 @@
 """What is asked for is looked at before anything is run."""
 
-import json
-
 import pytest
 import torch
 from torch import nn
 
 from secateur.recovery.recovering import Request, names_to_train
 
-ASKED = {"steps": 1, "local": 0, "loss": None, "adapters": None, "rate": 1e-3, "local_rate": 1e-3, "local_batches": 1,
-         "seed": 0, "share": 1.0, "autocast": None}  # fmt: skip
+ASKED = {"steps": 1, "local": 0, "loss": None, "adapters": None, "rate": 1e-3, "seed": 0, "share": 1.0,
+         "autocast": None}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -18,11 +16,10 @@ ASKED = {"steps": 1, "local": 0, "loss": None, "adapters": None, "rate": 1e-3, "
         ({"steps": -1}, "steps is a whole number, 0 or more; got -1"),
         ({"steps": 1.5}, "steps is a whole number, 0 or more; got 1.5"),
         ({"local": True}, "local is a whole number, 0 or more; got True"),
-        ({"local_batches": 0}, "local_batches is a whole number, 1 or more; got 0"),
         ({"steps": 0}, "steps=0 and local=0: nothing is asked for"),
         ({"adapters": 0}, "adapters is the rank of the updates, 1 or more; got 0"),
         ({"rate": 0}, "rate is a number above 0; got 0"),
-        ({"local_rate": float("nan")}, "local_rate is a number above 0; got nan"),
+        ({"rate": float("nan")}, "rate is a number above 0; got nan"),
         ({"share": 1.5}, "share must be from 0 to 1, the teacher's part of the loss by the outputs; got 1.5"),
         ({"share": float("nan")}, "share must be from 0 to 1"),
         ({"seed": "1"}, "seed is a whole number; got '1'"),
@@ -34,18 +31,6 @@ ASKED = {"steps": 1, "local": 0, "loss": None, "adapters": None, "rate": 1e-3, "
 def test_what_is_wrong_is_said(wrong, message):
     with pytest.raises(ValueError, match=message):
         Request(**{**ASKED, **wrong})
-
-
-def test_a_request_is_json():
-    said = Request(**ASKED, include="*.weight", exclude=["a", "b"]).described()
-    assert json.loads(json.dumps(said)) == {**ASKED, "include": ["*.weight"], "exclude": ["a", "b"]}
-    for said in (torch.bfloat16, "bfloat16"):
-        assert Request(**{**ASKED, "autocast": said}).described()["autocast"] == "bfloat16"
-    assert "loss_of" in Request(**{**ASKED, "loss": loss_of}).described()["loss"]
-
-
-def loss_of(outputs, wanted, batch):
-    return outputs
 
 
 def test_what_moves_is_what_asks_for_gradients_or_is_named():

@@ -18,7 +18,7 @@ from support.forks import forked, interrupted
 from support.stacks import contents
 
 FEW = Sampled(samples=5, length=7, size=2)
-FAST = {"rate": 1e-3, "local_rate": 1e-3, "steps": 3}
+FAST = {"rate": 1e-3, "steps": 3}
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ from torch import nn
 
 from secateur.checkpoints import CheckpointError
 from secateur.recovery.descent import Descent, Whole
-from secateur.recovery.outputs import Steps, load_state, save_state
+from secateur.recovery.outputs import Steps, digest_of, load_state, save_state
 
 
 def made(loss="mse"):
@@ -41,12 +41,10 @@ def test_what_was_saved_is_what_is_read(saved):
 
 
 def with_metadata(path, **changes):
-    from secateur.recovery.outputs import _state_digest as _digest
-
     tensors = load_file(path)
     said = {"done": 3, "losses": [1.0, 1.0, 1.0], "rows": 6, "loss": "mse"} | changes
-    text = json.dumps(said)
-    save_file(tensors, path, metadata={"steps": text, "sha256": _digest(tensors, text)})
+    text = json.dumps({"steps": said})
+    save_file(tensors, path, metadata={"said": text, "sha256": digest_of(tensors, text)})
 
 
 def test_a_damaged_file_is_one_line(saved):

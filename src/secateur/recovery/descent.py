@@ -67,13 +67,14 @@ def removed_of(model: nn.Module, masks: Any = None, also: Collection[str] = ()) 
         remove(full, kept)
     for name, mask in attached_masks(model, every).items():
         remove(name, mask.ne(0))
-    for name in (*_touchable(model), *(name for name in also if name in every)):
+    for name in (*touchable(model), *(name for name in also if name in every)):
         if not name.endswith("_orig"):
             remove(name, every[name].detach().ne(0))
     return Masks((name, mask) for name, mask in found.items() if not bool(mask.all()))
 
 
-def _touchable(model: nn.Module) -> dict[str, nn.Parameter]:
+def touchable(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The weights that pruning may touch."""
     try:
         return find_targets(model)
     except ValueError:  # there is none, as in a model of embeddings

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +26,12 @@ from secateur.checkpoints import (
     check_new,
     check_places,
     copy_tree,
+    digests_of_files,
     inspect_checkpoint,
-    library_versions,
     open_checkpoint,
     previous_record,
     record_text,
+    request_of,
     unfinished_copy,
 )
 from secateur.models import (
@@ -41,12 +41,12 @@ from secateur.models import (
     digest,
     full_name,
     held_batches,
-    prepared,
     refuse_empty,
 )
-from secateur.recovery.descent import moving, removed_of
+from secateur.recovery.descent import removed_of, touchable
 from secateur.recovery.local import Epochs, LocalPart, recover_locally
 from secateur.recovery.outputs import (
+    LOCAL_BATCHES,
     OnStep,
     Sampled,
     Steps,
@@ -59,10 +59,17 @@ from secateur.recovery.outputs import (
     save_text,
     spread_over,
 )
-from secateur.recovery.recovering import OnPart, Request, check_vocabularies, names_to_train, steps_of
-from secateur.recovery.result import Judged, Recovered, memory_of
-from secateur.support import printable, rank_and_world, track, unchanged, write_whole
-from secateur.targets import find_targets
+from secateur.recovery.recovering import (
+    OnPart,
+    Request,
+    check_vocabularies,
+    names_to_train,
+    result_of,
+    steps_of,
+    trained_beside,
+)
+from secateur.recovery.result import Recovered
+from secateur.support import printable, rank_and_world, track, write_whole
 
 EVERY = 60.0  # seconds between two states that are written down, and at least twenty times what one takes
 
@@ -96,7 +103,7 @@ def recover_directory(
         every, held = held_batches(asked)
         for batch in held:
             refuse_empty(held, batch)
-    place = _Place.of(source, dense, unfinished_copy(out), held, request, activations, device)
+    place = _Place(source, dense, unfinished_copy(out), held, request, activations, device)
     check_text(place.student.model, every, request.share if request.steps else 1.0)
     said = _said_of(request, asked if isinstance(asked, Sampled) else every, place.theirs.source)
     with casting(place.student.device, None), place.student.begun(out, said) as run:
@@ -104,21 +111,10 @@ def recover_directory(
             every[:] = _text(place, run, asked, request.seed)
             said = {**said, "data": digest(every)}
         parts, left_out = _local(place, run, request, on_part)
-        ended = _by_outputs(place, run, request, every, on_step, on_disk=teacher_on_disk) if request.steps else None
-        zeros, folder = _written(place, run, ended, parts, said, previous_record(source))
+        steps, values = _by_outputs(place, run, request, every, on_step, on_disk=teacher_on_disk)
+        zeros, folder = _written(place, run, steps, values, parts, said, previous_record(source))
         run.publish(folder)
-    return Recovered(
-        losses=() if ended is None else tuple(ended.steps.losses),
-        loss=None if ended is None else ended.steps.word,
-        parts=tuple(parts),
-        zeros=zeros,
-        rows=0 if ended is None else ended.steps.rows,
-        seconds=time.monotonic() - started,
-        memory=memory_of(place.student.device),
-        left_out=left_out,
-        out=out,
-        judged=None if ended is None else ended.judged,
-    )
+    return result_of(steps, parts, zeros, left_out, place.student.device, started, out)
 
 
 class _Place:
@@ -128,16 +124,8 @@ class _Place:
     source's record, or one of those before it, says to have zeros.
     """
 
-    def __init__(self, student: InFiles, theirs: InFiles, request: Request, root: Path) -> None:
-        self.student, self.theirs = student, theirs
-        names = names_to_train(student.model, request.include, request.exclude, asking=False)
-        self.trained = [name for name in names if "." in name]  # what lies at the top has no module to be written by
-        before = set(_with_zeros(previous_record(root)))
-        files = student.files.group_of
-        self.kept = {*_touchable(student.model), *(name for name in files if before & {*files[name].sources})}
-
-    @staticmethod
-    def of(
+    def __init__(
+        self,
         source: Path,
         dense: Path,
         work: Path,
@@ -145,19 +133,22 @@ class _Place:
         request: Request,
         activations: Path | str | None,
         device: torch.device | str | None,
-    ) -> _Place:
+    ) -> None:
         folder = None if activations is None else Path(activations)
-        walks = []
-        for root, into, own in ((source, work, folder), (dense, dense, None if folder is None else folder / "teacher")):
-            walks.append(
-                InFiles(open_checkpoint(root), into, held, forward=request.forward, activations=own, device=device)
-            )
-        place = _Place(walks[0], walks[1], request, source)
-        check_vocabularies(walks[0].model, walks[1].model, request.forward)
-        for walk in walks:
+        self.student, self.theirs = (
+            InFiles(open_checkpoint(root), into, held, forward=request.forward, activations=own, device=device)
+            for root, into, own in ((source, work, folder), (dense, dense, folder and folder / "teacher"))
+        )
+        student, theirs = self.student, self.theirs
+        names = names_to_train(student.model, request.include, request.exclude, asking=False)
+        self.trained = [name for name in names if "." in name]  # what lies at the top has no module to be written by
+        before = set(_with_zeros(previous_record(source)))
+        files = student.files.group_of
+        self.kept = {*touchable(student.model), *(name for name in files if before & {*files[name].sources})}
+        check_vocabularies(student.model, theirs.model, request.forward)
+        for walk in (student, theirs):
             walk.check()
             _check_finite(walk.source)
-        return place
 
     def masks_of(self, block: str) -> dict[str, Tensor]:
         """What is removed of a block that is loaded."""
@@ -186,21 +177,11 @@ def _with_zeros(record: object) -> Iterator[str]:
         record = record.get("previous")
 
 
-def _touchable(model: nn.Module) -> set[str]:
-    try:
-        return set(find_targets(model))
-    except ValueError:  # there is none
-        return set()
-
-
 def _said_of(request: Request, batches: Iterable[Any] | Sampled, teacher: Checkpoint) -> dict[str, Any]:
     """As JSON: what the bytes of the result depend on, but for the source's files."""
-    hashes = {}
-    for path in track([*teacher.files, teacher.root / "config.json"], "reading the teacher"):
-        with open(path, "rb") as file:
-            hashes[str(path.relative_to(teacher.root))] = hashlib.file_digest(file, "sha256").hexdigest()
+    files = [path.relative_to(teacher.root) for path in (*teacher.files, teacher.root / "config.json")]
     data = {"sampled": asdict(batches)} if isinstance(batches, Sampled) else digest(batches)
-    return {"verb": "recover", "data": data, "teacher": hashes, **request.described(), "versions": library_versions()}
+    return request_of("recover", request, data=data, teacher=digests_of_files(teacher.root, files))
 
 
 def _text(place: _Place, run: Run, asked: Sampled, seed: int) -> list[dict[str, Tensor]]:
@@ -261,9 +242,9 @@ def _local(
                 host.activations.mkdir()
                 stack.callback(host.activations.rmdir)
         why = recover_locally(
-            place.student.over(spread_over(place.student.batches, request.local_batches)),
-            place.theirs.over(spread_over(place.theirs.batches, request.local_batches)),
-            Epochs(request.local, request.local_rate, request.seed),
+            place.student.over(spread_over(place.student.batches, LOCAL_BATCHES)),
+            place.theirs.over(spread_over(place.theirs.batches, LOCAL_BATCHES)),
+            Epochs(request.local, request.seed),
             trained=place.trained,
             masks_of=place.masks_of,
             commit=commit,
@@ -276,13 +257,6 @@ def _local(
 # ---- by the outputs -------------------------------------------------------------------------------------------------
 
 
-class _Ended:
-    """The result of the steps: the new values, by names in the model."""
-
-    def __init__(self, steps: Steps, values: Mapping[str, Tensor], judged: Judged) -> None:
-        self.steps, self.values, self.judged = steps, values, judged
-
-
 def _by_outputs(
     place: _Place,
     run: Run,
@@ -291,25 +265,19 @@ def _by_outputs(
     on_step: OnStep | None,
     *,
     on_disk: bool,
-) -> _Ended:
+) -> tuple[Steps | None, dict[str, Tensor]]:
+    """The steps, if any are asked for, and the new values of what moved, by names in the model."""
+    if not request.steps:
+        return None, {}
     model = _loaded(run.folder, place.student)
     teacher = place.theirs.model if on_disk else _loaded(place.theirs.source.root, place.theirs)
-    removed = removed_of(model, also=place.kept)
-    model.requires_grad_(False)
-    teacher.requires_grad_(False)
     trained = set(place.trained) & {name for name, _ in model.named_parameters()}
-    with contextlib.ExitStack() as stack:
-        for each in (model, teacher):
-            stack.enter_context(unchanged(each))
-            stack.enter_context(prepared(each))
-        if on_disk:
-            stack.enter_context(place.theirs.files.in_turn())
-        held = stack.enter_context(moving(model, trained, removed))
-        steps = steps_of(model, teacher, held.parameters, removed, request)
-        steps.begin(batches)
-        if run.state.exists():
-            load_state(run.state, steps, run.hint)
-        clock = _Clock()
+    clock = _Clock()
+    with (
+        place.theirs.files.in_turn() if on_disk else contextlib.nullcontext(),
+        trained_beside(model, teacher, trained, removed_of(model, also=place.kept)) as held,
+    ):
+        steps = steps_of(model, teacher, held, request)
 
         def after(number: int, loss: float) -> None:
             if on_step is not None:
@@ -318,12 +286,13 @@ def _by_outputs(
                 run.keep_state(functools.partial(save_state, steps=steps))
                 clock.rewind()
 
-        steps.run(batches, request.seed, after)
-        judged = steps.judged()
-        judged.warn(request.rate)
-        moved = {id(mover.parameter) for mover in steps.descent.movers if judged.is_kept}
-        values = {name: each for name, each in held.values().items() if id(held.parameters[name]) in moved}
-    return _Ended(steps, values, judged)
+        def resume() -> None:
+            if run.state.exists():
+                load_state(run.state, steps, run.hint)
+
+        kept = steps.train(batches, request.seed, after, resume).is_kept
+        moved = {id(mover.parameter) for mover in steps.descent.movers if kept}
+        return steps, {name: each for name, each in held.values().items() if id(held.parameters[name]) in moved}
 
 
 def _loaded(folder: Path, walk: InFiles) -> nn.Module:
@@ -358,7 +327,8 @@ class _Clock:
 def _written(
     place: _Place,
     run: Run,
-    ended: _Ended | None,
+    steps: Steps | None,
+    values: Mapping[str, Tensor],
     parts: Sequence[LocalPart],
     said: Mapping[str, Any],
     previous: Mapping[str, Any] | None,
@@ -366,17 +336,18 @@ def _written(
     """The folder that becomes OUT, and the zeros of the weights that have any, as they lie in the files."""
     touched = {name for block in run.done(_Block, place.student.blocks) for name in block.tensors}
     folder = run.folder
-    if ended is not None:
+    if steps is not None:
         folder = run.remade()
         for _ in track(copy_tree(run.folder, folder), "copying"):
             pass
         files = BlockFiles(place.student.model, place.student.blocks, place.student.source, folder)
-        for top, new in _by_top(ended.values).items():
+        for top, new in _by_top(values).items():
             touched |= set(files.write(top, new))
     now, before = (inspect_checkpoint(each) for each in (folder, place.student.source.root))
     sizes = {each.name: each.numel for each in now.tensors}
     counts, old = ({each.name: each.zeros or 0 for each in found.tensors} for found in (now, before))
-    sources = {name for target in place.kept for name in _sources(place.student.files, target)}
+    groups = place.student.files.group_of
+    sources = {name for target in place.kept & groups.keys() for name in groups[target].sources}
     zeros = {name: (old[name], count) for name, count in counts.items() if name in sources and old[name]}
     record = {
         "kept_weights": "updated",
@@ -387,14 +358,14 @@ def _written(
         "sparsity": {"model": now.total().sparsity},
         "data": {"sha256": said["data"]},
         "teacher": said["teacher"],
-        "asked": {name: value for name, value in said.items() if name not in ("verb", "data", "teacher", "versions")},
+        "asked": {each.name: said[each.name] for each in fields(Request) if each.compare},
         "blocks": [asdict(each) for each in parts],
-        "losses": [] if ended is None else ended.steps.losses,
-        "judged": None if ended is None else ended.judged.described(),
+        "losses": [] if steps is None else steps.losses,
+        "judged": None if steps is None or steps.verdict is None else steps.verdict.described(),
     }
     versions = {"transformers": said["versions"]["transformers"]}
     text = record_text("recover", record, previous=previous, versions=versions)
-    if ended is None:
+    if steps is None:
         run.add(RECORD, text)
     else:
         write_whole(folder / RECORD, text)
@@ -408,8 +379,3 @@ def _by_top(values: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
         top, _, rest = name.partition(".")
         found.setdefault(top, {})[rest] = value
     return found
-
-
-def _sources(files: BlockFiles, target: str) -> tuple[str, ...]:
-    group = files.group_of.get(target)
-    return () if group is None else group.sources

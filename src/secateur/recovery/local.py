@@ -419,11 +419,11 @@ class LocalPart:
 
 @dataclass(frozen=True)
 class Epochs:
-    """How each part is trained: how often on each batch, the highest rate, the seed."""
+    """How each part is trained: how often on each batch, the seed, the highest rate."""
 
     count: int
-    rate: float
     seed: int
+    rate: float = 2e-4
 
 
 class Commit(Protocol):

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ from secateur.models import Tokens, longest_sequence, naming_batch, refuse_empty
 from secateur.recovery.descent import Descent, order_of, widened_batch
 from secateur.recovery.losses import NO_TEXT, OutputLoss, chosen_for, count_rows, features_of, loss_between, text_loss
 from secateur.recovery.result import Judged
-from secateur.support import Fields, Forward, device_of, in_mode, mapped, moved, run_batch, track
+from secateur.support import Between, Fields, Forward, device_of, in_mode, mapped, moved, plain, run_batch, track
 
 # ---- Text to train on that the teacher writes itself, where none is given: `Sampled`.
 #
@@ -156,14 +156,50 @@ def _first(teacher: Any, count: int) -> Tensor:
 
 
 # ---- in a file, for a run that goes on ------------------------------------------------------------------------------
+#
+# Law: what was saved is what is read, to the bit, or it is an error of one line; nothing in the file is run.
+
+
+def _save(path: Path, tensors: Mapping[str, Tensor], said: Mapping[str, Any]) -> None:
+    from safetensors.torch import save_file
+
+    whole = {name: value.contiguous().cpu() for name, value in tensors.items()}
+    text = json.dumps(said, sort_keys=True, allow_nan=False)
+    save_file(whole, path, metadata={"said": text, "sha256": digest_of(whole, text)})
+
+
+@contextlib.contextmanager
+def _saved(path: Path, what: str, hint: str) -> Iterator[tuple[dict[str, Tensor], Any]]:
+    """What `_save` wrote; what is found wrong of it within is one error, too."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            found: Mapping[str, str] = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  it is no mapping
+        text = found.get("said", "")
+        if found.get("sha256") != digest_of(tensors, text):
+            raise ValueError("its SHA-256 is not that of what it holds")
+        yield tensors, json.loads(text)
+    except CheckpointError:
+        raise
+    except (SafetensorError, ValueError, OSError, RuntimeError) as error:
+        raise CheckpointError(f"{path}: the {what} of a run that was stopped, and damaged ({error}).{hint}") from None
+
+
+def digest_of(tensors: Mapping[str, Tensor], text: str) -> str:
+    """The SHA-256 of what is said and of the tensors."""
+    total = hashlib.sha256(text.encode())
+    for name in sorted(tensors):
+        value = tensors[name].contiguous()
+        total.update(f"{name}{value.dtype}{tuple(value.shape)}".encode())
+        total.update(value.reshape(-1).view(torch.uint8).numpy().data if value.numel() else b"")
+    return total.hexdigest()
 
 
 def save_text(path: Path, rows: Tensor, said: dict[str, Any]) -> None:
     """Writes what is drawn so far."""
-    from safetensors.torch import save_file
-
-    text = json.dumps(said, sort_keys=True)
-    save_file({"tokens": rows.contiguous()}, path, metadata={"asked": text, "sha256": _digest(rows, text)})
+    _save(path, {"tokens": rows}, said)
 
 
 def load_text(path: Path, asked: Sampled, said: dict[str, Any], vocabulary: int, hint: str = "") -> Tensor:
@@ -172,37 +208,16 @@ def load_text(path: Path, asked: Sampled, said: dict[str, Any], vocabulary: int,
     Raises:
         CheckpointError: the file is damaged, or of another run.
     """
-    from safetensors import SafetensorError, safe_open
-
-    text = json.dumps(said, sort_keys=True)
-    try:
-        with safe_open(path, framework="pt") as file:
-            rows: Tensor = file.get_tensor("tokens")
-            found = file.metadata() or {}
-        if found.get("asked") != text:
+    with _saved(path, "text", hint) as (tensors, found):
+        if found != said:
             raise ValueError("it is of another request")
-        if found.get("sha256") != _digest(rows, text):
-            raise ValueError("its SHA-256 is not that of what it holds")
+        rows = tensors.get("tokens", torch.empty(0))
         if rows.dtype != torch.int64 or rows.dim() != 2 or rows.shape[1] != asked.length or len(rows) > asked.samples:
             raise ValueError(f"it holds {tuple(rows.shape)} of {rows.dtype}")
         if rows.numel() and not 0 <= int(rows.min()) <= int(rows.max()) < vocabulary:
             raise ValueError("it holds tokens that the teacher has not")
-    except (SafetensorError, ValueError, OSError, RuntimeError) as error:
-        raise CheckpointError(f"{path}: the text of a run that was stopped, and damaged ({error}).{hint}") from None
     whole = len(rows) == asked.samples
     return rows if whole else rows[: len(rows) // TOGETHER * TOGETHER]
-
-
-# What a run by the outputs goes on from, in one file: the parameters, what the optimizer remembers, the losses so
-# far.
-#
-# Law: what was saved is what is read, to the bit, or it is an error of one line; nothing in the file is run.
-
-
-def _digest(rows: Tensor, text: str) -> str:
-    total = hashlib.sha256(f"{text}{tuple(rows.shape)}".encode())
-    total.update(rows.contiguous().numpy().data if rows.numel() else b"")
-    return total.hexdigest()
 
 
 # ---- Training of the whole model on the teacher's outputs: a step over a batch follows from its number alone.
@@ -214,6 +229,7 @@ def _digest(rows: Tensor, text: str) -> str:
 OnStep = Callable[[int, float], None]
 NO_BATCHES = "there are no batches: recovery is learned from running both models."
 ROUTERS_FIRST = 0.2  # of the steps, where experts have left: the routers alone move
+LOCAL_BATCHES = 128  # that each half of a block sees, spread over all of a list
 JUDGED = 8  # batches at most, before the first step and after the last one
 STEPS_EACH = 32  # for each of them beyond the first: they take a thirtieth of the time
 
@@ -305,6 +321,7 @@ class Steps:
         self.judging: Sequence[Any] = ()
         self.every: Sequence[Any] = ()  # batches, by whose place a batch is named that does not run
         self.before = math.nan
+        self.verdict: Judged | None = None
 
     @property
     def word(self) -> str:
@@ -322,9 +339,21 @@ class Steps:
         self.every = batches if isinstance(batches, Sequence) else ()
         self.before = self._mean_loss()
 
-    def judged(self) -> Judged:
-        """How it does there now."""
-        return Judged(len(self.judging), self.before, self._mean_loss(), self.word)
+    def train(
+        self,
+        batches: Iterable[Any],
+        seed: int,
+        after: OnStep | None = None,
+        resume: Callable[[], object] = lambda: None,
+    ) -> Judged:
+        """Takes the steps, after `resume` those that are left, and says whether they made it better; with a warning
+        where they did not."""
+        self.begin(batches)
+        resume()
+        self.run(batches, seed, after)
+        self.verdict = Judged(len(self.judging), self.before, self._mean_loss(), self.word)
+        self.verdict.warn(self.descent.rate)
+        return self.verdict
 
     @torch.no_grad()
     def _mean_loss(self) -> float:
@@ -386,14 +415,20 @@ def _rows(outputs: Any, mask: Tensor | None) -> int:
         return 0
 
 
+@dataclass(frozen=True)
+class _Progress:
+    """Where the steps are, beside what moves and what the optimizer remembers of it."""
+
+    done: Annotated[int, Between(0)]
+    losses: tuple[float, ...]
+    rows: Annotated[int, Between(0)]
+    loss: str
+
+
 def save_state(path: Path, steps: Steps) -> None:
     """Writes where the steps are."""
-    from safetensors.torch import save_file
-
-    tensors = {name: value.contiguous().cpu() for name, value in steps.descent.state().items()}
-    said = {"done": steps.descent.done, "losses": steps.losses, "rows": steps.rows, "loss": steps.word}
-    text = json.dumps(said, allow_nan=False)
-    save_file(tensors, path, metadata={"steps": text, "sha256": _state_digest(tensors, text)})
+    done = _Progress(steps.descent.done, tuple(steps.losses), steps.rows, steps.word)
+    _save(path, steps.descent.state(), {"steps": plain(done)})
 
 
 def load_state(path: Path, steps: Steps, hint: str = "") -> None:
@@ -402,38 +437,19 @@ def load_state(path: Path, steps: Steps, hint: str = "") -> None:
     Raises:
         CheckpointError: the file is damaged, or of another run.
     """
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="pt") as file:
-            said: Mapping[str, str] = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  it is no mapping
-        text = said.get("steps", "")
-        if said.get("sha256") != _state_digest(tensors, text):
-            raise ValueError("its SHA-256 is not that of what it holds")
-        found: Any = json.loads(text)
-    except (SafetensorError, ValueError, OSError, RuntimeError) as error:
-        raise CheckpointError(f"{path}: the state of a run that was stopped, and damaged ({error}).{hint}") from None
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{path}: the state of a run that was stopped, and damaged (no fields).{hint}")
-    fields = Fields(found, path, error=CheckpointError, hint=hint)
-    done = fields.take("done", int, least=0, most=steps.descent.steps)
-    losses = fields.each("losses", float)
-    if len(losses) != done or not all(map(math.isfinite, losses)):
-        raise fields.wrong("losses", f"is not one for each of {done} steps")
-    try:
-        steps.descent.load(tensors, done)
-    except ValueError as error:
-        raise CheckpointError(f"{path}: {error}; it is of another run.{hint}") from None
-    steps.losses, steps.rows = list(losses), fields.take("rows", int, least=0)
+    with _saved(path, "state", hint) as (tensors, found):
+        if not isinstance(found, dict):
+            raise ValueError("no fields")
+        fields = Fields(found, path, error=CheckpointError, hint=hint)
+        said: _Progress = fields.value("steps", _Progress)
+        if said.done > steps.descent.steps:
+            raise fields.wrong("steps.done", f"is more than {steps.descent.steps}")
+        if len(said.losses) != said.done or not all(map(math.isfinite, said.losses)):
+            raise fields.wrong("steps.losses", f"is not one for each of {said.done} steps")
+        try:
+            steps.descent.load(tensors, said.done)
+        except ValueError as error:
+            raise CheckpointError(f"{path}: {error}; it is of another run.{hint}") from None
+    steps.losses, steps.rows = list(said.losses), said.rows
     if steps.loss is None:
-        steps.loss = fields.take("loss", str)
-
-
-def _state_digest(tensors: Mapping[str, Tensor], text: str) -> str:
-    total = hashlib.sha256(text.encode())
-    for name in sorted(tensors):
-        value = tensors[name].contiguous()
-        total.update(f"{name}{value.dtype}{tuple(value.shape)}".encode())
-        total.update(value.reshape(-1).view(torch.uint8).numpy().data)
-    return total.hexdigest()
+        steps.loss = said.loss

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,21 @@ from secateur.models import (
     refuse_empty,
     with_batch_in_errors,
 )
-from secateur.recovery.descent import Descent, check_loaded, count_zeros, movers_for, moving, removed_of, widened_batch
+from secateur.recovery.descent import (
+    Descent,
+    Moving,
+    check_loaded,
+    count_zeros,
+    movers_for,
+    moving,
+    removed_of,
+    touchable,
+    widened_batch,
+)
 from secateur.recovery.local import Epochs, LocalPart, recover_locally
 from secateur.recovery.losses import OutputLoss, parse
 from secateur.recovery.outputs import (
+    LOCAL_BATCHES,
     NO_BATCHES,
     OnStep,
     Sampled,
@@ -35,13 +47,13 @@ from secateur.recovery.outputs import (
     sampled,
     spread_over,
 )
-from secateur.recovery.result import Judged, Recovered, memory_of
+from secateur.recovery.result import Recovered, memory_of
 from secateur.support import (
     Forward,
-    described,
     device_of,
     directories,
     for_directories,
+    globs_of,
     mapped,
     matched,
     moved,
@@ -51,7 +63,7 @@ from secateur.support import (
     unchanged,
     unwrapped,
 )
-from secateur.targets import find_targets, kinds_within
+from secateur.targets import kinds_within
 
 OnPart = Callable[[LocalPart], None]
 
@@ -69,15 +81,13 @@ class Request:
     loss: str | OutputLoss | None
     adapters: int | None
     rate: float
-    local_rate: float
-    local_batches: int
     seed: int
     share: float = 1.0
-    masks: Any = None
-    include: str | Iterable[str] | None = None
-    exclude: str | Iterable[str] | None = None
-    forward: Forward | None = None
+    include: tuple[str, ...] | None = None
+    exclude: tuple[str, ...] | None = None
     autocast: torch.dtype | str | None = None
+    masks: Any = field(default=None, compare=False)
+    forward: Forward | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         parse(self.loss)
@@ -86,7 +96,7 @@ class Request:
                 f"autocast is bfloat16, or left out; got {self.autocast!r}. In float16 gradients vanish unless losses "
                 "are scaled, which is not done here."
             )
-        for name, least in (("steps", 0), ("local", 0), ("local_batches", 1)):
+        for name, least in (("steps", 0), ("local", 0)):
             value = getattr(self, name)
             if type(value) is not int or value < least:
                 raise ValueError(f"{name} is a whole number, {least} or more; got {value!r}.")
@@ -94,10 +104,8 @@ class Request:
             raise ValueError("steps=0 and local=0: nothing is asked for.")
         if self.adapters is not None and (type(self.adapters) is not int or self.adapters < 1):
             raise ValueError(f"adapters is the rank of the updates, 1 or more; got {self.adapters!r}.")
-        for name in ("rate", "local_rate"):
-            value = getattr(self, name)
-            if not (_is_number(value) and 0 < value < math.inf):
-                raise ValueError(f"{name} is a number above 0; got {value!r}.")
+        if not (_is_number(self.rate) and 0 < self.rate < math.inf):
+            raise ValueError(f"rate is a number above 0; got {self.rate!r}.")
         if not (_is_number(self.share) and 0 <= self.share <= 1):
             raise ValueError(
                 f"share must be from 0 to 1, the teacher's part of the loss by the outputs; got {self.share!r}."
@@ -114,23 +122,9 @@ class Request:
         """The dtype in which matrices are multiplied by the outputs; None: their own."""
         return None if self.autocast is None else torch.bfloat16
 
-    def described(self) -> dict[str, Any]:
-        """As JSON: what a run that goes on must have in common with the one that was killed, beside the data."""
-        plain = ("steps", "local", "adapters", "rate", "local_rate", "local_batches", "seed", "share")
-        said = {name: getattr(self, name) for name in plain}
-        loss = self.loss if self.loss is None or isinstance(self.loss, str) else described(self.loss)
-        globs = {name: _listed(getattr(self, name)) for name in ("include", "exclude")}
-        return {**said, "loss": loss, **globs, "autocast": None if self.narrow is None else "bfloat16"}
-
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _listed(globs: str | Iterable[str] | None) -> list[str] | None:
-    if globs is None:
-        return None
-    return [globs] if isinstance(globs, str) else list(globs)
 
 
 def check_vocabularies(model: nn.Module, teacher: nn.Module, forward: Forward | None) -> None:
@@ -222,8 +216,6 @@ def recover(
     loss: str | OutputLoss | None = None,
     adapters: int | None = None,
     rate: float = 1e-4,
-    local_rate: float = 2e-4,
-    local_batches: int = 128,
     share: float = 1.0,
     masks: Any = None,
     include: str | Iterable[str] | None = None,
@@ -259,14 +251,14 @@ def recover(
             text that the teacher writes, a causal language model of transformers. None: ``Sampled()``. Of a directory
             token batches, such as `read_calibration` gives.
         steps: by the outputs, each over one batch. 0: none.
-        local: epochs in which each half of a block (attention, and the rest) sees ``local_batches``, spread over all of
-            a list. 0: none.
+        local: epochs in which each half of a block (attention, and the rest) sees 128 batches, spread over all of a
+            list. 0: none.
         loss: ``"kl"``, forward, of logits; ``"cosine"`` of embeddings; ``"mse"``; or ``(outputs, wanted, batch) ->
             scalar``. None: chosen by what the teacher returns.
         adapters: a rank: by the outputs, each weight that pruning may touch moves by ``mask ∘ (B A)`` alone, and
             nothing else does; the optimizer then remembers that of the factors only.
-        rate, local_rate: the highest learning rates of AdamW, by the outputs and of a block; a tenth of the steps leads
-            up to them, and half a cosine down.
+        rate: the highest learning rate of AdamW by the outputs (of a block it is 2e-4); a tenth of the steps leads up
+            to it, and half a cosine down.
         share: how much of the loss by the outputs is the teacher's. The rest is the text's own, the cross-entropy of
             the next token (or what a model returns for batches with ``labels``): what the text is like is learned, too.
             0: of the text alone, and the teacher is not run.
@@ -315,15 +307,13 @@ def recover(
         loss,
         adapters,
         rate,
-        local_rate,
-        local_batches,
         seed,
         share,
+        globs_of(include),
+        globs_of(exclude),
+        "bfloat16" if autocast == torch.bfloat16 else autocast,
         masks,
-        include,
-        exclude,
         forward,
-        autocast,
     )
     if isinstance(model, Path | str) and isinstance(teacher, Path | str):
         from secateur.recovery.directory import recover_directory
@@ -381,40 +371,43 @@ def _recovered(
         batches = asked.batches(sampled(teacher, asked, request.seed))
     parts: list[LocalPart] = []
     left_out: list[str] = []
-    done: Steps | None = None
-    judged: Judged | None = None
-    with unchanged(model), unchanged(teacher), prepared(model), prepared(teacher):
-        teacher.requires_grad_(False)
-        model.requires_grad_(False)
-        with moving(model, trained, removed) as held:
-            if request.local:
-                parts += recovered_locally(model, teacher, batches, request, trained, removed, left_out)
-            if request.steps:
-                done = steps_of(model, teacher, held.parameters, removed, request)
-                own = {name: each.detach().clone() for name, each in held.parameters.items()} if parts else held.own
-                done.begin(batches)
-                done.run(batches, request.seed, on_step)
-                judged = done.judged()
-                judged.warn(request.rate)
-                if not judged.is_kept:
-                    with torch.no_grad():
-                        for name, parameter in held.parameters.items():
-                            parameter.copy_(own[name])
-            values = held.values()
-        with torch.no_grad():
-            for name, each in values.items():  # all is computed: from here on things change
-                held.own[name].copy_(each)
+    steps: Steps | None = None
+    with trained_beside(model, teacher, trained, removed) as held:
+        if request.local:
+            parts += recovered_locally(model, teacher, batches, request, trained, removed, left_out)
+        if request.steps:
+            own = {name: each.detach().clone() for name, each in held.parameters.items()} if parts else held.own
+            steps = steps_of(model, teacher, held, request)
+            if not steps.train(batches, request.seed, on_step).is_kept:
+                with torch.no_grad():
+                    for name, parameter in held.parameters.items():
+                        parameter.copy_(own[name])
+        held.finish()  # all is computed: from here on things change
     zeros = {name: (before[name], count) for name, count in count_zeros(weights, removed).items()}
+    return result_of(steps, parts, zeros, left_out, device_of(model), started)
+
+
+def result_of(
+    steps: Steps | None,
+    parts: Iterable[LocalPart],
+    zeros: Mapping[str, tuple[int, int]],
+    left_out: Iterable[str],
+    device: torch.device | None,
+    started: float,
+    out: Path | None = None,
+) -> Recovered:
+    """The result of both parts, of which the one by the outputs may not have been asked for."""
     return Recovered(
-        losses=() if done is None else tuple(done.losses),
-        loss=None if done is None else done.word,
+        losses=() if steps is None else tuple(steps.losses),
+        loss=None if steps is None else steps.word,
         parts=tuple(parts),
         zeros=zeros,
-        rows=0 if done is None else done.rows,
+        rows=0 if steps is None else steps.rows,
         seconds=time.monotonic() - started,
-        memory=memory_of(device_of(model)),
+        memory=memory_of(device),
         left_out=tuple(left_out),
-        judged=judged,
+        out=out,
+        judged=None if steps is None else steps.verdict,
     )
 
 
@@ -443,7 +436,7 @@ def recovered_locally(
     left_out: list[str],
 ) -> list[LocalPart]:
     """The local part of a model in memory, whose parameters are copies already; why not, where it is left out."""
-    held = spread_over(batches, request.local_batches)
+    held = spread_over(batches, LOCAL_BATCHES)
     wide = [mapped(batch, widened_batch) for batch in held]  # the model is float32 by now; the teacher is what it is
     if not held:
         raise ValueError(NO_BATCHES)
@@ -467,7 +460,7 @@ def recovered_locally(
     why = recover_locally(
         student,
         theirs,
-        Epochs(request.local, request.local_rate, request.seed),
+        Epochs(request.local, request.seed),
         trained=trained,
         masks_of=lambda block: {
             name.removeprefix(f"{block}."): mask for name, mask in removed.items() if name.startswith(f"{block}.")
@@ -479,42 +472,41 @@ def recovered_locally(
     return found
 
 
-def steps_of(
-    model: nn.Module,
-    teacher: nn.Module,
-    parameters: Mapping[str, nn.Parameter],
-    removed: Mapping[str, Tensor],
-    request: Request,
-) -> Steps:
-    """The steps by the outputs of a model whose parameters are copies already."""
+@contextlib.contextmanager
+def trained_beside(
+    model: nn.Module, teacher: nn.Module, trained: Collection[str], removed: Mapping[str, Tensor]
+) -> Iterator[Moving]:
+    """A context in which both models may be run, and the trained parameters of the one are copies."""
+    with unchanged(model), unchanged(teacher), prepared(model), prepared(teacher):
+        teacher.requires_grad_(False)
+        model.requires_grad_(False)
+        with moving(model, trained, removed) as held:
+            yield held
+
+
+def steps_of(model: nn.Module, teacher: nn.Module, held: Moving, request: Request) -> Steps:
+    """The steps by the outputs of a model whose trained parameters are copies."""
+    parameters = held.parameters
     routers = [name for name, reason in kinds_within(model).items() if reason == "routers" and name in parameters]
     first = narrower_routers(model, teacher, routers)
     chosen = dict(parameters)
     adapted: set[str] = set()
     if request.adapters is not None:
-        adapted = set(parameters) & set(_adapted(model))
+        adapted = set(parameters) & {name for name, each in touchable(model).items() if each.dim() >= 2}
         if not adapted:
             raise ValueError(f"adapters= finds no weight of {type(model).__name__} among those that are trained.")
         chosen = {name: each for name, each in parameters.items() if name in adapted or name in first}
     generator = torch.Generator().manual_seed(request.seed % (1 << 63))
-    movers = movers_for(model, chosen, removed, rank=request.adapters, adapted=adapted, generator=generator)
+    movers = movers_for(model, chosen, held.masks, rank=request.adapters, adapted=adapted, generator=generator)
     for each in chosen.values():
         each.requires_grad_(True)
-    descent = Descent(movers, request.steps, rate=request.rate)
     return Steps(
         model,
         teacher,
-        descent,
+        Descent(movers, request.steps, rate=request.rate),
         request.loss,
         forward=request.forward,
         first=[parameters[name] for name in first],
         share=request.share,
         narrow=request.narrow,
     )
-
-
-def _adapted(model: nn.Module) -> list[str]:
-    try:
-        return [name for name, each in find_targets(model).items() if each.dim() >= 2]
-    except ValueError:
-        return []

@@ -61,7 +61,7 @@ class Judged:
         """Says so and what to do, where the steps are not kept."""
         if not self.is_kept:
             message = f"{self.said()} Lower rate= ({rate:g}; try {rate / 3:.1g}), or take more text."
-            warnings.warn(message, UserWarning, stacklevel=4)
+            warnings.warn(message, UserWarning, stacklevel=5)
 
 
 def apart(before: float, after: float) -> tuple[str, str]:
