@@ -13,9 +13,9 @@ A setting of 60% is entries that `oneshot` makes zero; -20% is parameters that `
 gap to the dense model: of MiniLM 1 less the cosine of embeddings of sentences that nobody was calibrated on, of the
 digits the divergence of the outputs on the test images, of language models that on text that nobody was calibrated on,
 with the perplexity beside it. ``--model`` is the directory of all-MiniLM-L6-v2, or of SmolLM2. What is measured is
-written to FILE, a line at a time, and what is there is not measured again. ``--finals``, ``--passes`` and ``--shares``
-are `fit`'s; ``--solver`` is everybody's; ``--methods`` leaves some out; with ``--store`` `fit` makes its levels once
-for all settings of a seed, and the seconds of the second are without them. FastNAS is of
+written to FILE, a line at a time, and what is there is not measured again. ``--finals`` and ``--shares`` are `fit`'s,
+``--passes`` what its search may make; ``--solver`` is everybody's; ``--methods`` leaves some out; with ``--store``
+`fit` makes its levels once for all settings of a seed, and the seconds of the second are without them. FastNAS is of
 ``pip install torch==2.13.0 torchvision torchprofile==0.0.4 'nvidia-modelopt==0.47.*'``, and it is the search alone: no
 training follows any row.
 """
@@ -48,7 +48,7 @@ from benchmarks.support.tables import head, row
 from benchmarks.training.networks import ResNet8
 from secateur import demo, oneshot, shrink
 from secateur.models import divergence
-from secateur.search import fit
+from secateur.search import fit, fitting
 
 FIXED = ("uniform", "erk", "owl", "progression", "everywhere")
 SETTINGS = ("60%", "70%", "-20%", "-30%")
@@ -194,6 +194,7 @@ def methods(
     share = abs(float(setting.rstrip("%"))) / 100
 
     def found(model: nn.Module, batches: list[Any], seed: int, left: float, over: str, **more: Any) -> dict[str, Any]:
+        fitting.PASSES = how.passes
         store = None if how.store is None else how.store / f"{name}-{over}-{seed}"
         done = fit(
             model,
@@ -203,7 +204,6 @@ def methods(
             score=score,
             seed=seed,
             finals=how.finals,
-            evaluations=how.passes,
             store=store,
             example_inputs=example_of(batches),
             **more,

@@ -29,10 +29,8 @@ class Tiny:
 
 @pytest.mark.parametrize("setting", ["60%", "-20%"])
 def test_every_method_spends_no_more_than_the_budget(setting, monkeypatch, tmp_path):
-    monkeypatch.setattr(
-        search, "fit", lambda *args, **named: fit(*args, **{**named, "evaluations": 4, "round_to": 1, "finals": 2})
-    )
-    rows = search.compare("tiny", Tiny, [setting], 1, tmp_path / "rows.jsonl")
+    monkeypatch.setattr(search, "fit", lambda *args, **named: fit(*args, **{**named, "round_to": 1, "finals": 2}))
+    rows = search.compare("tiny", Tiny, [setting], 1, tmp_path / "rows.jsonl", search.How(passes=4))
     whole = sum(each.numel() for each in Tiny(0).model.parameters())
     mine = next(each for each in rows if each["method"] == "fit")
     others = [each["left"] for each in rows if each["method"] != "fit"]

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from secateur.coupling import find_coupling
-from secateur.search.costs import TARGETS, bill_in, bill_of
+from secateur.search.costs import TARGETS, CostTerms, bill_of
 from secateur.shrinking import TiedGroups
-from secateur.support import Fields
+from secateur.support import Fields, plain
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +41,6 @@ def test_costs_of_their_own_and_what_is_fixed_are_the_whole_model(bill):
 
 
 def test_it_is_read_as_it_was_written(bill):
-    read = bill_in(Fields(json.loads(json.dumps(bill.to_json())), Path("levels.json")))
+    read = Fields(json.loads(json.dumps(plain(bill.terms()))), Path("levels.json")).whole(CostTerms).model()
     for target in TARGETS:
         assert read.of(target, {0: 3, 2: 0.25}) == bill.of(target, {0: 3, 2: 0.25})

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from secateur.search import Levels, directory, fit, sensitivity
+from secateur.search import Levels, choosing, directory, fit, sensitivity
 from secateur.search.directory import FILE
 from secateur.search.fitting import Units
 from secateur.search.score import ModelLoss, split
@@ -42,14 +42,14 @@ def text(count=4):
 
 
 def fitted(dense, out, batches=None, **given):
-    given = {"budget": {"params": 0.8}, "shares": (0.25, 0.5), "evaluations": 5, "finals": 1} | given
+    given = {"budget": {"params": 0.8}, "shares": (0.25, 0.5), "finals": 1} | given
     return fit(dense, batches or text(), out=out, **given)
 
 
 BOTH = {"over": ("shrink", "oneshot"), "budget": {"params": 0.6}}
 
 
-KEEP = {"budget": None, "keep": 0.9, "evaluations": 10}
+KEEP = {"budget": None, "keep": 0.9}
 
 
 @pytest.mark.parametrize("given", [BOTH, KEEP], ids=["both", "keep"])
@@ -73,8 +73,8 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bytes(dense, tmp_path, monke
                 fitted(dense, tmp_path / "again", **given)
         assert not (tmp_path / "again").exists()
         assert (tmp_path / "again.unfinished" / "result" / "levels" / FILE).exists()
-        monkeypatch.setattr(directory.LevelSearch, "within", not_again)
-        monkeypatch.setattr(directory.LevelSearch, "kept", not_again)
+        monkeypatch.setattr(choosing.LevelSearch, "within", not_again)
+        monkeypatch.setattr(choosing.LevelSearch, "kept", not_again)
     fitted(dense, tmp_path / "again", **given)
     first, second = contents(tmp_path / "once"), contents(tmp_path / "again")
     assert first.keys() == second.keys()
@@ -97,7 +97,7 @@ def test_what_was_chosen_is_read_as_it_was_written(dense, before, tmp_path):
 
 def test_a_share_of_the_outputs_is_kept_by_what_is_written(dense, tmp_path):
     done = fitted(dense, tmp_path / "out", **KEEP, over=("shrink", "oneshot"))
-    held = ModelLoss(model_of(dense), split(text(), None)[1])
+    held = ModelLoss(model_of(dense), split(text())[1])
     written = held.of(model_of(tmp_path / "out"))
     assert written == done.finished
     assert written <= held.most(0.9)
@@ -119,7 +119,7 @@ def test_what_keeps_too_little_is_not_there(dense, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda said: said.update(format="other"), "format is not 'secateur choice' of version 2"),
+        (lambda said: said.update(format="other"), "format is not 'secateur choice', version 2"),
         (lambda said: said.update(more=1), "more is not known"),
         (lambda said: said["chosen"].pop("loss"), "chosen.loss is missing"),
         (lambda said: said["chosen"].update(choice={"nothing": 1}), "chosen.choice.nothing is no level that there is"),
@@ -151,7 +151,7 @@ def test_a_damaged_choice_is_named(dense, before, tmp_path, change, message):
 def measured(dense):
     """What `sensitivity` wrote, for both verbs; to be copied."""
     store = dense.with_name("measured")
-    sensitivity(model_of(dense), split(text(), None)[0], shares=(0.25, 0.5), over=("shrink", "oneshot"), store=store)
+    sensitivity(model_of(dense), split(text())[0], shares=(0.25, 0.5), over=("shrink", "oneshot"), store=store)
     return store
 
 
@@ -201,7 +201,7 @@ def test_levels_in_the_folder_of_a_run_are_not_what_it_begins_with(dense, tmp_pa
 
 def test_a_choice_is_of_what_was_asked_and_of_these_batches(dense, measured, tmp_path, monkeypatch):
     """Of levels that are given the digest says nothing of it."""
-    given = {"shares": None, "levels": measured, "store": tmp_path / "store", "evaluations": 2}
+    given = {"shares": None, "levels": measured, "store": tmp_path / "store"}
     fitted(dense, tmp_path / "units", over="shrink", **given)
     fitted(dense, tmp_path / "zeros", over="oneshot", **given)
     zeros = load_file(tmp_path / "zeros" / "model.safetensors")
@@ -216,14 +216,13 @@ def test_a_choice_is_of_what_was_asked_and_of_these_batches(dense, measured, tmp
     def anew(*_args):
         raise AnewError
 
-    monkeypatch.setattr(directory.LevelSearch, "within", anew)
+    monkeypatch.setattr(choosing.LevelSearch, "within", anew)
     given |= {"over": "oneshot"}
     fitted(dense, tmp_path / "again", **given)
     others = [
         {"batches": text(5)[1:]},
         {"include": "model.layers.0.*"},
         {"exclude": "model.layers.1.*"},
-        {"held_back": 2},
         {"seed": 1},
         {"score": "change"},
     ]
@@ -233,11 +232,11 @@ def test_a_choice_is_of_what_was_asked_and_of_these_batches(dense, measured, tmp
 
 
 def test_a_choice_by_a_function_is_not_that_of_no_score(dense, tmp_path, monkeypatch):
-    given = {**MLPS, "store": tmp_path / "store", "evaluations": 2}
+    given = {**MLPS, "store": tmp_path / "store"}
     fitted(dense, tmp_path / "one", score=lambda model: 1.0, **given)
     seen = []
-    within = directory.LevelSearch.within
-    monkeypatch.setattr(directory.LevelSearch, "within", lambda *given: seen.append(1) or within(*given))
+    within = choosing.LevelSearch.within
+    monkeypatch.setattr(choosing.LevelSearch, "within", lambda *given: seen.append(1) or within(*given))
     fitted(dense, tmp_path / "two", **given)
     assert seen
 

@@ -21,12 +21,20 @@ def entry():
     }
     level = Kept(0.5, 2, 0.25, None, LEFT, ("down.weight",))
     return Stored(
-        "up.weight", "width", 4, ("up.weight",), (4,), (("up.weight", 0, 0), ("down.weight", 1, 0)), (level,), tensors
+        "digest",
+        "up.weight",
+        "width",
+        4,
+        ("up.weight",),
+        (4,),
+        (("up.weight", 0, 0), ("down.weight", 1, 0)),
+        (level,),
+        tensors,
     )
 
 
 def test_it_is_read_as_it_was_written(tmp_path):
-    write_entry(tmp_path, entry(), "digest")
+    write_entry(tmp_path, entry())
     read = read_entry(tmp_path, "up.weight", "digest")
     assert (read.name, read.kind, read.of, read.levels, read.members) == (
         "up.weight", "width", 4, entry().levels, entry().members,
@@ -41,7 +49,7 @@ def test_a_name_may_be_longer_than_that_of_a_file(tmp_path):
 
 
 def test_of_other_levels_or_another_group(tmp_path):
-    path = write_entry(tmp_path, entry(), "digest")
+    path = write_entry(tmp_path, entry())
     with pytest.raises(ValueError, match="of other levels"):
         read_entry(tmp_path, "up.weight", "another")
     path.rename(file_of(tmp_path, "down.weight"))
@@ -89,7 +97,7 @@ def rewritten(path, change):
     ],
 )
 def test_a_hostile_file_gives_one_error(tmp_path, change):
-    path = write_entry(tmp_path, entry(), "digest")
+    path = write_entry(tmp_path, entry())
     rewritten(path, change)
     with pytest.raises(ValueError, match="safetensors: "):
         read_entry(tmp_path, "up.weight", "digest")
@@ -103,7 +111,7 @@ def test_a_damaged_file_gives_one_error(tmp_path, content):
 
 
 def test_cut_short(tmp_path):
-    path = write_entry(tmp_path, entry(), "digest")
+    path = write_entry(tmp_path, entry())
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(ValueError, match="damaged: no safetensors file"):
         read_entry(tmp_path, "up.weight", "digest")

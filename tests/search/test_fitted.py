@@ -24,7 +24,7 @@ def test_a_straight_line_has_no_knee():
 
 def test_it_prints_what_was_asked_and_what_came_of_it():
     model = blocks(3)
-    done = fit(model, inputs(), budget={"params": 0.7}, shares=(0.3, 0.6), evaluations=8)
+    done = fit(model, inputs(), budget={"params": 0.7}, shares=(0.3, 0.6))
     text = str(done)
     assert text.startswith("Asked: params 70.0%.")
     for word in ("chosen", "errors", "uniform", "Params left", "0.up.weight", "1 of 4 batches, held back"):
@@ -37,7 +37,7 @@ def test_it_prints_what_was_asked_and_what_came_of_it():
 
 def test_of_a_score_the_score_is_shown():
     model = blocks(3)
-    done = fit(model, inputs(), budget={"params": 0.7}, score=lambda _: 2.5, shares=(0.3, 0.6), evaluations=8)
+    done = fit(model, inputs(), budget={"params": 0.7}, score=lambda _: 2.5, shares=(0.3, 0.6))
     assert "The score of the dense model is 2.5." in str(done)
     assert "Score" in str(done)
     assert done.finished_score == 2.5

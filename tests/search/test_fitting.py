@@ -35,7 +35,7 @@ def fours(each):
 
 def test_of_a_pattern_that_fixes_the_share_it_is_chosen_which_matrices_get_it():
     model = blocks(3, width=8)
-    done = fit(model, inputs(width=8), budget={"params": 0.7}, over="oneshot", pattern="2:4", evaluations=8, finals=3)
+    done = fit(model, inputs(width=8), budget={"params": 0.7}, over="oneshot", pattern="2:4", finals=3)
     halves = {name.removesuffix(":layer") for name in done.choice}
     assert 0 < len(halves) < 6
     assert {name: fours(each) for name, each in model.named_parameters() if each.dim() > 1} == {
@@ -47,7 +47,7 @@ def test_of_a_pattern_that_fixes_the_share_it_is_chosen_which_matrices_get_it():
 
 def test_entries_leave_together_where_a_pattern_says_so():
     model = blocks(3)
-    how = {"over": "oneshot", "shares": SHARES, "evaluations": 8, "finals": 2}
+    how = {"over": "oneshot", "shares": SHARES, "finals": 2}
     done = fit(model, inputs(), budget={"params": 0.6}, pattern="2x1", **how)
     for name in done.choice:
         gone = model.get_parameter(name.removesuffix(":layer")).detach() == 0
@@ -61,20 +61,20 @@ def test_a_matrix_that_the_pattern_fits_no_more_is_an_error_that_changes_nothing
     before = state_of(model)
     asked = {"budget": {"params": 0.3}, "over": ("shrink", "oneshot"), "pattern": "2:4", "shares": (0.25, 0.5, 0.7)}
     with pytest.raises(ValueError, match=r"down.weight does not fit the pattern 2:4 any more once units left it: pass"):
-        fit(model, inputs(width=8), evaluations=6, finals=finals, **asked)
+        fit(model, inputs(width=8), finals=finals, **asked)
     assert is_unchanged(model, before)
 
 
 def test_uniform_keeps_equal_widths():
     model = blocks(3)
-    fit(model, inputs(), budget={"params": 0.6}, uniform=True, shares=SHARES, evaluations=8, finals=1)
+    fit(model, inputs(), budget={"params": 0.6}, uniform=True, shares=SHARES, finals=1)
     assert len(set(widths(model))) == 1
 
 
 def test_a_uniform_fit_loads_by_from_pretrained(tmp_path):
     model, batches = make("llama").eval(), family_batches("llama")
     dense = parameters(model)
-    fit(model, batches, budget={"params": 0.8}, uniform=True, shares=(0.25, 0.5), evaluations=4, finals=1)
+    fit(model, batches, budget={"params": 0.8}, uniform=True, shares=(0.25, 0.5), finals=1)
     model.save_pretrained(tmp_path)
     loaded = type(model).from_pretrained(tmp_path).eval()
     assert parameters(loaded) == parameters(model) <= 0.8 * dense
@@ -85,7 +85,7 @@ def test_a_uniform_fit_loads_by_from_pretrained(tmp_path):
 def test_one_seed_is_one_result():
     one, two = blocks(3), blocks(3)
     for model in (one, two):
-        fit(model, inputs(), budget={"params": 0.5}, shares=SHARES, evaluations=8, finals=1, seed=3)
+        fit(model, inputs(), budget={"params": 0.5}, shares=SHARES, finals=1, seed=3)
     assert all(map(torch.equal, one.parameters(), two.parameters()))
 
 
@@ -98,7 +98,7 @@ def test_of_the_finals_the_best_is_taken(monkeypatch):
         return Judged(float(-len(asked)))
 
     monkeypatch.setattr(fitting.Executor, "judged", judged)
-    done = fit(blocks(4), inputs(), budget={"params": 0.6}, shares=SHARES, evaluations=12, finals=5)
+    done = fit(blocks(4), inputs(), budget={"params": 0.6}, shares=SHARES, finals=5)
     assert len(asked) == 4  # and what shrink does by itself
     assert len({tuple(sorted(each.items())) for each in asked}) == 4  # none is finished twice
     assert [*done.finals][:2] == ["shrink, by itself", "searched"]
@@ -111,7 +111,7 @@ def test_of_the_finals_the_best_is_taken(monkeypatch):
 def test_what_shrink_does_by_itself_is_taken_where_it_loses_least(monkeypatch):
     monkeypatch.setattr(fitting.Executor, "judged", lambda *_: Judged(1e9))
     model = blocks(4)
-    done = fit(model, inputs(), budget={"params": 0.6}, shares=SHARES, evaluations=8, finals=3)
+    done = fit(model, inputs(), budget={"params": 0.6}, shares=SHARES, finals=3)
     assert min(done.finals, key=done.finals.get) == done.taken == "shrink, by itself"
     assert dict(zip((f"{at}.up.weight" for at in range(4)), widths(model), strict=True)) == {
         f"{at}.up.weight": done.units.get(f"{at}.up.weight", 20) for at in range(4)
@@ -130,7 +130,7 @@ def test_what_shrink_does_by_itself_is_what_it_does_of_all_batches(monkeypatch):
     monkeypatch.setattr(fitting.Executor, "judged", judged)
     monkeypatch.setattr(fitting.Executor, "_lost", lambda *_: Judged.by([even]))
     model, alone = blocks(4), blocks(4)
-    done = fit(model, inputs(), budget={"params": 0.6}, shares=SHARES, evaluations=8, finals=6)
+    done = fit(model, inputs(), budget={"params": 0.6}, shares=SHARES, finals=6)
     assert min(done.finals.values()) < done.finals["shrink, by itself"]
     assert done.taken == "shrink, by itself"
     assert re.search(r"^shrink, by itself +\S+ +taken$", str(done), re.MULTILINE)
@@ -143,7 +143,7 @@ def test_what_shrink_does_by_itself_is_what_it_does_of_all_batches(monkeypatch):
 def test_a_latency_is_measured_in_the_end():
     model = blocks(2, width=16, hidden=256)
     done = fit(
-        model, inputs(width=16, rows=256), budget={"latency": 0.9, "params": 0.5}, shares=SHARES, evaluations=4,
+        model, inputs(width=16, rows=256), budget={"latency": 0.9, "params": 0.5}, shares=SHARES,
         finals=1,
     )  # fmt: skip
     assert done.got["latency"] > 0
@@ -163,7 +163,7 @@ def test_the_finished_model_keeps_its_score():
     model = blocks(3)
     with torch.no_grad():
         score = close(model(inputs()[3]))
-    done = fit(model, inputs(), keep=0.97, score=score, shares=SHARES, evaluations=12)
+    done = fit(model, inputs(), keep=0.97, score=score, shares=SHARES)
     assert score(model) >= 0.97
     assert done.finished_score == pytest.approx(score(model))
     assert parameters(model) < done.dense["params"]
@@ -172,7 +172,7 @@ def test_the_finished_model_keeps_its_score():
 @pytest.mark.parametrize(("score", "loss_at"), [("change", 0.015), ("cosine", 0.03), ("kl", -math.log(0.97))])
 def test_a_share_of_the_outputs_is_kept_where_there_is_no_score(score, loss_at):
     model = blocks(3)
-    done = fit(model, inputs(), keep=0.97, score=score, shares=SHARES, evaluations=12)
+    done = fit(model, inputs(), keep=0.97, score=score, shares=SHARES)
     assert 0 < done.finished <= loss_at
     assert parameters(model) < done.dense["params"]
     assert "% of the dense model is kept, as " in str(done)
@@ -192,7 +192,7 @@ def test_a_score_that_the_finished_model_does_not_keep_is_an_error_that_changes_
     before = state_of(model)
     monkeypatch.setattr(fitting.ModelLoss, "finished", lambda _: (1.0, 0.5))
     with pytest.raises(ValueError, match=r"no model was found that is smaller and keeps 97\.0% of the score"):
-        fit(model, inputs(), keep=0.97, score=score, shares=SHARES, evaluations=12)
+        fit(model, inputs(), keep=0.97, score=score, shares=SHARES)
     assert is_unchanged(model, before)
 
 
@@ -206,7 +206,7 @@ def test_a_call_that_fails_at_the_very_end_changes_nothing(monkeypatch, over, er
     before = state_of(model)
     monkeypatch.setattr(fitting.ModelLoss, "finished", fails)
     with pytest.raises(error):
-        fit(model, inputs(), budget={"params": 0.5}, over=over, shares=SHARES, evaluations=4, finals=1)
+        fit(model, inputs(), budget={"params": 0.5}, over=over, shares=SHARES, finals=1)
     assert is_unchanged(model, before)
     assert widths(model) == [20, 20, 20]
 
@@ -216,7 +216,7 @@ def test_less_that_left_than_was_chosen_is_an_error_that_changes_nothing(monkeyp
     before = state_of(model)
     monkeypatch.setattr(fitting, "told_of", lambda levels, *_: fitting.Told({next(iter(levels)): 19}))
     with pytest.raises(ValueError, match=r"of the params are left, where .* were asked for and .* chosen"):
-        fit(model, inputs(), budget={"params": 0.5}, shares=SHARES, evaluations=4, finals=1)
+        fit(model, inputs(), budget={"params": 0.5}, shares=SHARES, finals=1)
     assert is_unchanged(model, before)
 
 
@@ -235,9 +235,7 @@ def test_every_dtype_is_fitted(dtype):
     model = blocks(3).to(dtype)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        done = fit(
-            model, [each.to(dtype) for each in inputs()], budget={"bytes": 0.6}, shares=SHARES, evaluations=4, finals=1
-        )
+        done = fit(model, [each.to(dtype) for each in inputs()], budget={"bytes": 0.6}, shares=SHARES, finals=1)
     assert done.got["bytes"] == sum(each.nbytes for each in model.parameters()) <= 0.6 * done.dense["bytes"]
     assert next(model.parameters()).dtype == dtype
 
@@ -249,11 +247,9 @@ def test_every_dtype_is_fitted(dtype):
         ({"budget": {"params": 0.5}, "over": ()}, ValueError, "over says which kinds of levels"),
         ({"budget": {"params": 0.5}, "over": "sparsify"}, ValueError, "over says which kinds of levels"),
         ({"budget": {"latency": 0.5}, "over": "oneshot"}, ValueError, "zeros make nothing faster by themselves"),
-        ({"budget": {"params": 0.5}, "evaluations": 0}, ValueError, "evaluations must be more than 0"),
         ({"budget": {"params": 0.5}, "finals": 0}, ValueError, "finals must be at least 1"),
         ({"budget": {"params": 0.5}, "score": 3}, TypeError, r"score is a function \(model\) -> float"),
         ({"keep": 1.1}, ValueError, "keep is the share of the dense model's score"),
-        ({"budget": {"params": 0.5}, "held_back": 4}, ValueError, "held_back is how many of the 4 batches"),
         ({"budget": {"params": 0.5}, "forward": lambda m, b: m(b)}, ValueError, "pass example_inputs="),
         ({"budget": {"params": 0.01}, "shares": SHARES}, ValueError, "the params cannot come to"),
         ({"budget": {"params": 0.5}, "include": "nothing.*"}, ValueError, "nothing"),
@@ -274,7 +270,7 @@ def test_tied_weights_stay_tied():
     before = copy.deepcopy(model)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        fit(model, inputs(), budget={"params": 0.8}, over="shrink", shares=SHARES, evaluations=4, finals=1)
+        fit(model, inputs(), budget={"params": 0.8}, over="shrink", shares=SHARES, finals=1)
     assert model[2].up.weight is model[1].up.weight
     assert parameters(model) <= 0.8 * parameters(before)
 
@@ -312,7 +308,7 @@ def least_of(levels, over, word):
 def test_a_budget_is_never_exceeded_counted_on_the_result(levels_of, pattern, over, word, share):
     model, levels = blocks(2, 8, 20), levels_of[pattern]
     before = state_of(model)
-    asked = {"levels": levels, "over": over, "evaluations": 2, "finals": 1, "verify": False}
+    asked = {"levels": levels, "over": over, "finals": 1, "verify": False}
     if share < least_of(levels, over, word):
         with pytest.raises(ValueError, match="cannot come to"):
             fit(model, BLOCKS, budget={word: share}, **asked)
@@ -337,7 +333,7 @@ def test_entries_of_narrowed_rows_are_no_more_than_was_predicted(word):
     model = blocks(2, 7, 19)
     how = {"over": ("shrink", "oneshot"), "pattern": "rows", "shares": (0.2, 0.4, 0.7), "round_to": 1}
     limit = {"params": 204, "bytes": 840}[word]
-    done = fit(model, inputs(width=7), budget={word: limit}, evaluations=4, finals=1, **how)
+    done = fit(model, inputs(width=7), budget={word: limit}, finals=1, **how)
     assert done.got["params"] == parameters(model) - zeros(model)
     assert done.shrunk is not None
     assert done.pruned is not None
@@ -360,7 +356,7 @@ def test_other_units_that_leave_than_were_chosen_are_an_error_that_changes_nothi
     with pytest.raises(
         ValueError, match=r"up.weight: the search chose 20 of its 20 units to stay, but shrink can keep only \d+"
     ):
-        fit(model, inputs(), budget={"params": 0.95}, shares=(0.2,), round_to=1, evaluations=4, finals=1)
+        fit(model, inputs(), budget={"params": 0.95}, shares=(0.2,), round_to=1, finals=1)
     assert is_unchanged(model, before)
 
 
@@ -385,7 +381,7 @@ def test_a_model_with_zeros_that_is_within_the_budget_stays():
     model, there = half_empty()
     before = state_of(model)
     with pytest.warns(UserWarning, match="the model costs no more than the budget as it is: nothing leaves"):
-        done = fit(model, inputs(), budget={"params": there}, shares=SHARES, evaluations=4, finals=1)
+        done = fit(model, inputs(), budget={"params": there}, shares=SHARES, finals=1)
     assert is_unchanged(model, before)
     assert done.got["params"] == done.predicted["params"] == there
 
@@ -393,7 +389,7 @@ def test_a_model_with_zeros_that_is_within_the_budget_stays():
 @pytest.mark.parametrize("over", ["shrink", "oneshot"])
 def test_of_a_model_with_zeros_what_is_left_is_counted(over):
     model, there = half_empty()
-    done = fit(model, inputs(), budget={"params": there - 20}, over=over, shares=SHARES, evaluations=4, finals=1)
+    done = fit(model, inputs(), budget={"params": there - 20}, over=over, shares=SHARES, finals=1)
     assert done.got["params"] == parameters(model) - zeros(model) <= there - 20
 
 
@@ -405,7 +401,7 @@ def test_of_levels_that_are_given_only_what_is_in_scope_leaves(over):
     scope = {"exclude": "0.*"} if over == "shrink" else {"include": ["1.*", "2.*"]}
     model, dense = blocks(3), blocks(3)
     made = making.make_levels(model, inputs(), over=("shrink", "oneshot"), shares=SHARES, verify=False)
-    done = fit(model, inputs(), budget={"params": 0.8}, over=over, levels=made, evaluations=4, finals=2, **scope)
+    done = fit(model, inputs(), budget={"params": 0.8}, over=over, levels=made, finals=2, **scope)
     assert done.choice
     assert not [name for name in done.choice if name.startswith("0.")]
     assert all(map(torch.equal, model[0].parameters(), dense[0].parameters()))
@@ -416,7 +412,7 @@ def test_of_levels_that_are_given_only_what_is_in_scope_leaves(over):
 def test_globs_of_matrices_are_of_their_own_names():
     """And not of all that the units of their rows go with."""
     made = making.make_levels(blocks(3), inputs(), over=("shrink", "oneshot"), shares=SHARES, verify=False)
-    asked = {"over": "oneshot", "levels": made, "evaluations": 4, "finals": 1}
+    asked = {"over": "oneshot", "levels": made, "finals": 1}
     done = fit(blocks(3), inputs(), budget={"params": 0.9}, exclude="*.down.weight", **asked)
     assert {name for name in done.levels if ".up." in name and name.endswith(":layer")}.isdisjoint(done.stays)
     assert {*done.stays} == {name for name in made if name.endswith("down.weight:layer")}
@@ -455,7 +451,7 @@ def test_of_what_a_configuration_says_at_once_all_or_nothing_leaves(tmp_path):
     """Of one layer's units alone no configuration says that they left."""
     model = make("llama").eval()
     scope = {"include": ["model.layers.0.mlp.*", "model.layers.*.self_attn.*"]}
-    asked = {"uniform": True, "shares": (0.5,), "evaluations": 4, "finals": 1, **scope}
+    asked = {"uniform": True, "shares": (0.5,), "finals": 1, **scope}
     done = fit(model, family_batches("llama"), budget={"params": 0.95}, **asked)
     assert not [name for name in done.choice if ".mlp." in name]
     assert "of it and of model.layers.1.mlp" in done.stays["model.layers.0.mlp.gate_proj.weight"]
@@ -473,7 +469,7 @@ def test_what_is_left_in_a_directory_is_counted(tmp_path):
     model = make("llama").eval()
     model.save_pretrained(tmp_path / "dense")
     batches = family_batches("llama", padding=False)
-    asked = {"shares": (0.3, 0.5), "evaluations": 2, "finals": 1, "over": ("shrink", "oneshot"), "round_to": 1}
+    asked = {"shares": (0.3, 0.5), "finals": 1, "over": ("shrink", "oneshot"), "round_to": 1}
     done = fit(tmp_path / "dense", batches, out=tmp_path / "out", budget={"params": 0.7}, **asked)
     loaded = type(model).from_pretrained(tmp_path / "out")
     assert done.got["params"] == pytest.approx(parameters(loaded) - zeros(loaded), abs=1e-6)
@@ -484,7 +480,7 @@ def test_a_directory_is_fitted_by_what_it_can_lose(tmp_path):
     model = make("llama").eval()
     model.save_pretrained(tmp_path / "dense")
     batches = family_batches("llama", padding=False)
-    asked = {"shares": (0.5,), "evaluations": 2, "finals": 1}
+    asked = {"shares": (0.5,), "finals": 1}
     done = fit(tmp_path / "dense", batches, out=tmp_path / "out", budget={"params": 0.8}, **asked)
     loaded = type(model).from_pretrained(tmp_path / "out")
     assert done.got["params"] == parameters(loaded) <= 0.8 * parameters(model)

@@ -21,7 +21,7 @@ def test_a_fit_begins_with_what_sensitivity_wrote(found, monkeypatch):
     model, measured, folder = found
     monkeypatch.setattr(fitting, "make_levels", None)
     monkeypatch.setattr(choosing.LevelSearch, "_alone", None)  # what was measured is not measured again
-    done = fit(model, inputs(), budget={"params": 0.7}, levels=folder, evaluations=4, finals=2)
+    done = fit(model, inputs(), budget={"params": 0.7}, levels=folder, finals=2)
     assert parameters(model) <= 0.7 * done.dense["params"]
     assert dict(done.levels) == dict(measured.levels)
     assert "Searched on 1 of 4 batches, which the levels that were given may know, in" in str(done)
@@ -32,7 +32,7 @@ def test_levels_alone_will_do_and_so_will_what_was_returned(found):
     one = given(measured, model)
     two = given(folder, model)
     assert one.scores == two.scores == measured.scores
-    assert one.word == two.word == "change"
+    assert one.score == two.score == "change"
     assert given(measured.levels, model).scores == {}
     assert dict(given(str(folder), model).levels) == dict(measured.levels)
 
@@ -40,9 +40,10 @@ def test_levels_alone_will_do_and_so_will_what_was_returned(found):
 def test_what_was_measured_by_another_score_is_measured_by_this_one(found, monkeypatch):
     model, measured, _ = found
     asked = []
+    monkeypatch.setattr(fitting, "PASSES", 12.0)
     alone = choosing.LevelSearch._alone
     monkeypatch.setattr(choosing.LevelSearch, "_alone", lambda *given: asked.append(given) or alone(*given))
-    fit(model, inputs(), budget={"params": 0.7}, levels=measured, score="cosine", evaluations=12, finals=1)
+    fit(model, inputs(), budget={"params": 0.7}, levels=measured, score="cosine", finals=1)
     assert asked
 
 
@@ -57,7 +58,7 @@ def test_levels_of_another_model_are_refused(found):
 
 def test_a_pattern_is_that_of_the_levels(tmp_path):
     model, batches = blocks(3, width=8), inputs(width=8)
-    asked = {"budget": {"params": 0.7}, "over": "oneshot", "evaluations": 4, "finals": 1}
+    asked = {"budget": {"params": 0.7}, "over": "oneshot", "finals": 1}
     measured = sensitivity(model, batches, over="oneshot", pattern="2:4", store=tmp_path / "levels")
     assert {len(each) for each in measured.levels.values()} == {2}
     with pytest.raises(ValueError, match="levels= are of the pattern 2:4, and pattern= says 1:4; leave it out"):

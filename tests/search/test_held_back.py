@@ -14,27 +14,20 @@ from secateur.search.score import ModelLoss, share_left, split
 from support.fitting import blocks, inputs
 
 
-@given(st.integers(2, 40), st.data())
-def test_every_batch_is_on_one_side(count, data):
-    back = data.draw(st.none() | st.integers(1, count - 1))
-    rest, held = split(range(count), back)
+@given(st.integers(2, 40))
+def test_every_batch_is_on_one_side(count):
+    rest, held = split(range(count))
     assert sorted([*rest, *held]) == list(range(count))
-    assert len(held) == (max(1, count // 4) if back is None else back)
+    assert len(held) == max(1, count // 4)
 
 
 def test_of_one_batch_both_sides_are_all_there_is():
-    assert split(["only"], None) == (["only"], ["only"])
-
-
-@pytest.mark.parametrize("back", [0, 4, 9, -1])
-def test_something_is_left_for_the_levels(back):
-    with pytest.raises(ValueError, match=rf"held_back is how many of the 4 batches.*not {back}"):
-        split(range(4), back)
+    assert split(["only"]) == (["only"], ["only"])
 
 
 def test_there_are_batches():
     with pytest.raises(ValueError, match="there are no batches"):
-        split([], None)
+        split([])
 
 
 def test_the_dense_model_loses_nothing_and_another_what_its_outputs_moved():

@@ -131,15 +131,15 @@ def test_times_of_another_machine_are_measured_anew(monkeypatch, tmp_path, part)
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda said: said.update(format="other"), "format is not 'secateur latency' of version 1"),
+        (lambda said: said.update(format="other"), "format is not 'secateur latency', version 1"),
         (lambda said: said.update(version=2), "format is not"),
         (lambda said: said.update(more=1), "more is not known"),
         (lambda said: said.pop("times"), "times is missing"),
-        (lambda said: said["times"].append(["a", [1], -1.0]), r"times\[1\] is no form, whole numbers and milliseconds"),
-        (lambda said: said["times"].append(["a", [1.5], 1.0]), r"times\[1\] is no form"),
-        (lambda said: said["times"].append(["a", [2**70], 1.0]), r"times\[1\] is no form"),
-        (lambda said: said["times"].append([None, [1], 1.0]), r"times\[1\] is no form"),
-        (lambda said: said["times"].append([]), r"times\[1\] is no form"),
+        (lambda said: said["times"].append(["a", [1], -1.0]), r"times\[1\]\[2\] must be a number of at least"),
+        (lambda said: said["times"].append(["a", [1.5], 1.0]), r"times\[1\]\[1\]\[0\] must be a whole number"),
+        (lambda said: said["times"].append(["a", [2**70], 1.0]), r"times\[1\]\[1\]\[0\] must be a whole number"),
+        (lambda said: said["times"].append([None, [1], 1.0]), r"times\[1\]\[0\] must be"),
+        (lambda said: said["times"].append([]), r"times\[1\] must be a list of 3, not of 0"),
     ],
 )
 def test_a_damaged_file_is_named(monkeypatch, tmp_path, change, message):

@@ -210,11 +210,11 @@ def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path, monkeypatch):
     make_levels(words(), text(), store=tmp_path / "whole", **options)
     written, real = [], making.write_entry
 
-    def dies(folder, entry, digest):
+    def dies(folder, entry):
         if len(written) == 5:
             raise KeyboardInterrupt
         written.append(entry.name)
-        return real(folder, entry, digest)
+        return real(folder, entry)
 
     with monkeypatch.context() as patched:
         patched.setattr(making, "write_entry", dies)

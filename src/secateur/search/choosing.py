@@ -26,8 +26,8 @@ from secateur.search.latency import Times, milliseconds_of, saved_by
 from secateur.search.levels import Levels
 from secateur.search.result import KINDS, Chosen, Point, cost_text, knee_of
 from secateur.search.score import ModelLoss
-from secateur.search.search import Choice, Evolved, evolved, looked_at, measured_curve, weighed, weights_of
-from secateur.search.sensitivity import PrecomputedLevels, curves_of
+from secateur.search.search import Choice, Evolved, evolved, looked_at, measured_curve
+from secateur.search.sensitivity import Sensitivity, curves_of
 from secateur.search.space import Class, Predicted, Space, candidates, classes_of
 from secateur.shrinking import (
     Configured,
@@ -41,6 +41,7 @@ from secateur.shrinking import (
 )
 from secateur.support import Forward, track, unwrapped
 
+PASSES = 30.0  # over the batches held back that a search may make, with the curve and the candidates
 _POINTS = 6  # of the curve, below the dense model
 _LEAST = 0.01  # of what the model costs, that the curve goes down to
 _CLOSE = 0.02  # of a latency, that is not corrected any more
@@ -52,10 +53,7 @@ ERRORS = "errors"  # what the sum of the levels' errors chooses
 SEARCHED, DEFAULT = "searched", "shrink, by itself"
 _ALONE = 1 / 3  # of the passes, that groups are measured alone in
 _WORSE = 2.0  # times the loss of the best fixed allocation: what loses more is not finished
-_SPREAD = 0.5  # of weights of groups around one for all, as a share of it
-_LEVELS_NOISE, _FINISHED_NOISE = 0.15, 0.05  # of what the sum of weighed errors says
 _NEAR = 6  # of so many levels one, from the best to what is finished next
-_DRAWS = 8  # of weights, until no other choice is looked for
 
 
 def kept_by(lost: float, most: float) -> bool:
@@ -161,14 +159,14 @@ class LevelSearch:
     uniform: bool = False
     over: tuple[str, ...] = ("shrink", "oneshot")
     seed: int = 0
-    passes: float = 30.0
+    passes: float = PASSES
     folder: Path | None = None
     whole: nn.Module | None = None  # a copy of the dense model, to time others beside
     trials: dict[Choice, float] = field(default_factory=dict)  # milliseconds that were measured
     spent: float = 0.0
     starts: dict[str, Choice] = field(default_factory=dict)  # that the last search began with
     default: ByItself | None = None
-    known: PrecomputedLevels | None = None  # that was measured before
+    known: Sensitivity | None = None  # that was measured before
     scope: Mapping[str, Any] = field(default_factory=dict)
     in_directory: bool = False
     stays: dict[str, str] = field(default_factory=dict)
@@ -355,15 +353,11 @@ class LevelSearch:
 
     def _least(self, limits: Mapping[str, float]) -> Choice:
         """By dynamic programming; ValueError where so little cannot be spent."""
-        for _ in range(_CORRECTIONS):
-            found = self.space.least(limits)
-            if found is None and "latency" in limits and self._corrected(self.space.last, limits):
-                found = self.space.least(limits)
-            if found is None:
-                raise self._unattainable(limits)
-            if not self._corrected(found, limits):
-                break
         found = self.space.least(limits)
+        for _ in range(_CORRECTIONS):
+            if not self._corrected(self.space.last if found is None else found, limits):
+                break
+            found = self.space.least(limits)
         if found is None:
             raise self._unattainable(limits)
         return found
@@ -422,15 +416,15 @@ class LevelSearch:
 
     def _starts(self, limits: Mapping[str, float]) -> dict[str, Choice]:
         found = {ERRORS: self._least(limits)}
-        self.starts = found | candidates(self.inner, self.space, limits, self.rest, forward=self.forward)
+        self.starts = found | candidates(self.inner, self.space, limits)
         if self.default is not None and (near := self.space.nearest(self.default.units, limits)) is not None:
             self.starts["shrink"] = near
         return self.starts
 
-    def _weigh_alone(self) -> None:
+    def _measure_alone(self) -> None:
         """Measures the loss of each class alone in the whole model, at a level or two. The levels' own estimates are of
         second order, and far off for a model whose outputs depend on all positions together."""
-        if self.known is not None and self.known.word == self.measured.word and self.measured.score is None:
+        if self.known is not None and self.known.score == self.measured.word and self.measured.score is None:
             self.space.curves = curves_of(self.known.scores, self.space.classes)
             if self.space.curves is not None:
                 return
@@ -443,10 +437,11 @@ class LevelSearch:
             return
         count = min(batches, max(1, int(granted * batches / runs)))
         some = [(2 * at + 1) * batches // (2 * count) for at in range(count)]
-        told, curves = self.space.errors(), []
-        lost: list[dict[int, float]] = []
-        for at, its in enumerate(track(levels, "measuring groups alone")):
-            lost.append({level: self._alone(at, level, some) for level in its})
+        told = self.space.errors()
+        lost = [
+            {level: self._alone(at, level, some) for level in its}
+            for at, its in enumerate(track(levels, "measuring groups alone"))
+        ]
         self.spent += runs * count / batches
         ratios = [
             loss / told[at][level]
@@ -455,8 +450,7 @@ class LevelSearch:
             if told[at][level] > 0 and 0 < loss < math.inf
         ]
         usual = statistics.median(ratios) if ratios else 1.0
-        curves = [measured_curve(each, its, usual) for each, its in zip(told, lost, strict=True)]
-        self.space.curves = curves
+        self.space.curves = [measured_curve(each, its, usual) for each, its in zip(told, lost, strict=True)]
 
     def _alone(self, at: int, level: int, some: Sequence[int]) -> float:
         choice = tuple(level if here == at else 0 for here in range(len(self.space.classes)))
@@ -503,7 +497,7 @@ class LevelSearch:
             as_it_is = self._chosen(limits, Evolved(self.space.dense, 0.0, {}, 0.0, 0), [])
             return replace(as_it_is, predicted={**as_it_is.predicted, "params": counted["params"]})
         self._least(limits)  # what cannot be met is said before the long part begins
-        self._weigh_alone()
+        self._measure_alone()
         curve = self._curve(word)
         if finishing is not None and finals > 2:
             self.default = finishing.by_itself(limits)
@@ -525,9 +519,8 @@ class LevelSearch:
     ) -> tuple[Evolved, dict[str, float], str | None]:
         """The best of so many that were finished, what each of them loses, and which was taken (see `taken_of`).
 
-        What was found and the best fixed allocations come first. What these lose when they are finished says what the
-        errors of each class are worth then, and dynamic programming over errors weighed so says what comes next; every
-        second time over a draw of the weights, so that not only what is known is looked at.
+        What was found and the best fixed allocations come first, and then what the curves say is best near the best of
+        these, or one step beside it. (Weights of the curves, learnt from what finished models lost, gained nothing.)
         """
         named = {} if self.default is None else {DEFAULT: self.default.judged}
         fixed = sorted((name for name in found.losses if name != ERRORS), key=lambda name: found.losses[name])
@@ -546,11 +539,8 @@ class LevelSearch:
         for choice, name in track([*first.items()], "finishing the best"):
             named[name], its[name] = self._judged(choice, finishing), choice
             judged[choice] = named[name].loss
-        curves = self.space.errors()
-        curves = weighed(curves, weights_of(curves, found.known, spread=_SPREAD, noise=_LEVELS_NOISE))
-        draw = np.random.default_rng(self.seed)
         for number in track(range(1, finals - len(named) + 1), "finishing others"):
-            step = self._proposed(curves, judged, limits, draw if number % 2 == 0 else None)
+            step = self._proposed(judged, limits)
             if step is None:
                 break
             named[f"step {number}"], its[f"step {number}"] = self._judged(step, finishing), step
@@ -571,32 +561,20 @@ class LevelSearch:
             return self.default.judged  # it is that model
         return finishing.judged(named)
 
-    def _proposed(
-        self,
-        curves: Sequence[Sequence[float]],
-        judged: Mapping[Choice, float],
-        limits: Mapping[str, float],
-        draw: np.random.Generator | None,
-    ) -> Choice | None:
-        """What the weighed errors say is best of what was not finished yet; None where nothing else is."""
-        again = draw or np.random.default_rng(self.seed + len(judged))
+    def _proposed(self, judged: Mapping[Choice, float], limits: Mapping[str, float]) -> Choice | None:
+        """What the curves say is best of what was not finished yet, near the best that was; None where nothing else
+        is."""
         best = min(judged, key=lambda choice: judged[choice])
-        for attempt in range(_DRAWS):
-            by = draw if attempt == 0 else again
-            weights = weights_of(curves, judged, spread=_SPREAD, noise=_FINISHED_NOISE, draw=by)
-            near = [
-                [
-                    error if abs(at - here) <= max(1, round(len(its) / _NEAR)) else math.inf
-                    for at, error in enumerate(its)
-                ]
-                for its, here in zip(weighed(curves, weights), best, strict=True)
-            ]
-            found = self.space.least(limits, near)
-            if found is not None and found not in judged and self._in_time(found, limits):
-                return found
-        told = weighed(curves, weights_of(curves, judged, spread=_SPREAD, noise=_FINISHED_NOISE))
-        beside = [each for each in self._beside(best, limits, told) if each not in judged]
-        for choice in sorted(beside, key=lambda each: sum(its[at] for its, at in zip(told, each, strict=True))):
+        curves = self.space.errors()
+        near = [
+            [error if abs(at - here) <= max(1, round(len(its) / _NEAR)) else math.inf for at, error in enumerate(its)]
+            for its, here in zip(curves, best, strict=True)
+        ]
+        found = self.space.least(limits, near)
+        if found is not None and found not in judged and self._in_time(found, limits):
+            return found
+        beside = [each for each in self._beside(best, limits, curves) if each not in judged]
+        for choice in sorted(beside, key=lambda each: sum(its[at] for its, at in zip(curves, each, strict=True))):
             if self._in_time(choice, limits):
                 return choice
         return None
@@ -632,7 +610,7 @@ class LevelSearch:
         """
         assert self.asked.keep is not None
         dense, word, most = self.dense[self.asked.target], self.asked.target, self.measured.most(self.asked.keep)
-        self._weigh_alone()
+        self._measure_alone()
         curve = self._curve(word)
         least = curve[-1].share
         low = max((each.share for each in curve if each.loss > most), default=least)

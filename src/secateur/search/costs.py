@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from secateur.coupling import Axis, Coupling, Expression, Group, Product, leaves, resolved
 from secateur.shrinking import CostPolynomial, TiedGroups
-from secateur.support import Fields, tensors_of, unknown
+from secateur.support import Between, tensors_of, unknown
 
 # ---- Budgets: limits on the cost of the result, or the share of the score that it has to keep.
 #
@@ -263,59 +263,51 @@ class CostModel:
     def _without(self, target: str, at: int) -> float:
         return float(self.amounts[target].changes(self.dense, at, [0.0])[0])
 
-    def to_json(self) -> dict[str, Any]:
+    def terms(self) -> CostTerms:
         """As plain values."""
-        return {
-            "dense": [float(each) for each in self.dense],
-            "terms": {
-                target: [
-                    [times, [[[number, list(ties)] for ties, number in factor] for factor in term]]
+        return CostTerms(
+            tuple(map(float, self.dense)),
+            {
+                target: tuple(
+                    (times, tuple(tuple((number, tuple(ties)) for ties, number in factor) for factor in term))
                     for term, times in sorted(amount.terms.items())
-                ]
+                )
                 for target, amount in self.amounts.items()
             },
-        }
-
-
-def bill_in(read: Fields) -> CostModel:
-    """What `CostModel.to_json` made."""
-    read.only("dense", "terms")
-    dense = read.each("dense", float, least=0, most=2**53)
-    terms = read.inner("terms")
-    terms.only(*TARGETS)
-    amounts = {}
-    for target in TARGETS:
-        found: dict[Any, int] = {}
-        for at, term in enumerate(terms.each(target, list)):
-            if not _is_term(term, len(dense)):
-                raise terms.wrong(f"{target}[{at}]", f"is no term of {len(dense)} entries")
-            key = tuple(tuple((tuple(ties), number) for number, ties in factor) for factor in term[1])
-            found[key] = term[0]
-        amounts[target] = CostPolynomial.of(found, len(dense))
-    return CostModel(amounts, dense)
-
-
-def _is_term(term: Any, entries: int) -> bool:
-    def is_number(value: Any) -> bool:
-        return type(value) is int and 0 <= value < 2**62
-
-    return (
-        len(term) == 2
-        and is_number(term[0])
-        and isinstance(term[1], list)
-        and all(
-            isinstance(factor, list)
-            and all(
-                isinstance(part, list)
-                and len(part) == 2
-                and is_number(part[0])
-                and isinstance(part[1], list)
-                and all(is_number(tie) and tie < entries for tie in part[1])
-                for part in factor
-            )
-            for factor in term[1]
         )
-    )
+
+
+_Count = Annotated[int, Between(0, 2**62 - 1)]
+_Term = tuple[_Count, tuple[tuple[tuple[_Count, tuple[_Count, ...]], ...], ...]]
+
+
+@dataclass(frozen=True)
+class CostTerms:
+    """A cost model as plain values: of each target its terms, which are products of sums over what is left."""
+
+    dense: tuple[Annotated[float, Between(0, 2**53)], ...]
+    terms: Mapping[str, tuple[_Term, ...]]
+
+    def wrong(self) -> str | None:
+        """What of them is none of a cost model, if something is."""
+        if {*self.terms} != {*TARGETS}:
+            return f"is not of {', '.join(TARGETS)}"
+        ties = (ties for terms in self.terms.values() for _, term in terms for factor in term for _, ties in factor)
+        return None if all(max(each, default=-1) < len(self.dense) for each in ties) else "names an entry too many"
+
+    def model(self) -> CostModel:
+        """What `CostModel.terms` made them of."""
+        amounts = {
+            target: CostPolynomial.of(
+                {
+                    tuple(tuple((ties, number) for number, ties in factor) for factor in term): times
+                    for times, term in terms
+                },
+                len(self.dense),
+            )
+            for target, terms in self.terms.items()
+        }
+        return CostModel(amounts, self.dense)
 
 
 Variable = TiedGroups | str

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import shutil
 import time
@@ -30,28 +29,25 @@ from secateur.checkpoints import (
     open_checkpoint,
     unfinished_folder,
 )
-from secateur.models import OneShot, Solve, digest, example_of, loaded_model, oneshot
+from secateur.models import OneShot, digest, loaded_model, oneshot
 from secateur.patterns import Pattern
-from secateur.search.choosing import LevelSearch, kept_by
+from secateur.search.choosing import kept_by
 from secateur.search.costs import Budget
 from secateur.search.fitting import (
     Executor,
+    Request,
     Units,
     check_all_pruned,
+    check_costs,
     check_counts,
-    check_unmade,
     counted,
     pattern_of,
-    rounding_for,
-    shares_for,
     told_entries,
     told_of,
 )
 from secateur.search.levels import Levels
-from secateur.search.making import make_levels
-from secateur.search.result import Chosen, Fitted, cost_text
-from secateur.search.score import SCORES, ModelLoss, Score
-from secateur.search.sensitivity import Sensitivity, given
+from secateur.search.result import Chosen, Fitted
+from secateur.search.score import SCORES, ModelLoss, split
 from secateur.shrinking import CheckpointShrinking, shrink
 from secateur.support import Fields, described, plain, write_whole
 
@@ -59,7 +55,6 @@ LEVELS = "levels"
 FILE = "chosen.json"
 FORMAT, VERSION = "secateur choice", 2
 _HINT = " Delete it: the choice is then made again."
-_EXACT = 1 + 1e-9
 
 
 def check_outside(out: Path, **named: Path | None) -> None:
@@ -77,43 +72,28 @@ def fit_directory(
     source: Path,
     out: Path,
     every: Sequence[Any],
-    rest: Sequence[Any],
-    back: Sequence[Any],
-    asked: Budget,
-    kinds: tuple[str, ...],
-    solver: Solve,
-    scope: Mapping[str, Any],
-    *,
-    score: Score | None,
-    shares: Sequence[float] | None,
-    pattern: str | Pattern | None,
-    round_to: int | None,
-    evaluations: float,
-    finals: int,
-    seed: int,
+    asked: Request,
     store: Path | None,
-    levels: Levels | Sensitivity | Path | str | None,
     device: torch.device | str | None,
 ) -> Fitted:
-    """`fit` of a directory into another one, with the batches ``back`` of ``every`` held back from the ``rest``."""
+    """`fit` of a directory into another one."""
     started = time.monotonic()
+    budget, (_, back) = asked.budget, split(every)
     check_new(out)
     check_places(source, out)
-    named = Path(levels) if isinstance(levels, str | os.PathLike) else None
+    named = Path(asked.levels) if isinstance(asked.levels, str | os.PathLike) else None
     check_outside(out, source=source, store=store, levels=named)
     model = loaded_model(source, device)
-    known = None if levels is None else given(levels, model)
-    if known is not None:
-        check_unmade(shares, round_to, known.levels, kinds, solver)
+    known = asked.given(model)
     made_of = {
         "batches": [digest(every), len(back)],
         "levels": None if known is None else known.levels.made.digest,
-        "over": sorted(kinds),
-        "shares": None if shares is None else sorted(map(float, shares)),
-        **scope,
-        "solver": described(solver) if "oneshot" in kinds else None,
-        "pattern": None if pattern is None else patterns.word_of(patterns.parse(pattern)),
-        "round_to": round_to,
+        "over": sorted(asked.over),
+        "shares": None if asked.shares is None else sorted(map(float, asked.shares)),
+        **asked.scope,
+        "solver": described(asked.solver) if "oneshot" in asked.over else None,
+        "pattern": None if asked.pattern is None else patterns.word_of(asked.pattern),
+        "round_to": asked.round_to,
     }
     with begun(out, made_of, open_checkpoint(source), copied=False) as run:
         run.kept = run.folder
@@ -123,78 +103,45 @@ def fit_directory(
         )
         folder = run.folder / LEVELS if store is None else store
         if known is not None:
-            made = known.levels
             folder.mkdir(parents=True, exist_ok=True)
-        else:
-            made = make_levels(
-                model,
-                rest,
-                over=kinds,
-                shares=shares_for(shares, kinds),
-                solver=solver,
-                pattern=pattern,
-                round_to=rounding_for(model, example_of(model, every[0]), round_to),
-                store=folder,
-                **scope,
-            )
-        its = pattern_of(made, pattern)
-        said = {
-            "source": _sha256({name: each["sha256"] for name, each in run.files.items()}),
-            "made_of": made_of,
-            "versions": library_versions(),
-            "levels": made.made.digest,
-            "measured": None if known is None else [known.word, _sha256(known.scores)],
-            "pattern": patterns.word_of(its),
-            "budget": dict(asked.limits),
-            "keep": asked.keep,
-            "target": asked.target,
-            "score": described(score) if callable(score) else score,
-            "evaluations": evaluations,
-            "finals": finals,
-            "seed": seed,
-        }
-        said = plain(said)
+        made = asked.made(model, every, folder) if known is None else known.levels
+        its = pattern_of(made, asked.pattern)
+        said = plain(
+            {
+                "source": _sha256({name: each["sha256"] for name, each in run.files.items()}),
+                "made_of": made_of,
+                "versions": library_versions(),
+                "levels": made.made.digest,
+                "measured": None if known is None else [known.score, _sha256(known.scores)],
+                "pattern": patterns.word_of(its),
+                "budget": dict(budget.limits),
+                "keep": budget.keep,
+                "target": budget.target,
+                "score": described(asked.score) if callable(asked.score) else asked.score,
+                "finals": asked.finals,
+                "seed": asked.seed,
+            }
+        )
+        chosen = None if callable(asked.score) else _chosen_before(folder / FILE, said, made, budget.words)
         measured = None
-        chosen = None if callable(score) else _chosen_before(folder / FILE, said, made, asked.words)
-        if chosen is None or asked.keep is not None:
-            measured = ModelLoss(model, back, score=score)
         if chosen is None:
-            assert measured is not None
-            choosing = LevelSearch(
-                model=model,
-                asked=asked,
-                levels=made,
-                rest=rest,
-                measured=measured,
-                example=example_of(model, every[0]),
-                timed_on=example_of(model, every[0], None),
-                uniform=True,
-                over=kinds,
-                seed=seed,
-                passes=evaluations,
-                folder=folder,
-                known=known,
-                scope=scope,
-                in_directory=True,
-            )
-            carrying = Executor(choosing, every, solver, scope, uniform=True, verify=False, pattern=its)
-            chosen = (
-                choosing.within(finals, carrying)
-                if asked.keep is None
-                else _kept(choosing, carrying, asked.keep, finals)
-            )
+            carrying = asked.executor(model, made, known, every, folder, in_directory=True)
+            measured = carrying.choosing.measured
+            chosen = _chosen(carrying)
             text = {"format": FORMAT, "version": VERSION, "asked": said, "chosen": plain(chosen)}
             write_whole(folder / FILE, json.dumps(text, indent=1))
-        task = _Task(source, every, solver, scope, its, made, chosen, device)
+        elif budget.keep is not None:
+            measured = ModelLoss(model, back, score=asked.score)
+        made_of_it = _sha256([said, chosen.choice, chosen.units])[:12]
         try:
-            done = task.written(run.folder, _sha256([said, chosen.choice, chosen.units]))
-            got = _got(asked, chosen, done, made)
-            finished: tuple[float, float | None] = (math.nan, None)
-            if measured is not None and asked.keep is not None:
+            done = _written(source, run.folder, made_of_it, every, asked, its, made, chosen, device)
+            got = _got(budget, chosen, done, made)
+            finished: tuple[float | None, float | None] = (None, None)
+            if measured is not None and budget.keep is not None:
                 finished = measured.finished(loaded_model(done.folder, device))
-                if not kept_by(measured.lost(finished), measured.most(asked.keep)):
+                if not kept_by(measured.lost(finished), measured.most(budget.keep)):
                     raise ValueError(
-                        f"the written model keeps less than {asked.keep:.1%}, unlike its copy in memory, and was "
+                        f"the written model keeps less than {budget.keep:.1%}, unlike its copy in memory, and was "
                         "deleted: ask for a slightly larger keep, so that rounding does not matter."
                     )
         except CheckpointError:
@@ -206,12 +153,12 @@ def fit_directory(
         run.publish(done.folder)
     last = done.pruned is None
     return Fitted(
-        asked=asked,
+        asked=budget,
         chosen=chosen,
         got=got,
         levels=made,
         batches=len(every),
-        finished=None if math.isnan(finished[0]) else finished[0],
+        finished=finished[0],
         finished_score=finished[1],
         seconds=time.monotonic() - started,
         out=out,
@@ -230,63 +177,54 @@ class _Done:
     pruned: OneShot | None = None
 
 
-@dataclass(frozen=True)
-class _Task:
-    """A choice that the verbs are to carry out on a directory."""
+def _written(
+    source: Path,
+    folder: Path,
+    made_of: str,
+    batches: Sequence[Any],
+    asked: Request,
+    pattern: Pattern,
+    levels: Levels,
+    chosen: Chosen,
+    device: torch.device | str | None,
+) -> _Done:
+    """What the verbs make of a directory by a choice, not yet under its name.
 
-    source: Path
-    batches: Sequence[Any]
-    solver: Solve
-    scope: Mapping[str, Any]
-    pattern: Pattern
-    levels: Levels
-    chosen: Chosen
-    device: torch.device | str | None
-
-    def written(self, folder: Path, made_of: str) -> _Done:
-        """The result, not yet under its name.
-
-        Raises:
-            ValueError: nothing has to leave, or other than was chosen did.
-        """
-        told = told_of(self.levels, self.chosen.choice)
-        units, entries = told.units if self.chosen.units is None else self.chosen.units, told.entries
-        if not units and not entries:  # of a budget alone: what keeps a score is smaller, or an error
-            raise ValueError(f"{self.source}: costs no more than the budget as it is; nothing was written.")
-        where, result, smaller = self.source, folder / f"result-{made_of[:12]}", folder / f"shrunk-{made_of[:12]}"
-        _remove_stages(folder, but=made_of[:12])
-        if result.exists():  # of a run that was stopped before it was seen that it holds
-            shutil.rmtree(result)
-        shrunk: CheckpointShrinking | None = None
-        if units:
-            where = smaller if entries else result
-            if not where.exists():
-                done: Any = shrink(
-                    self.source,
-                    sparsity=0.5,  # the allocation says how many
-                    target="units",
-                    allocate=Units(units),
-                    round_to=1,
-                    batches=self.batches,
-                    device=self.device,
-                    out=where,
-                    **self.scope,
-                )
-                shrunk = done
-            sizes = {name: mask.size for name, mask in self.levels.kept(self.chosen.choice).items()}
-            _check_counts(where, {name: count for name, count in units.items() if count != sizes.get(name)})
-        if not entries:
-            return _Done(where, shrunk)
-        pruned = oneshot(
-            where,
-            self.batches,
-            solver=self.solver,
-            out=result,
-            device=self.device,
-            **told_entries(entries, self.pattern, self.scope),
-        )
-        check_all_pruned(pruned, entries, self.pattern)
-        return _Done(result, shrunk, pruned)
+    Raises:
+        ValueError: nothing has to leave, or other than was chosen did.
+    """
+    told = told_of(levels, chosen.choice)
+    units, entries = told.units if chosen.units is None else chosen.units, told.entries
+    if not units and not entries:  # of a budget alone: what keeps a score is smaller, or an error
+        raise ValueError(f"{source}: costs no more than the budget as it is; nothing was written.")
+    where, result, smaller = source, folder / f"result-{made_of}", folder / f"shrunk-{made_of}"
+    _remove_stages(folder, but=made_of)
+    if result.exists():  # of a run that was stopped before it was seen that it holds
+        shutil.rmtree(result)
+    shrunk: CheckpointShrinking | None = None
+    if units:
+        where = smaller if entries else result
+        if not where.exists():
+            done: Any = shrink(
+                source,
+                sparsity=0.5,  # the allocation says how many
+                target="units",
+                allocate=Units(units),
+                round_to=1,
+                batches=batches,
+                device=device,
+                out=where,
+                **asked.scope,
+            )
+            shrunk = done
+        sizes = {name: mask.size for name, mask in levels.kept(chosen.choice).items()}
+        _check_counts(where, {name: count for name, count in units.items() if count != sizes.get(name)})
+    if not entries:
+        return _Done(where, shrunk)
+    told_of_it = told_entries(entries, pattern, asked.scope)
+    pruned = oneshot(where, batches, solver=asked.solver, out=result, device=device, **told_of_it)
+    check_all_pruned(pruned, entries, pattern)
+    return _Done(result, shrunk, pruned)
 
 
 def _remove_stages(folder: Path, but: str = "-") -> None:
@@ -310,24 +248,19 @@ def _got(asked: Budget, chosen: Chosen, done: _Done, levels: Levels) -> dict[str
     if done.shrunk is not None and done.pruned is None:
         for word, (before, after) in (("params", done.shrunk.parameters), ("bytes", done.shrunk.nbytes)):
             got[word] = chosen.dense[word] - before + after
-    if over_limit := [
-        word
-        for word, limit in chosen.limits.items()
-        if asked.keep is None and word != "latency" and got[word] > limit * _EXACT
-    ]:
-        raise ValueError(
-            f"{cost_text(over_limit[0], got[over_limit[0]])} of the {over_limit[0]} would be left, and "
-            f"{cost_text(over_limit[0], chosen.limits[over_limit[0]])} were asked for: some of it had to stay. Nothing "
-            "was written."
-        )
+    if asked.keep is None:
+        check_costs(chosen, got, "written")
     if chosen.measured is not None:
         got["latency"] = chosen.measured
     return got
 
 
-def _kept(choosing: LevelSearch, carrying: Executor, keep: float, finals: int) -> Chosen:
-    """The smallest that keeps so much when it is finished; ValueError where none does."""
-    most = choosing.measured.most(keep)
+def _chosen(carrying: Executor) -> Chosen:
+    """What the budget allows, or the smallest that keeps so much when it is finished; ValueError where none does."""
+    choosing, finals = carrying.choosing, carrying.asked.finals
+    if choosing.asked.keep is None:
+        return choosing.within(finals, carrying)
+    most = choosing.measured.most(choosing.asked.keep)
     for chosen in choosing.kept(finals, carrying):
         if kept_by(carrying.lost_of(chosen.choice), most):
             return chosen
@@ -348,12 +281,10 @@ def _chosen_before(path: Path, said: Mapping[str, Any], levels: Levels, words: S
         ValueError: the file is damaged.
     """
     try:
-        read = Fields.read(path, hint=_HINT)
+        read = Fields.read(path, hint=_HINT).of_format(FORMAT, VERSION)
     except FileNotFoundError:
         return None
-    if read.take("format", str) != FORMAT or read.take("version", int) != VERSION:
-        raise read.wrong("format", f"is not {FORMAT!r} of version {VERSION}")
-    read.only("format", "version", "asked", "chosen")
+    read.only("asked", "chosen")
     if read.take("asked", dict) != said:
         return None
     chosen: Chosen = read.value("chosen", Chosen)

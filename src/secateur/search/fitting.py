@@ -8,7 +8,6 @@ a call that fails changes nothing.
 from __future__ import annotations
 
 import copy
-import math
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -23,7 +22,7 @@ from secateur import patterns, solvers
 from secateur.coupling import find_coupling
 from secateur.models import OneShot, Solve, example_of, oneshot, reached_by_name
 from secateur.patterns import Pattern
-from secateur.search.choosing import ByItself, LevelSearch, kept_by
+from secateur.search.choosing import PASSES, ByItself, LevelSearch, kept_by
 from secateur.search.costs import TARGETS, Budget, Judged, nonzeros, parse_budget
 from secateur.search.latency import milliseconds_of
 from secateur.search.levels import Levels
@@ -41,6 +40,7 @@ from secateur.support import (
     described,
     directories,
     for_directories,
+    globs_of,
     printable,
     refuse,
     unwrapped,
@@ -76,8 +76,6 @@ def fit(
     round_to: int | None = None,
     example_inputs: Any = None,
     forward: Forward | None = None,
-    held_back: int | None = None,
-    evaluations: float = 30.0,
     finals: int = FINALS,
     seed: int = 0,
     store: Path | str | None = None,
@@ -103,7 +101,8 @@ def fit(
 
     Args:
         model: any module with its weights, or a Hugging Face directory.
-        batches: what a DataLoader yields. A quarter of them is held back from the levels, for the search.
+        batches: what a DataLoader yields. A quarter of them is held back from the levels, for the
+            search; of a single batch none is.
         budget: ``{"params": 0.5, "macs": .., "bytes": .., "latency": ..}``, all of which hold: up to 1 a share of what
             the dense model costs, above that the cost itself; of latency milliseconds, measured on this machine.
             Parameters are those that are not zero, bytes those of the tensors in memory (of matrices with zeros what
@@ -129,8 +128,6 @@ def fit(
         example_inputs: what the model is called with when its multiply-adds are counted and its latency is measured.
             By default the first batch; needed with ``forward``.
         forward: ``(model, batch) -> outputs``, how a batch is run.
-        held_back: how many batches are held back, instead of a quarter; of a single batch none is.
-        evaluations: passes over the batches held back that the search may make, with the curve and the candidates.
         finals: how many models are finished on a copy, by what levels were made of, before the one that loses least
             (half on these batches, half on those held back) is taken: what was found, the fixed allocations, the best
             first, what `shrink` makes of the budget by itself, and then what these say. The best fixed allocation is
@@ -173,98 +170,56 @@ def fit(
     """
     started = time.monotonic()
     refuse_several("fit")
-    asked = parse_budget(budget, keep, target=target)
-    kinds = check_asked(asked, over, evaluations, finals, score)
-    solver = solvers.parse(solver)
+    asked = Request(
+        budget=parse_budget(budget, keep, target=target),
+        over=(over,) if isinstance(over, str) else tuple(over),
+        score=score,
+        shares=shares,
+        scope={"include": globs_of(include), "exclude": globs_of(exclude)},
+        solver=solvers.parse(solver),
+        pattern=None if pattern is None else patterns.parse(pattern),
+        round_to=round_to,
+        finals=finals,
+        seed=seed,
+        levels=levels,
+        uniform=uniform or isinstance(model, Path | str),
+        verify=verify,
+        example_inputs=example_inputs,
+        forward=forward,
+    )
     check_batches(batches)
     every = list(batches)
-    rest, back = split(every, held_back)
-    scope = {"include": _globs(include), "exclude": _globs(exclude)}
+    folder = None if store is None else Path(store)
     if isinstance(model, Path | str):
         from secateur.search.directory import fit_directory
 
         why = "is for modules: a directory is called as its configuration says, and always proved."
         refuse(why, example_inputs=example_inputs, forward=forward, verify=None if verify else False)
-        done = fit_directory(
-            *directories(model, out),
-            every,
-            rest,
-            back,
-            asked,
-            kinds,
-            solver,
-            scope,
-            score=score,
-            shares=shares,
-            pattern=pattern,
-            round_to=round_to,
-            evaluations=float(evaluations),
-            finals=finals,
-            seed=seed,
-            store=None if store is None else Path(store),
-            levels=levels,
-            device=device,
-        )
+        done = fit_directory(*directories(model, out), every, asked, folder, device)
         return done.over_texts(model, batches, device=device)
     for_directories(out=out, device=device)
     if forward is not None and example_inputs is None:
         raise ValueError("with forward= the batches do not say what the model is called with; pass example_inputs=.")
-    example = example_of(model, every[0]) if example_inputs is None else example_inputs
     reach = reached_by_name(model, batches, forward=forward)
-    known = None if levels is None else given(levels, model)
-    if known is not None:
-        made = known.levels
-        check_unmade(shares, round_to, made, kinds, solver)
-    else:
-        made = make_levels(
-            model,
-            rest,
-            over=kinds,
-            shares=shares_for(shares, kinds),
-            solver=solver,
-            pattern=pattern,
-            round_to=rounding_for(model, example, round_to),
-            verify=verify,
-            example_inputs=example,
-            forward=forward,
-            store=store,
-            **scope,
-        )
-    choosing = LevelSearch(
-        model=model,
-        asked=asked,
-        levels=made,
-        rest=rest,
-        measured=ModelLoss(model, back, forward, score),
-        example=example,
-        timed_on=example_of(model, every[0], None) if example_inputs is None else example_inputs,
-        forward=forward,
-        uniform=uniform,
-        over=kinds,
-        seed=seed,
-        passes=float(evaluations),
-        folder=None if store is None else Path(store),
-        known=known,
-        scope=scope,
-    )
-    carrying = Executor(
-        choosing, every, solver, scope, uniform=uniform, verify=verify, pattern=pattern_of(made, pattern)
-    )
-    if asked.keep is None:
+    known = asked.given(model)
+    made = asked.made(model, every, folder) if known is None else known.levels
+    carrying = asked.executor(model, made, known, every, folder)
+    choosing = carrying.choosing
+    if asked.budget.keep is None:
         chosen = choosing.within(finals, carrying)
         within_as_it_is(chosen)
         shrunk, pruned, finished, got = carrying(chosen, None)
     else:
         for chosen in choosing.kept(finals, carrying):
             try:
-                shrunk, pruned, finished, got = carrying(chosen, choosing.measured.most(asked.keep))
+                shrunk, pruned, finished, got = carrying(chosen, choosing.measured.most(asked.budget.keep))
             except _MissedError:
                 continue
             break
         else:
-            raise choosing.nothing_kept(chosen.limits[asked.target] / chosen.dense[asked.target])
+            raise choosing.nothing_kept(chosen.limits[target] / chosen.dense[target])
     return Fitted(
-        asked=asked,
+        asked=asked.budget,
         chosen=chosen,
         got=carrying.timed(chosen, got),
         levels=made,
@@ -280,57 +235,117 @@ def fit(
     )
 
 
-def check_asked(
-    asked: Budget, over: str | Sequence[str], evaluations: float, finals: int, score: object
-) -> tuple[str, ...]:
-    """Which kinds of levels; ValueError or TypeError for what cannot be asked for together."""
-    kinds = (over,) if isinstance(over, str) else tuple(over)
-    if not kinds or not set(kinds) <= set(KINDS):
-        raise ValueError(f"over says which kinds of levels, of {', '.join(map(repr, KINDS))}; got {kinds!r}.")
-    if "latency" in asked.words and set(kinds) == {"oneshot"}:
-        raise ValueError(
-            'zeros make nothing faster by themselves, so a latency asks for over=("shrink",), or both; to make zeros '
-            "fast, secateur.pack the result."
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """The checked arguments of `fit`; see there. The scope is ``{"include": globs or None, "exclude": globs or None}``.
+
+    Raises:
+        ValueError, TypeError: what cannot be asked for together.
+    """
+
+    budget: Budget
+    over: tuple[str, ...]
+    score: Score | None
+    shares: Sequence[float] | None
+    scope: Mapping[str, Any]
+    solver: Solve
+    pattern: Pattern | None
+    round_to: int | None
+    finals: int
+    seed: int
+    levels: Levels | Sensitivity | Path | str | None
+    uniform: bool
+    verify: bool
+    example_inputs: Any
+    forward: Forward | None
+
+    def __post_init__(self) -> None:
+        if not self.over or not {*self.over} <= {*KINDS}:
+            raise ValueError(f"over says which kinds of levels, of {', '.join(map(repr, KINDS))}; got {self.over!r}.")
+        if "latency" in self.budget.words and {*self.over} == {"oneshot"}:
+            raise ValueError(
+                'zeros make nothing faster by themselves, so a latency asks for over=("shrink",), or both; to make '
+                "zeros fast, secateur.pack the result."
+            )
+        if self.finals < 1:
+            raise ValueError(f"finals must be at least 1, the number of models that are finished; not {self.finals}.")
+        if self.score is not None and not isinstance(self.score, str) and not callable(self.score):
+            raise TypeError(f"score is a function (model) -> float, higher is better, not {self.score!r}.")
+        if isinstance(self.score, str):
+            check_word(self.score)
+
+    def given(self, model: nn.Module) -> Sensitivity | None:
+        """The levels that are made already; ValueError where they are to be others."""
+        if self.levels is None:
+            return None
+        found = given(self.levels, model)
+        if self.shares is not None or self.round_to is not None:
+            raise ValueError("levels= have their own shares and round_to; leave out shares= and round_to=.")
+        asked = found.levels.made.asked
+        if missing := [word for word in self.over if word not in asked["over"]]:
+            raise ValueError(
+                f"over= says {', '.join(map(repr, self.over))}, and levels= were made over "
+                f"{', '.join(map(repr, asked['over']))}: make them over {missing[0]!r}, too, or leave it out."
+            )
+        if "oneshot" in self.over and described(self.solver) != asked.get("solver"):
+            raise ValueError(
+                f"levels= are of the solver {asked.get('solver')}, and solver= says {described(self.solver)}: pass the "
+                "one that they were made with, or make them again."
+            )
+        return found
+
+    def made(self, model: nn.Module, every: Sequence[Any], store: Path | None) -> Levels:
+        """Levels of the batches but for those held back, made now or by an earlier run."""
+        return make_levels(
+            model,
+            split(every)[0],
+            over=self.over,
+            shares=self.shares or (SHARES if "oneshot" in self.over else FINE),
+            solver=self.solver,
+            pattern=self.pattern,
+            round_to=rounding_for(model, self.example(model, every), self.round_to),
+            verify=self.verify,
+            example_inputs=self.example_inputs,
+            forward=self.forward,
+            store=store,
+            **self.scope,
         )
-    if not evaluations > 0 or math.isinf(evaluations):
-        raise ValueError(f"evaluations must be more than 0, the passes that a search may make; not {evaluations}.")
-    if finals < 1:
-        raise ValueError(f"finals must be at least 1, the number of models that are finished; not {finals}.")
-    if score is not None and not isinstance(score, str) and not callable(score):
-        raise TypeError(f"score is a function (model) -> float, higher is better, not {score!r}.")
-    if isinstance(score, str):
-        check_word(score)
-    return kinds
 
+    def example(self, model: nn.Module, every: Sequence[Any], *rows: None) -> Any:
+        """What the model is called with: the first rows of the first batch, or with None all of them."""
+        return example_of(model, every[0], *rows) if self.example_inputs is None else self.example_inputs
 
-def check_unmade(
-    shares: Sequence[float] | None,
-    round_to: int | None,
-    levels: Levels | None = None,
-    kinds: Sequence[str] = (),
-    solver: Solve | None = None,
-) -> None:
-    """ValueError where levels are given, and are to be others."""
-    if shares is not None or round_to is not None:
-        raise ValueError("levels= have their own shares and round_to; leave out shares= and round_to=.")
-    if levels is None:
-        return
-    asked = levels.made.asked
-    if missing := [word for word in kinds if word not in asked["over"]]:
-        raise ValueError(
-            f"over= says {', '.join(map(repr, kinds))}, and levels= were made over "
-            f"{', '.join(map(repr, asked['over']))}: make them over {missing[0]!r}, too, or leave it out."
+    def executor(
+        self,
+        model: nn.Module,
+        levels: Levels,
+        known: Sensitivity | None,
+        every: Sequence[Any],
+        folder: Path | None,
+        *,
+        in_directory: bool = False,
+    ) -> Executor:
+        """The search of these levels, and what carries out what it finds."""
+        rest, back = split(every)
+        choosing = LevelSearch(
+            model=model,
+            asked=self.budget,
+            levels=levels,
+            rest=rest,
+            measured=ModelLoss(model, back, self.forward, self.score),
+            example=self.example(model, every),
+            timed_on=self.example(model, every, None),
+            forward=self.forward,
+            uniform=self.uniform,
+            over=self.over,
+            seed=self.seed,
+            passes=PASSES,
+            folder=folder,
+            known=known,
+            scope=self.scope,
+            in_directory=in_directory,
         )
-    if solver is not None and "oneshot" in kinds and described(solver) != asked.get("solver"):
-        raise ValueError(
-            f"levels= are of the solver {asked.get('solver')}, and solver= says {described(solver)}: pass the one that "
-            "they were made with, or make them again."
-        )
-
-
-def shares_for(shares: Sequence[float] | None, kinds: Sequence[str]) -> Sequence[float]:
-    """Those that were asked for, or the default."""
-    return shares if shares is not None else SHARES if "oneshot" in kinds else FINE
+        return Executor(choosing, every, self, pattern_of(levels, self.pattern))
 
 
 def rounding_for(model: nn.Module, example_inputs: Any, round_to: int | None) -> int | None:
@@ -352,17 +367,14 @@ def rounding_for(model: nn.Module, example_inputs: Any, round_to: int | None) ->
     return 1 if units and 16 * min(units) > _SMALL * whole else None
 
 
-def pattern_of(levels: Levels, asked: str | Pattern | None) -> Pattern:
+def pattern_of(levels: Levels, asked: Pattern | None) -> Pattern:
     """Which the levels of entries are of; ValueError where that is not what was asked for."""
     word = str(levels.made.asked.get("pattern", UNSTRUCTURED))
-    if asked is None:
-        return patterns.parse(word)
-    found = patterns.parse(asked)
-    if patterns.word_of(found) != word and "oneshot" in levels.made.asked["over"]:
+    if asked is not None and patterns.word_of(asked) != word and "oneshot" in levels.made.asked["over"]:
         raise ValueError(
-            f"levels= are of the pattern {word}, and pattern= says {patterns.word_of(found)}; leave it out."
+            f"levels= are of the pattern {word}, and pattern= says {patterns.word_of(asked)}; leave it out."
         )
-    return found
+    return patterns.parse(word) if asked is None else asked
 
 
 def told_entries(entries: Mapping[str, float], pattern: Pattern, scope: Mapping[str, Any]) -> dict[str, Any]:
@@ -393,10 +405,6 @@ def within_as_it_is(chosen: Chosen) -> None:
         warnings.warn("the model costs no more than the budget as it is: nothing leaves.", UserWarning, stacklevel=3)
 
 
-def _globs(given: str | Iterable[str] | None) -> list[str] | None:
-    return None if given is None else [given] if isinstance(given, str) else list(given)
-
-
 @dataclass(frozen=True)
 class Told:
     """The arguments of the verbs: how many units of each group stay, and the sparsity of matrices."""
@@ -419,11 +427,8 @@ class Executor:
 
     choosing: LevelSearch
     every: Sequence[Any]
-    solver: Solve
-    scope: Mapping[str, Any]
-    uniform: bool
-    verify: bool
-    pattern: Pattern = field(default_factory=patterns.Unstructured)
+    asked: Request
+    pattern: Pattern
     seen: ModelLoss | None = None  # the batches that levels were made of
     memory: Memory = field(default_factory=Memory)  # of copies that are finished: they begin alike
 
@@ -451,7 +456,7 @@ class Executor:
                     undo.values(*{id(each): each for each in task.inner.parameters()}.values())
                     pruned = self._pruned(task.model, told.entries, self.every)
                 got = self._costs(chosen, shrunk, pruned)
-                _check_costs(chosen, got)
+                check_costs(chosen, got)
                 finished = task.measured.finished()
                 if most is not None and not kept_by(task.measured.lost(finished), most):
                     raise _MissedError
@@ -459,7 +464,7 @@ class Executor:
 
         shrunk = None
         if told.units:
-            shrunk = self._shrunk(task.model, told, self.every, verify=self.verify, report=then)
+            shrunk = self._shrunk(task.model, told, self.every, verify=self.asked.verify, report=then)
         else:
             then(None)
         return shrunk, *result[0]
@@ -519,9 +524,9 @@ class Executor:
                         target=word,
                         batches=self.every if by_all else task.rest,
                         forward=task.forward,
-                        uniform=self.uniform,
+                        uniform=self.asked.uniform,
                         verify=False,
-                        **self.scope,
+                        **self.asked.scope,
                     )
             except ValueError:
                 return None  # not so much can leave by its rules
@@ -553,19 +558,19 @@ class Executor:
             round_to=1,
             batches=batches,
             forward=self.choosing.forward,
-            uniform=self.uniform,
+            uniform=self.asked.uniform,
             verify=verify,
             report=report,
-            **self.scope,
+            **self.asked.scope,
         )
 
     def _pruned(self, model: nn.Module, entries: Mapping[str, float], batches: Sequence[Any]) -> OneShot:
         done = oneshot(
             model,
             batches,
-            solver=self.solver,
+            solver=self.asked.solver,
             forward=self.choosing.forward,
-            **told_entries(entries, self.pattern, self.scope),
+            **told_entries(entries, self.pattern, self.asked.scope),
         )
         check_all_pruned(done, entries, self.pattern)
         return done
@@ -630,13 +635,13 @@ def check_counts(
             )
 
 
-def _check_costs(chosen: Chosen, got: Mapping[str, float]) -> None:
+def check_costs(chosen: Chosen, got: Mapping[str, float], what: str = "changed") -> None:
     """Raises ValueError where less left than was chosen, and the budget does not hold."""
     for word, limit in chosen.limits.items():
         if word != "latency" and got.get(word, 0.0) > limit * (1 + 1e-9):
             raise ValueError(
                 f"{cost_text(word, got[word])} of the {word} are left, where {cost_text(word, limit)} were asked for "
-                f"and {cost_text(word, chosen.predicted[word])} chosen: some of it had to stay. Nothing was changed."
+                f"and {cost_text(word, chosen.predicted[word])} chosen: some of it had to stay. Nothing was {what}."
             )
 
 

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 import torch
@@ -24,11 +24,13 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 from secateur.shrinking import Plan, carry_out
 from secateur.support import (
+    Between,
     Fields,
     alternating,
     device_of,
     in_mode,
     moved,
+    plain,
     processor,
     ratio,
     run_example,
@@ -70,6 +72,10 @@ class _Like:
     dtype: torch.dtype
     device: torch.device
 
+    @staticmethod
+    def of(tensor: Tensor) -> _Like:
+        return _Like(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.device)
+
     def made(self) -> Tensor:
         found = torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=self.device)
         if self.dtype.is_floating_point:
@@ -88,7 +94,7 @@ class _Recording(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         given = {_memory(each) for each in tensors_in((args, kwargs)) if _has_storage(each)}
-        like = _described((args, kwargs))
+        like = _replaced((args, kwargs), Tensor, _Like.of)
         output = func(*args, **kwargs)
         if self._computes(func, output, given):
             form: list[str] = []
@@ -117,33 +123,22 @@ def _memory(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def _described(value: Any) -> Any:
-    """The arguments with `_Like` for tensors."""
-    if isinstance(value, Tensor):
-        return _Like(tuple(value.shape), tuple(value.stride()), value.dtype, value.device)
+def _replaced(value: Any, kind: type, new: Callable[[Any], Any]) -> Any:
+    """The arguments with others for all of a kind."""
+    if isinstance(value, kind):
+        return new(value)
     if isinstance(value, dict):
-        return {key: _described(each) for key, each in value.items()}
+        return {key: _replaced(each, kind, new) for key, each in value.items()}
     if isinstance(value, tuple | list):
-        parts = [_described(each) for each in value]
+        parts = [_replaced(each, kind, new) for each in value]
         return parts if isinstance(value, list) else tuple(parts)
     return value
 
 
 def _called(func: Any, like: Any) -> Callable[[], object]:
     """The call, on tensors that are made once."""
-    args, kwargs = _filled(like)
+    args, kwargs = _replaced(like, _Like, _Like.made)
     return functools.partial(func, *args, **kwargs)
-
-
-def _filled(value: Any) -> Any:
-    if isinstance(value, _Like):
-        return value.made()
-    if isinstance(value, dict):
-        return {key: _filled(each) for key, each in value.items()}
-    if isinstance(value, tuple | list):
-        parts = [_filled(each) for each in value]
-        return parts if isinstance(value, list) else tuple(parts)
-    return value
 
 
 def _write(value: Any, form: list[str], numbers: list[int]) -> None:
@@ -251,33 +246,27 @@ class Times:
         if self.path is None:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        rows = [[form, list(numbers), ms] for form, table in self._known.items() for numbers, ms in table.items()]
-        said = {"format": FORMAT, "version": VERSION, "machine": self.machine, "times": rows}
+        rows = tuple((form, numbers, ms) for form, table in self._known.items() for numbers, ms in table.items())
+        said = {"format": FORMAT, "version": VERSION, **plain(_Said(self.machine, rows))}
         write_whole(self.path, json.dumps(said, indent=0, allow_nan=False))
 
     def _read(self, path: Path) -> None:
-        read = Fields.read(path, hint=_HINT)
-        if read.take("format", str) != FORMAT or read.take("version", int) != VERSION:
-            raise read.wrong("format", f"is not {FORMAT!r} of version {VERSION}")
-        read.only("format", "version", "machine", "times")
-        if read.each_named("machine", str) != self.machine:
-            return
-        for at, row in enumerate(read.each("times", list)):
-            if not _is_row(row):
-                raise read.wrong(f"times[{at}]", "is no form, whole numbers and milliseconds")
-            form, numbers, ms = row
-            self._known.setdefault(form, {})[tuple(numbers)] = float(ms)
+        said = Fields.read(path, hint=_HINT).of_format(FORMAT, VERSION).whole(_Said)
+        if said.machine == self.machine:
+            for form, numbers, ms in said.times:
+                self._known.setdefault(form, {})[numbers] = float(ms)
 
 
-def _is_row(row: list[Any]) -> bool:
-    return (
-        len(row) == 3
-        and isinstance(row[0], str)
-        and isinstance(row[1], list)
-        and all(type(each) is int and abs(each) < _LARGEST for each in row[1])
-        and type(row[2]) in (int, float)
-        and 0 < row[2] < 1e12
-    )
+_Number = Annotated[int, Between(-_LARGEST, _LARGEST)]
+_Milliseconds = Annotated[float, Between(math.ulp(0.0), 1e12)]
+
+
+@dataclass(frozen=True)
+class _Said:
+    """What ``latency.json`` says: of which machine, and ``(form, numbers, milliseconds)`` of each operation."""
+
+    machine: Mapping[str, str]
+    times: tuple[tuple[str, tuple[_Number, ...], _Milliseconds], ...]
 
 
 def _machine() -> dict[str, str]:

@@ -12,13 +12,14 @@ choice of one level for each group is a model. What is on disk is there whole, a
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,15 +27,18 @@ import torch
 from torch import Tensor, nn
 
 from secateur.models import digest
-from secateur.search.costs import TARGETS, CostModel, bill_in, stored
+from secateur.search.costs import TARGETS, CostModel, CostTerms, stored
 from secateur.support import (
+    Between,
     Column,
     Fields,
+    LazyTensors,
     Part,
     Shown,
     Table,
     Undo,
     open_regular,
+    plain,
     records,
     tensors_of,
     unwrapped,
@@ -56,36 +60,59 @@ class Kept:
         values: names of the parameters that have values of their own.
     """
 
-    share: float
-    kept: int
-    error: float
-    loss: float | None
-    left: Mapping[str, float]
+    share: Annotated[float, Between(0, 1)]
+    kept: Annotated[int, Between(0)]
+    error: Annotated[float, Between(0)]
+    loss: Annotated[float, Between(0)] | None
+    left: Mapping[str, Annotated[float, Between(0)]]
     values: tuple[str, ...]
 
 
 @dataclass(frozen=True, eq=False)
-class Stored:
-    """The levels of a group, but for the dense one.
+class Entry:
+    """What is known of the levels of a group, but for the dense one.
 
     Attributes:
+        of_levels: the digest of the levels that they are a part of.
         name, kind: of the group.
         of: how many units it has; of a layer entries.
         groups: those of the coupling that leave together; of a layer its parameter.
         sizes: units of each.
         members: ``(parameter, dimension, number of the group)``: slices that become zero with its units.
         levels: the smallest share first.
+    """
+
+    of_levels: str
+    name: str
+    kind: str
+    of: Annotated[int, Between(1)]
+    groups: tuple[str, ...]
+    sizes: tuple[Annotated[int, Between(1)], ...]
+    members: tuple[tuple[str, Annotated[int, Between(0, 15)], Annotated[int, Between(0)]], ...]
+    levels: tuple[Kept, ...]
+
+    def wrong(self) -> str | None:
+        """What of it contradicts the rest, if something does."""
+        if self.kind not in _KINDS:
+            return f"kind must be one of {', '.join(_KINDS)}"
+        if len(self.groups) != len(self.sizes):
+            return f"sizes is of {len(self.sizes)} groups, and there are {len(self.groups)}"
+        if any(group >= len(self.sizes) for *_, group in self.members):
+            return "members is of a group that there is not"
+        if any(level.kept > self.of or {*level.left} != {*TARGETS} for level in self.levels):
+            return f"levels keep more than there is, or are not of {', '.join(TARGETS)}"
+        return None
+
+
+@dataclass(frozen=True, eq=False)
+class Stored(Entry):
+    """The levels of a group, with their tensors.
+
+    Attributes:
         tensors: ``units.M``, the unit of each position of member M or -1; ``kept.L.G``, which units of group G stay at
             level L; ``value.L.NAME``, a parameter at level L.
     """
 
-    name: str
-    kind: str
-    of: int
-    groups: tuple[str, ...]
-    sizes: tuple[int, ...]
-    members: tuple[tuple[str, int, int], ...]
-    levels: tuple[Kept, ...]
     tensors: Mapping[str, Tensor] = field(repr=False)
 
     def value(self, at: int, name: str) -> Tensor:
@@ -110,30 +137,11 @@ def file_of(folder: Path, name: str) -> Path:
     return folder / f"{hashlib.sha256(name.encode()).hexdigest()[:24]}.safetensors"
 
 
-def write_entry(folder: Path, entry: Stored, digest: str) -> Path:
-    """Writes the levels of a group into a folder, as part of the levels with this digest."""
+def write_entry(folder: Path, entry: Stored) -> Path:
+    """Writes the levels of a group into a folder."""
     from safetensors.torch import save
 
-    said = {
-        "of_levels": digest,
-        "name": entry.name,
-        "kind": entry.kind,
-        "of": entry.of,
-        "groups": list(entry.groups),
-        "sizes": list(entry.sizes),
-        "members": [list(each) for each in entry.members],
-        "levels": [
-            {
-                "share": each.share,
-                "kept": each.kept,
-                "error": each.error,
-                "loss": each.loss,
-                "left": dict(each.left),
-                "values": list(each.values),
-            }
-            for each in entry.levels
-        ],
-    }
+    said = {each.name: plain(getattr(entry, each.name)) for each in fields(Entry)}
     tensors = {name: each.detach().cpu().contiguous() for name, each in entry.tensors.items()}
     return write_whole(file_of(folder, entry.name), save(tensors, {_KEY: json.dumps(said, allow_nan=False)}))
 
@@ -143,18 +151,21 @@ def lies_in(folder: Path, entry: Stored) -> bool:
     return isinstance(entry.tensors, _OfFile) and entry.tensors.path == file_of(folder, entry.name)
 
 
-class _OfFile(Mapping[str, Tensor]):
-    """The tensors of a file, read on access."""
+class _OfFile(LazyTensors):
+    """The tensors of a file."""
 
     def __init__(self, path: Path) -> None:
         from safetensors import safe_open
 
         self.path = path
         self._file: Any = safe_open(path, "pt")
-        self._names: tuple[str, ...] = tuple(self._file.keys())  # type: ignore[no-untyped-call]
+
+    @functools.cached_property
+    def known(self) -> tuple[str, ...]:
+        return tuple(self._file.keys())
 
     def __getitem__(self, name: str) -> Tensor:
-        if name not in self._names:
+        if name not in self:
             raise KeyError(name)
         found: Tensor = self._file.get_tensor(name)
         return found
@@ -167,12 +178,6 @@ class _OfFile(Mapping[str, Tensor]):
 
     def said(self) -> str:
         return str((self._file.metadata() or {}).get(_KEY, ""))
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
 
 
 def read_entry(folder: Path, name: str, digest: str) -> Stored:
@@ -193,42 +198,16 @@ def read_entry(folder: Path, name: str, digest: str) -> Stored:
     except SafetensorError as error:
         raise ValueError(f"{path}: damaged: no safetensors file ({error}).{_HINT}") from None
     read = Fields(records.parse_json(said.encode(), path, hint=_HINT), path, hint=_HINT)
-    read.only("of_levels", "name", "kind", "of", "groups", "sizes", "members", "levels")
-    if read.take("of_levels", str) != digest or read.take("name", str) != name:
+    entry = read.whole(Entry)
+    if entry.of_levels != digest or entry.name != name:
         raise ValueError(f"{path}: of other levels, which were made of another model, other data or otherwise.{_HINT}")
-    kind = read.take("kind", str)
-    if kind not in _KINDS:
-        raise read.wrong("kind", f"must be one of {', '.join(_KINDS)}")
-    groups, sizes = tuple(read.each("groups", str)), tuple(read.each("sizes", int, least=1))
-    members = []
-    for at, each in enumerate(read.each("members", list)):
-        if [type(one) for one in each] != [str, int, int] or not 0 <= each[2] < len(sizes) or not 0 <= each[1] < 16:
-            raise read.wrong(f"members[{at}]", "is no parameter, dimension and group")
-        members.append((each[0], each[1], each[2]))
-    if len(groups) != len(sizes):
-        raise read.wrong("sizes", f"is of {len(sizes)} groups, and there are {len(groups)}")
-    levels = tuple(_level_in(each, read.take("of", int, least=1)) for each in read.inners("levels"))
-    entry = Stored(name, kind, read.take("of", int), groups, sizes, tuple(members), levels, tensors)
+    if (why := entry.wrong()) is not None:
+        raise read.wrong("", why)
     _check_tensors(read, entry, tensors)
-    return entry
+    return Stored(**vars(entry), tensors=tensors)
 
 
-def _level_in(read: Fields, of: int) -> Kept:
-    read.only("share", "kept", "error", "loss", "left", "values")
-    left = read.each_named("left", float, least=0)
-    if set(left) != set(TARGETS):
-        raise read.wrong("left", f"is not of {', '.join(TARGETS)}")
-    return Kept(
-        read.take("share", float, least=0, most=1),
-        read.take("kept", int, least=0, most=of),
-        read.take("error", float, least=0),
-        read.maybe("loss", float, least=0),
-        left,
-        tuple(read.each("values", str)),
-    )
-
-
-def _check_tensors(read: Fields, entry: Stored, tensors: _OfFile) -> None:
+def _check_tensors(read: Fields, entry: Entry, tensors: _OfFile) -> None:
     """Their names, types and sizes, and that units are units."""
     wanted: dict[str, tuple[str, int | None]] = {f"units.{at}": ("I32", None) for at in range(len(entry.members))}
     for at, level in enumerate(entry.levels, 1):
@@ -246,6 +225,25 @@ def _check_tensors(read: Fields, entry: Stored, tensors: _OfFile) -> None:
         units = tensors[f"units.{at}"].numpy()
         if len(units) and not (units.min() >= -1 and units.max() < entry.sizes[group]):
             raise read.wrong("", f"holds units.{at} of units that group {group} has not")
+
+
+def together(dense: Tensor, several: Sequence[Tensor]) -> Tensor:
+    """The values of a parameter with the changes of all of these: a single one is as it is."""
+    if len(several) == 1:
+        return several[0]
+    wide = dense.double()
+    return torch.stack([each.to(wide) - wide for each in several]).sum(0).add_(wide).to(dense.dtype)
+
+
+def in_order(levels: Sequence[Kept]) -> tuple[Kept, ...]:
+    """With errors and losses that never fall; no losses where one is not known."""
+    errors = rising([each.error for each in levels])
+    known = all(each.loss is not None for each in levels)
+    losses = rising([each.loss or 0.0 for each in levels])
+    return tuple(
+        replace(each, error=error, loss=loss if known else None)
+        for each, error, loss in zip(levels, errors, losses, strict=True)
+    )
 
 
 def rising(values: Sequence[float]) -> list[float]:
@@ -266,7 +264,6 @@ def tensor_of(mask: npt.NDArray[np.bool_]) -> Tensor:
 
 FORMAT, VERSION = "secateur levels", 1
 FILE = "levels.json"
-_HINT = " Make the levels again, in another folder."
 
 
 @dataclass(frozen=True)
@@ -304,6 +301,19 @@ class Fingerprint:
         """Of all of it."""
         text = json.dumps([self.model, self.batches, self.asked], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class _Said:
+    """What ``levels.json`` says: what they were made of, the groups, why others have none, notes, and costs."""
+
+    model: str
+    batches: str
+    asked: Mapping[str, Any]
+    groups: tuple[str, ...]
+    left_alone: Mapping[str, str]
+    in_blocks: Mapping[str, str]
+    costs: CostTerms
 
 
 class Levels(Mapping[str, tuple[Level, ...]], Shown):
@@ -497,21 +507,15 @@ class Levels(Mapping[str, tuple[Level, ...]], Shown):
         folder.mkdir(parents=True, exist_ok=True)
         for entry in self._entries.values():
             if not lies_in(folder, entry):
-                write_entry(folder, entry, self.made.digest)
-        write_whole(folder / FILE, json.dumps(self._to_json(), indent=1))
-
-    def _to_json(self) -> dict[str, Any]:
-        return {
-            "format": FORMAT,
-            "version": VERSION,
-            "model": self.made.model,
-            "batches": self.made.batches,
-            "asked": dict(self.made.asked),
-            "groups": list(self._entries),
-            "left_alone": self.left_alone,
-            "in_blocks": self.in_blocks,
-            "costs": self._bill.to_json(),
-        }
+                write_entry(folder, entry)
+        said = _Said(
+            **vars(self.made),
+            groups=tuple(self._entries),
+            left_alone=self.left_alone,
+            in_blocks=self.in_blocks,
+            costs=self._bill.terms(),
+        )
+        write_whole(folder / FILE, json.dumps({"format": FORMAT, "version": VERSION, **plain(said)}, indent=1))
 
     @classmethod
     def load(cls, folder: str | Path) -> Levels:
@@ -522,18 +526,15 @@ class Levels(Mapping[str, tuple[Level, ...]], Shown):
             ValueError: a file is damaged, or of other levels.
         """
         folder = Path(folder)
-        read = Fields.read(folder / FILE, hint=_HINT)
-        if read.take("format", str) != FORMAT or read.take("version", int) != VERSION:
-            raise read.wrong("format", f"is not {FORMAT!r} of version {VERSION}")
-        read.only("format", "version", "model", "batches", "asked", "groups", "left_alone", "in_blocks", "costs")
-        made = Fingerprint(read.take("model", str), read.take("batches", str), read.take("asked", dict))
-        entries = [read_entry(folder, name, made.digest) for name in read.each("groups", str)]
-        if len({entry.name for entry in entries}) != len(entries):
+        read = Fields.read(folder / FILE, hint=_HINT).of_format(FORMAT, VERSION)
+        said = read.whole(_Said)
+        made = Fingerprint(said.model, said.batches, said.asked)
+        if len({*said.groups}) != len(said.groups):
             raise read.wrong("groups", "names a group twice")
-        bill = bill_in(read.inner("costs"))
-        if len(bill.dense) != len(entries):
-            raise read.wrong("costs.dense", f"is of {len(bill.dense)} groups, and there are {len(entries)}")
-        return cls(entries, bill, made, read.each_named("left_alone", str), read.each_named("in_blocks", str))
+        if (why := said.costs.wrong()) is not None or len(said.costs.dense) != len(said.groups):
+            raise read.wrong("costs", why or f"is of {len(said.costs.dense)} groups, and there are {len(said.groups)}")
+        entries = [read_entry(folder, name, made.digest) for name in said.groups]
+        return cls(entries, said.costs.model(), made, said.left_alone, said.in_blocks)
 
     # ---- shown ----------------------------------------------------------------------------------------------------
 
@@ -631,13 +632,7 @@ def _check_fit(
 def _combined(
     dense: Tensor, new: Sequence[Tensor], zeros: Sequence[Tensor], gone: Sequence[tuple[int, npt.NDArray[np.bool_]]]
 ) -> Tensor:
-    if len(new) == 1:
-        found = torch.empty_like(dense).copy_(new[0])
-    elif new:
-        wide = dense.double()
-        found = torch.stack([each.to(wide) - wide for each in new]).sum(0).add_(wide).to(dense.dtype)
-    else:
-        found = dense.clone()
+    found = torch.empty_like(dense).copy_(together(dense, new)) if new else dense.clone()
     for mask in zeros:
         found.masked_fill_(mask.to(found.device), 0)
     for dim, places in gone:

@@ -6,6 +6,7 @@ groups that are on disk, to the same bytes.
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -47,9 +48,10 @@ from secateur.search.levels import (
     Levels,
     Stored,
     digest_of,
+    in_order,
     read_entry,
-    rising,
     tensor_of,
+    together,
     write_entry,
 )
 from secateur.shrinking import (
@@ -70,7 +72,7 @@ from secateur.shrinking import (
     ties_around,
 )
 from secateur.solvers import admm
-from secateur.support import Forward, check_batches, check_data, described, matches, rank_and_world, unwrapped
+from secateur.support import Forward, check_batches, check_data, described, globs_of, matches, rank_and_world, unwrapped
 
 SHARES = (0.1, 0.3, 0.5, 0.7)
 OVER = ("shrink", "oneshot")
@@ -141,7 +143,7 @@ def make_levels(
     shares = _checked(kinds, shares)
     solver = solvers.parse(solver)
     pattern = narrowest(solver) if pattern is None else patterns.parse(pattern)
-    include, exclude = _globs(include), _globs(exclude)
+    include, exclude = globs_of(include), globs_of(exclude)
     check_batches(batches)
     held = list(batches)
     check_data(held, "since levels are measured by running the model")
@@ -236,10 +238,6 @@ def _check_values(model: nn.Module) -> None:
             raise ValueError(f"{name} has no values; load the weights, or run a lazy model once, before its levels.")
 
 
-def _globs(given: str | Iterable[str] | None) -> tuple[str, ...] | None:
-    return None if given is None else (given,) if isinstance(given, str) else tuple(given)
-
-
 @dataclass(eq=False)
 class _Making:
     """What is to be made of one model, and what is made already."""
@@ -261,16 +259,12 @@ class _Making:
     def __post_init__(self) -> None:
         self.around = ties_around(self.coupling, [group for each in self.tied for group in each.groups])
         self.by_axis = {group.name: each for each in self.tied for group in each.groups}
-        self._read([*map(_name_of, self.tied), *(f"{name}:layer" for name in self.layers)])
-
-    def _read(self, names: Iterable[str]) -> None:
-        """Those that are in the folder already."""
-        for name in names if self.folder is not None else ():
-            assert self.folder is not None
-            try:
-                self.done[name] = read_entry(self.folder, name, self.digest)
-            except (FileNotFoundError, ValueError):
-                continue  # it is not made yet, or by another request: it is made again, in its place
+        self.wanted: dict[str, Variable] = {_name_of(each): each for each in self.tied}
+        self.wanted |= {f"{name}:layer": name for name in self.layers}
+        for name in self.wanted if self.folder is not None else ():
+            # what is not made yet, or by another request, is made again in its place
+            with contextlib.suppress(FileNotFoundError, ValueError):
+                self.done[name] = read_entry(self.folder, name, self.digest)  # type: ignore[arg-type]
 
     def walk(self, batches: Sequence[Any], forward: Forward | None) -> None:
         """One walk over the dense model, for what is not made yet."""
@@ -300,35 +294,30 @@ class _Making:
 
     def entries(self) -> tuple[list[Stored], list[Variable]]:
         """In the order of the model; and what the bill counts of each."""
-        entries: list[Stored] = []
-        variables: list[Variable] = []
         every = (
             *self.model.named_parameters(remove_duplicate=False),
             *self.model.named_buffers(remove_duplicate=False),
         )
         order = {name: at for at, (name, _) in enumerate(every)}
-        found: list[tuple[int, str, Variable]] = [
-            (min(order[member] for group in each.groups for member, _ in group.members), _name_of(each), each)
-            for each in self.tied
-        ]
-        found += [(order[name], f"{name}:layer", name) for name in self.layers]
-        for _, name, each in sorted(found, key=lambda one: one[0]):
-            if name in self.done:
-                entries.append(self.done[name])
-                variables.append(each)
-        return entries, variables
+
+        def first(name: str) -> int:
+            each = self.wanted[name]
+            members = [each] if isinstance(each, str) else [one for group in each.groups for one, _ in group.members]
+            return min(order[member] for member in members)
+
+        there = sorted((name for name in self.wanted if name in self.done), key=first)
+        return [self.done[name] for name in there], [self.wanted[name] for name in there]
 
     def missing(self) -> dict[str, str]:
         """Why what was to have levels has none."""
-        names = [*map(_name_of, self.tied), *(f"{name}:layer" for name in self.layers)]
         never = "the batches never ran it"
-        return {name: self.reasons.get(name, never) for name in names if name not in self.done}
+        return {name: self.reasons.get(name, never) for name in self.wanted if name not in self.done}
 
     def _add(self, entry: Stored) -> None:
         if self.folder is None:
             self.done[entry.name] = entry
         else:
-            write_entry(self.folder, entry, self.digest)
+            write_entry(self.folder, entry)
             self.done[entry.name] = read_entry(self.folder, entry.name, self.digest)
 
     def _graded(self, group: Group, grades: Sequence[RepairedLevel]) -> None:
@@ -348,69 +337,53 @@ class _Making:
                     units = self.coupling.indices(group, name, dim).astype(np.int32)
                     tensors[f"units.{len(members)}"] = torch.from_numpy(units)
                     members.append((name, dim, number))
-        at_shares = counts_at(tied, self.shares)
-        errors = rising(
-            [_error(sum(each.lost for each in at), sum(each.whole for each in at)) for at in _across(grades)]
-        )
-        known = all(each.loss is not None for at in grades for each in at)
-        losses = rising([sum(each.loss or 0.0 for each in at) for at in _across(grades)])
         levels = []
-        for number, ((share, parts), at) in enumerate(zip(at_shares, _across(grades), strict=True), 1):
+        at_shares, across = counts_at(tied, self.shares), zip(*grades, strict=True)  # of each level all groups' grades
+        for number, ((share, parts), at) in enumerate(zip(at_shares, across, strict=True), 1):
             values: dict[str, list[Tensor]] = {}
             for place, grade in enumerate(at):
                 tensors[f"kept.{number}.{place}"] = tensor_of(grade.kept)
                 for name, value in grade.values.items():
                     values.setdefault(name, []).append(value)
             for name, several in values.items():
-                tensors[f"value.{number}.{name}"] = _together(parameters[name].detach(), several)
+                tensors[f"value.{number}.{name}"] = together(parameters[name].detach(), several)
             kept = sum(int(each.kept.sum()) for each in at)
-            loss = losses[number - 1] if known else None
-            left = dict.fromkeys(TARGETS, float(parts))
-            levels.append(Kept(share, kept, errors[number - 1], loss, left, tuple(values)))
+            error = _error(sum(each.lost for each in at), sum(each.whole for each in at))
+            known = all(each.loss is not None for each in at)
+            loss = sum(each.loss or 0.0 for each in at) if known else None
+            levels.append(Kept(share, kept, error, loss, dict.fromkeys(TARGETS, float(parts)), tuple(values)))
         sizes = tuple(group.size for group in tied.groups)
         kind = "heads" if tied.groups[0].tied in self.around else "width"
         names = tuple(group.name for group in tied.groups)
-        return Stored(_name_of(tied), kind, sum(sizes), names, sizes, tuple(members), tuple(levels), tensors)
+        return Stored(
+            self.digest, _name_of(tied), kind, sum(sizes), names, sizes, tuple(members), in_order(levels), tensors
+        )
 
     def _solved(self, name: str, new: Sequence[tuple[float, Tensor, float | None, float | None]]) -> None:
         """``new``: share, values, error and loss of each level."""
         tensors: dict[str, Tensor] = {}
         levels = []
-        if any(error is None for _, _, error, _ in new):
-            self.reasons[f"{name}:layer"] = "no token met it"
-            return
-        errors = rising([error or 0.0 for _, _, error, _ in new])
-        losses = rising([loss or 0.0 for *_, loss in new])
-        known = all(loss is not None for *_, loss in new)
         whole, itemsize = self.layers[name].numel(), self.layers[name].element_size()
-        for at, (share, values, _, _) in enumerate(new, 1):
+        for at, (share, values, error, loss) in enumerate(new, 1):
+            if error is None:
+                self.reasons[f"{name}:layer"] = "no token met it"
+                return
             tensors[f"value.{at}.{name}"] = values
             kept = int(values.count_nonzero())
             density = kept / whole if self.pattern.density is None else max(kept / whole, self.pattern.density)
             left = {"params": density, "macs": density, "bytes": stored(density, itemsize)}
-            levels.append(Kept(share, kept, errors[at - 1], losses[at - 1] if known else None, left, (name,)))
-        self._add(Stored(f"{name}:layer", "layer", whole, (name,), (whole,), (), tuple(levels), tensors))
+            levels.append(Kept(share, kept, error, loss, left, (name,)))
+        self._add(
+            Stored(self.digest, f"{name}:layer", "layer", whole, (name,), (whole,), (), in_order(levels), tensors)
+        )
 
 
 def _name_of(tied: TiedGroups) -> str:
     return tied.groups[0].name
 
 
-def _across(grades: Sequence[Sequence[RepairedLevel]]) -> list[tuple[RepairedLevel, ...]]:
-    """Of each level the grades of all groups."""
-    return list(zip(*grades, strict=True))
-
-
 def _error(lost: float, whole: float) -> float:
     return lost / whole if whole > 0 else 0.0 if lost <= 0 else 1.0
-
-
-def _together(dense: Tensor, several: Sequence[Tensor]) -> Tensor:
-    """Of several groups that leave together the changes of a parameter that each consumes."""
-    if len(several) == 1:
-        return several[0]
-    wide = dense.double()
-    return torch.stack([each.double() - wide for each in several]).sum(0).add_(wide).to(dense.dtype)
 
 
 @dataclass(eq=False)

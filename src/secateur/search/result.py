@@ -23,12 +23,11 @@ KINDS = {  # of levels, that each word of over= may choose of
     "shrink": ("width", "heads"),
     "oneshot": ("layer",),
 }
-_LOSSES = {
-    "kl": "the divergence of the model's outputs from the dense one's, a mean over tokens",
+MEANS = {  # by the word of a score
+    "kl": "the Kullback-Leibler divergence of the model's outputs from the dense one's, a mean over tokens",
     "cosine": "1 less the mean cosine of the model's embeddings with the dense one's",
     "change": "half of the squared change of the model's outputs over their variance",
 }
-
 
 _LEFT = {
     "kl": "the factor by which the model's probabilities fall: exp(-loss)",
@@ -229,7 +228,7 @@ class Fitted(ByText):
             if self.finished_score is not None:
                 yield f"The score of the finished one, repaired in order, is {self.finished_score:.5g}."
         else:
-            yield f"The loss is {_LOSSES[self.compared]}."
+            yield f"The loss is {MEANS[self.compared]}."
             if self.finished is not None:
                 yield f"The loss of the finished model, repaired in order, is {self.finished:.5g}."
                 if self.asked.keep is not None:

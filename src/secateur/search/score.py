@@ -256,26 +256,21 @@ _QUARTER = 4  # one of so many batches is held back
 _NUMBERS = 2**26  # of the dense model's logits that are held
 
 
-def split(batches: Sequence[Any], held_back: int | None) -> tuple[list[Any], list[Any]]:
-    """Splits batches into those that levels are made of and those held back: every fourth, or ``held_back`` of them. A
-    single batch is used for both.
+def split(batches: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Splits batches into those that levels are made of and those held back: every fourth. A single batch is used for
+    both.
 
     Raises:
-        ValueError: no batches, none with a sample, or not as many that one is left for the levels.
+        ValueError: no batches, or none with a sample.
 
-    >>> split(range(8), None), split(range(4), 1)
-    (([0, 1, 2, 4, 5, 6], [3, 7]), ([0, 1, 2], [3]))
+    >>> split(range(8)), split(range(2))
+    (([0, 1, 2, 4, 5, 6], [3, 7]), ([0], [1]))
     """
     every = list(batches)
     check_data(every, "since the loss is measured by running the model")
-    if len(every) == 1 and held_back is None:
+    if len(every) == 1:
         return every, every
-    count = max(1, len(every) // _QUARTER) if held_back is None else held_back
-    if not 0 < count < len(every):
-        raise ValueError(
-            f"held_back is how many of the {len(every)} batches are held back from the levels: at least one, and one "
-            f"less than there are, not {held_back}."
-        )
+    count = max(1, len(every) // _QUARTER)
     back = {(at + 1) * len(every) // count - 1 for at in range(count)}
     return [each for at, each in enumerate(every) if at not in back], [every[at] for at in sorted(back)]
 

@@ -1,16 +1,16 @@
 """Evolutionary search: levels are switched at random, and children are compared by the loss of the whole model. What
-each class of groups is worth in the whole model: its curve measured alone, then weighed by what choices lost.
+each class of groups loses alone in the whole model: its curve.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from secateur.support import track
 
@@ -90,7 +90,7 @@ def evolved(
     parent = starts[min(losses, key=lambda name: losses[name])]
     generations = idle = 0
     most = min(_OFFSPRING[0], max(_OFFSPRING[1], 2 * batches))
-    for generation in track(_numbers(), "switching levels"):
+    for generation in track(itertools.count(), "switching levels"):
         if counted.passes >= passes or idle >= _IDLE:
             break
         largest = _largest_step(sizes, counted.passes / passes)
@@ -124,13 +124,6 @@ def _check(sizes: Sequence[int], starts: Mapping[str, Choice], fits: Callable[[C
             raise ValueError(f"{name}: {choice} is no choice of one level of each of {len(sizes)} groups.")
         if not fits(choice):
             raise ValueError(f"{name}: {choice} costs more than it may.")
-
-
-def _numbers() -> Iterator[int]:
-    number = 0
-    while True:
-        yield number
-        number += 1
 
 
 class _Counted:
@@ -220,14 +213,9 @@ def _lowered(child: list[int], at: int, step: int, fits: Callable[[Choice], bool
     return False
 
 
-# What each class of groups is worth in the whole model: its curve measured alone, then weighed by what choices lost.
+# ---- What each class of groups loses alone in the whole model: its curve.
 #
-# Law: a curve begins at 0 and never falls; weights are above 0, and say what was measured where it says enough.
-
-_LEAST = 0.1  # of the weight that a class began with
-_FAR = 3.0  # times the least loss: what loses more counts as if it lost so much, and for less
-_FAR_TRUST = 0.1
-_CALM = 0.5  # of the deviation of a draw
+# Law: a curve begins at 0 and never falls, and is what was measured where something was.
 
 
 def looked_at(size: int) -> tuple[int, ...]:
@@ -260,57 +248,3 @@ def measured_curve(predicted: Sequence[float], measured: Mapping[int, float], ra
     logs = np.interp(range(len(predicted)), places, [math.log(known[at] / predicted[at]) for at in places])
     found = np.asarray(predicted, dtype=np.float64) * np.exp(logs)
     return [float(each) for each in np.maximum.accumulate(found)]
-
-
-def weighed(curves: Sequence[Sequence[float]], weights: Sequence[float]) -> list[list[float]]:
-    """Each class' losses times its weight."""
-    return [[each * weight for each in its] for its, weight in zip(curves, weights, strict=True)]
-
-
-def weights_of(
-    curves: Sequence[Sequence[float]],
-    lost: Mapping[Choice, float],
-    *,
-    spread: float,
-    noise: float,
-    draw: np.random.Generator | None = None,
-) -> list[float]:
-    """What the curve of each class counts, so that their sums are what choices lost.
-
-    SPDY (Frantar & Alistarh 2022, arXiv:2201.13096) tries weights by chance; here they are a posterior: normal around
-    one weight for all, which fits best, with errors relative to the losses. Far fewer choices than classes suffice to
-    say something.
-
-    Args:
-        curves: of each class.
-        lost: ``{choice: what the model lost}``; what is not above 0 does not count, and what is
-            much more than the least counts less.
-        spread: how far a weight is from that of all, as a share of it.
-        noise: of a loss, as a share of it.
-        draw: for a draw from the posterior instead of its mean.
-
-    >>> found = weights_of([[0, 1], [0, 1]], {(1, 0): 4.0, (0, 1): 2.0}, spread=1.0, noise=0.01)
-    >>> [round(each, 1) for each in found]
-    [4.0, 2.0]
-    """
-    some = {choice: loss for choice, loss in lost.items() if any(choice) and 0 < loss < math.inf}
-    most = _FAR * min(some.values(), default=0.0)
-    rows: list[npt.NDArray[np.float64]] = []
-    trust: list[float] = []
-    for choice, loss in some.items():
-        sums = np.array([curve[at] for curve, at in zip(curves, choice, strict=True)], dtype=np.float64)
-        if np.isfinite(sums).all() and sums.any():
-            rows.append(sums / min(loss, most))
-            trust.append(1.0 if loss <= most else _FAR_TRUST)
-    if not rows:
-        return [1.0] * len(curves)
-    matrix, certain = np.stack(rows), np.array(trust)
-    totals = matrix.sum(1)
-    scale = float((certain * totals).sum() / (certain * totals**2).sum())
-    matrix *= scale
-    weighted = matrix.T * certain / noise**2
-    precision = weighted @ matrix + np.eye(len(curves)) / spread**2
-    mean = np.linalg.solve(precision, weighted @ (1 - matrix.sum(1)))
-    if draw is not None:
-        mean += _CALM * np.linalg.solve(np.linalg.cholesky(precision).T, draw.standard_normal(len(curves)))
-    return [scale * max(_LEAST, 1 + float(each)) for each in mean]

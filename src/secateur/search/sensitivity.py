@@ -5,11 +5,12 @@ Precomputed levels, as `sensitivity` returns or writes them: a search starts fro
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -19,12 +20,13 @@ from secateur.models import ROWS, ByText, Solve, loaded_model
 from secateur.patterns import Pattern
 from secateur.search.levels import Levels, digest_of, shown_name, told_share
 from secateur.search.making import SHARES, make_levels, refuse_several
-from secateur.search.result import Cost
+from secateur.search.result import MEANS, Cost
 from secateur.search.score import SCORES, ModelLoss, Replayed, Score, known_by
 from secateur.search.space import Class
 from secateur.shrinking import in_blocks_parts
 from secateur.solvers import admm
 from secateur.support import (
+    Between,
     Column,
     Fields,
     Forward,
@@ -33,6 +35,7 @@ from secateur.support import (
     for_directories,
     name_of,
     percent,
+    plain,
     track,
     unwrapped,
     write_whole,
@@ -47,11 +50,6 @@ FILE = "scores.json"
 _FORMAT, _VERSION = "secateur scores", 1
 _HINT = " Delete it: the scores are then measured again."
 _LABELS = {"kl": "divergence (kl)", "cosine": "1 - cosine"}  # a chart says that more of it is worse
-_MEANS = {
-    "kl": "the Kullback-Leibler divergence of its outputs from the dense model's, for each token or example",
-    "cosine": "1 less the mean cosine of its embeddings with the dense model's",
-    "change": "half of the squared change of its outputs over their variance",
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +65,7 @@ class Sensitivity(ByText):
         rows: tokens or examples that scores are measured on; 0 where a function says.
         share: of the batches' entries.
         passes: forward passes of these rows that the scores took.
+        function: the key of a function; see `secateur.search.score.known_by`.
     """
 
     levels: Levels
@@ -76,12 +75,12 @@ class Sensitivity(ByText):
     rows: int = 0
     share: float = 0.0
     passes: float = 0.0
-    _made: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    function: str | None = field(default="", repr=False)
 
     def save(self, folder: str | Path) -> None:
         """Writes the levels into a folder, as `Levels.save` does, and the scores beside them."""
         self.levels.save(folder)
-        _write(Path(folder), self._made, self.scores, self.passes)
+        _write(Path(folder), self)
 
     @classmethod
     def load(cls, folder: str | Path) -> Sensitivity:
@@ -93,19 +92,18 @@ class Sensitivity(ByText):
         """
         folder = Path(folder)
         levels = Levels.load(folder)
-        made, scores, passes = _read(folder / FILE, levels)
-        if missing := [name for name in levels if name not in scores]:
+        found = _read(folder / FILE, levels)
+        if missing := [name for name in levels if name not in found.scores]:
             raise ValueError(f"{folder / FILE}: {missing[0]} is not measured yet; run the same call again to go on.")
-        return cls(
-            levels,
-            {name: scores[name] for name in levels},
-            made["score"],
-            made["dense"],
-            made["rows"],
-            made["share"],
-            passes,
-            made,
-        )
+        return found._in_order()
+
+    def _in_order(self) -> Sensitivity:
+        return replace(self, scores={name: self.scores[name] for name in self.levels})
+
+    @property
+    def _by(self) -> tuple[str, float, int, float, str | None]:
+        """What scores were measured by."""
+        return self.score, self.dense, self.rows, self.share, self.function
 
     def content(self) -> Iterator[Part]:
         """A row for each group, and one for each level of it."""
@@ -155,7 +153,7 @@ class Sensitivity(ByText):
         label = _LABELS.get(self.score, self.score)
         yield table.drawn(score(middle).key, "What each group costs", told, label=label)
         yield ""
-        meant = _MEANS.get(self.score, f"of {self.score}, which is {self.dense:g} for the dense one")
+        meant = MEANS.get(self.score, f"of {self.score}, which is {self.dense:g} for the dense one")
         yield (
             "Where so much of a group alone leaves: the squared relative error of what consumes it, after repair; and "
             f"what the model loses, {meant}."
@@ -259,26 +257,27 @@ def sensitivity(
         store=store,
     )
     loss = ModelLoss(model, [] if callable(score) else held, forward, score, rows=rows)
-    dense = 0.0 if loss.dense_score is None else loss.dense_score
-    made = {
-        "of_levels": levels.made.digest,
-        "score": name_of(score) if callable(score) else loss.word,
-        "dense": dense,
-        "rows": loss.rows,
-        "share": loss.share,
-        "function": known_by(score) if callable(score) else "",
-    }
     folder = None if store is None else Path(store)
-    scores, before = _already(folder, levels, made)
-    passes = before
-    if any(name not in scores for name in levels):
-        for name, values, more in _measured(levels, loss, scores):
-            scores[name], passes = values, before + more
+    found = Sensitivity(
+        levels,
+        {},
+        name_of(score) if callable(score) else loss.word,
+        loss.dense_score or 0.0,
+        loss.rows,
+        loss.share,
+        function=known_by(score) if callable(score) else "",
+    )
+    # of a function that nothing tells from others it is not known what measured what is there
+    if folder is not None and (folder / FILE).exists() and found.function is not None:
+        earlier = _read(folder / FILE, levels)
+        found = earlier if earlier._by == found._by else found
+    before = found.passes
+    if any(name not in found.scores for name in levels):
+        for name, values, more in _measured(levels, loss, found.scores):
+            found = replace(found, scores={**found.scores, name: values}, passes=before + more)
             if folder is not None:
-                _write(folder, made, scores, passes)
-    ordered = {name: scores[name] for name in levels}
-    found = Sensitivity(levels, ordered, str(made["score"]), dense, loss.rows, loss.share, passes, made)
-    return found.over_texts(model, batches, forward=forward)
+                _write(folder, found)
+    return found._in_order().over_texts(model, batches, forward=forward)
 
 
 def _measured(
@@ -297,56 +296,43 @@ def _measured(
 # ---- on disk --------------------------------------------------------------------------------------------------------
 
 
-def _already(
-    folder: Path | None, levels: Levels, made: Mapping[str, Any]
-) -> tuple[dict[str, tuple[float, ...]], float]:
-    """What an earlier run measured, by the same score; of a function that nothing tells from others it is not known."""
-    if folder is None or not (folder / FILE).exists() or made["function"] is None:
-        return {}, 0.0
-    found, scores, passes = _read(folder / FILE, levels)
-    return (scores, passes) if found == dict(made) else ({}, 0.0)
+@dataclass(frozen=True)
+class _Said:
+    """What ``scores.json`` says: of which levels, by what, and what each group lost; null is infinite."""
+
+    of_levels: str
+    score: str
+    dense: float
+    rows: Annotated[int, Between(0)]
+    share: Annotated[float, Between(0)]
+    function: str | None
+    passes: Annotated[float, Between(0)]
+    scores: Mapping[str, tuple[float | None, ...]]
 
 
-def _write(folder: Path, made: Mapping[str, Any], scores: Mapping[str, Sequence[float]], passes: float) -> None:
-    said = {
-        "format": _FORMAT,
-        "version": _VERSION,
-        **made,
-        "passes": passes,
-        "scores": {name: [value if value < float("inf") else None for value in each] for name, each in scores.items()},
-    }
-    write_whole(folder / FILE, json.dumps(said, indent=1, allow_nan=False))
+def _write(folder: Path, found: Sensitivity) -> None:
+    scores = {name: tuple(each if each < math.inf else None for each in its) for name, its in found.scores.items()}
+    said = plain(_Said(found.levels.made.digest, *found._by, found.passes, scores))
+    text = json.dumps({"format": _FORMAT, "version": _VERSION, **said}, indent=1, allow_nan=False)
+    write_whole(folder / FILE, text)
 
 
-def _read(path: Path, levels: Levels) -> tuple[dict[str, Any], dict[str, tuple[float, ...]], float]:
-    read = Fields.read(path, hint=_HINT)
-    read.only("format", "version", "of_levels", "score", "dense", "rows", "share", "function", "passes", "scores")
-    if read.take("format", str) != _FORMAT or read.take("version", int) != _VERSION:
-        raise read.wrong("format", f"is not {_FORMAT!r} of version {_VERSION}")
-    if read.take("of_levels", str) != levels.made.digest:
+def _read(path: Path, levels: Levels) -> Sensitivity:
+    """What was measured of these levels so far."""
+    read = Fields.read(path, hint=_HINT).of_format(_FORMAT, _VERSION)
+    said = read.whole(_Said)
+    if said.of_levels != levels.made.digest:
         raise read.wrong("of_levels", "is of other levels than those beside it")
-    word = read.take("score", str)
-    made = {
-        "of_levels": read.take("of_levels", str),
-        "score": word,
-        "dense": float(read.take("dense", float)),
-        "rows": read.take("rows", int, least=0),
-        "share": float(read.take("share", float, least=0)),
-        "function": read.optional("function", str) or ("" if word in SCORES else None),
+    for name, its in said.scores.items():
+        if name not in levels or len(its) != len(levels[name]):
+            raise read.wrong(f"scores.{name}", "is of no group that has so many levels")
+        if said.score in SCORES and any(each is not None and each < 0 for each in its):  # a function's may get better
+            raise read.wrong(f"scores.{name}", "is below 0")
+    scores = {
+        name: tuple(math.inf if each is None else float(each) for each in its) for name, its in said.scores.items()
     }
-    named = read.inner("scores")
-    scores: dict[str, tuple[float, ...]] = {}
-    for name in named.values:
-        if name not in levels:
-            raise named.wrong(name, "is no group that has levels")
-        values = named.take(name, list)
-        if len(values) != len(levels[name]):
-            raise named.wrong(name, f"is of {len(values)} levels, and there are {len(levels[name])}")
-        its = Fields({str(at): each for at, each in enumerate(values)}, path, hint=_HINT, place=f"scores.{name}")
-        least = 0 if word in SCORES else None  # of a function it may get better
-        found = [its.maybe(at, float, least=least) for at in its.values]
-        scores[name] = tuple(float("inf") if each is None else float(each) for each in found)
-    return made, scores, float(read.take("passes", float, least=0))
+    by = said.score, said.dense, said.rows, said.share
+    return Sensitivity(levels, scores, *by, passes=said.passes, function=said.function)
 
 
 # Precomputed levels, as `sensitivity` returns or writes them: a search starts from them and their measured losses.
@@ -354,23 +340,8 @@ def _read(path: Path, levels: Levels) -> tuple[dict[str, Any], dict[str, tuple[f
 # Law: they are of this model, bit for bit; losses that were measured by another score are ignored.
 
 
-@dataclass(frozen=True, eq=False)
-class PrecomputedLevels:
-    """Precomputed levels, and the model's loss at each of them alone, where that was measured.
-
-    Attributes:
-        levels: of the groups.
-        scores: ``{group: what the model loses at each level}``; empty where nothing was measured.
-        word: by which score.
-    """
-
-    levels: Levels
-    scores: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    word: str = ""
-
-
-def given(said: Levels | Sensitivity | str | os.PathLike[str], model: nn.Module) -> PrecomputedLevels:
-    """Reads the argument ``levels=`` of `fit`.
+def given(said: Levels | Sensitivity | str | os.PathLike[str], model: nn.Module) -> Sensitivity:
+    """Reads the argument ``levels=`` of `fit`; of levels alone there are no scores.
 
     Args:
         said: levels, what `sensitivity` returned, or the folder that either was written to.
@@ -384,11 +355,8 @@ def given(said: Levels | Sensitivity | str | os.PathLike[str], model: nn.Module)
     if isinstance(said, str | os.PathLike):
         folder = Path(said)
         said = Sensitivity.load(folder) if (folder / FILE).exists() else Levels.load(folder)
-    if isinstance(said, Sensitivity):
-        found = PrecomputedLevels(said.levels, said.scores, said.score)
-    elif isinstance(said, Levels):
-        found = PrecomputedLevels(said)
-    else:
+    found = Sensitivity(said, {}, "") if isinstance(said, Levels) else said
+    if not isinstance(found, Sensitivity):
         raise TypeError(
             f"levels= is what sensitivity or make_levels gave, or the folder they wrote, not a {type(said).__name__}."
         )

@@ -9,19 +9,17 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor, nn
 
 from secateur import allocation
-from secateur.evidence import collect
 from secateur.patterns import Unstructured
 from secateur.search.costs import holds
 from secateur.search.levels import Levels
 from secateur.search.search import Choice
-from secateur.support import Forward
 
 # Dynamic programming: one level of each group, such that the errors sum to the least and the costs fit the budget.
 #
@@ -290,13 +288,7 @@ class Space:
         room = dict(limits)
         best = None
         for _ in range(_TIGHTER):
-            table = [
-                [
-                    math.fsum(weight[word] * own[word][at][level] / limits[word] for word in limits)
-                    for level in range(size)
-                ]
-                for at, size in enumerate(self.sizes)
-            ]
+            table = self._spent(limits, weight)
             budget = math.fsum(weight[word] * (room[word] - fixed[word]) / limits[word] for word in limits)
             found = least_errors(errors, table, budget)
             if found is None:
@@ -360,12 +352,20 @@ class Space:
                 return self.filled(choice, limits)
         return None
 
-    def _spent(self, limits: Mapping[str, float]) -> list[list[float]]:
-        """Of each class what each level costs by itself, as a share of what may be spent."""
+    def _spent(self, limits: Mapping[str, float], weight: Mapping[str, float] | None = None) -> list[list[float]]:
+        """Of each class what each level costs by itself, as a share of what may be spent; the limits may weigh."""
+        weight = weight or dict.fromkeys(limits, 1.0)
         own = {word: self._own(word) for word in limits}
         return [
-            [math.fsum(own[word][at][level] / limits[word] for word in limits) for level in range(size)]
+            [math.fsum(weight[word] * own[word][at][level] / limits[word] for word in limits) for level in range(size)]
             for at, size in enumerate(self.sizes)
+        ]
+
+    def _summed(self, of: Callable[[str, int], float]) -> list[list[float]]:
+        """Of each class what each level is: the sum over its groups."""
+        return [
+            [math.fsum(of(name, at) for name, at in zip(each.names, levels, strict=True)) for levels in each.levels]
+            for each in self.classes
         ]
 
     def filled(
@@ -373,16 +373,21 @@ class Space:
     ) -> Choice:
         """What is left of the budget goes, a level at a time, to where it takes the most error away."""
         errors = self.errors() if given is None else given
+        return self._lowered(choice, limits, lambda at, level: errors[at][level - 1] - errors[at][level])
+
+    def _lowered(self, choice: Choice, limits: Mapping[str, float], change: Callable[[int, int], float]) -> Choice:
+        """Down a level at a time while that fits, first where ``change`` says least of a class and its level; where
+        that is no finite number, never."""
         while True:
-            lower = [
-                (errors[at][level - 1] - errors[at][level], (*choice[:at], level - 1, *choice[at + 1 :]))
+            lower = sorted(
+                (least, (*choice[:at], level - 1, *choice[at + 1 :]))
                 for at, level in enumerate(choice)
-                if level and math.isfinite(errors[at][level - 1])
-            ]
-            fitting = [each for each in sorted(lower) if self.fits(each[1], limits)]
-            if not fitting:
+                if level and math.isfinite(least := change(at, level))
+            )
+            fitting = next((each for _, each in lower if self.fits(each, limits)), None)
+            if fitting is None:
                 return choice
-            choice = fitting[0][1]
+            choice = fitting
 
     def errors(self) -> list[list[float]]:
         """Of each class what each level loses: as far as it was measured that; else divergences of the model's outputs
@@ -398,10 +403,7 @@ class Space:
             level = self.levels[name][at]
             return float(level.loss if known and level.loss is not None else level.error)
 
-        return [
-            [math.fsum(of(name, at) for name, at in zip(each.names, levels, strict=True)) for levels in each.levels]
-            for each in self.classes
-        ]
+        return self._summed(of)
 
     def _own(self, word: str) -> list[list[float]]:
         """Of each class what each level costs while all others are whole."""
@@ -412,10 +414,7 @@ class Space:
             assert self.predicted is not None
             return -self.predicted.factor * self.predicted.saved[name][at] if name in self.predicted.saved else 0.0
 
-        return [
-            [math.fsum(of(name, at) for name, at in zip(each.names, levels, strict=True)) for levels in each.levels]
-            for each in self.classes
-        ]
+        return self._summed(of)
 
     def snapped(self, shares_at: Callable[[float], Mapping[str, float]], limits: Mapping[str, float]) -> Choice | None:
         """The levels nearest to what an allocation gives each group, at the least amount of it that fits.
@@ -458,23 +457,24 @@ class Space:
         return self.snapped(lambda amount: {name: _bent(share, amount) for name, share in shares.items()}, limits)
 
     def _nearest(self, each: Class, wanted: Mapping[str, float]) -> int:
-        share = math.fsum(wanted.get(name, 0.0) for name in each.names) / len(each.names)
+        share = self._wanted(each, wanted)
         of = [_share(self.levels, each.names[0], levels[0]) for levels in each.levels]
         return min(range(len(of)), key=lambda at: (abs(of[at] - share), at))
 
+    @staticmethod
+    def _wanted(each: Class, wanted: Mapping[str, float]) -> float:
+        """What is to leave of a class."""
+        return math.fsum(wanted.get(name, 0.0) for name in each.names) / len(each.names)
+
     def _towards(self, choice: Choice, wanted: Mapping[str, float], limits: Mapping[str, float]) -> Choice:
         """What is left of the budget goes to where more left than was wanted."""
-        while True:
-            above = []
-            for at, (each, level) in enumerate(zip(self.classes, choice, strict=True)):
-                share = math.fsum(wanted.get(name, 0.0) for name in each.names) / len(each.names)
-                more = _share(self.levels, each.names[0], each.levels[level][0]) - share
-                if level and more > 0:
-                    above.append((-more, (*choice[:at], level - 1, *choice[at + 1 :])))
-            fitting = [each for each in sorted(above) if self.fits(each[1], limits)]
-            if not fitting:
-                return choice
-            choice = fitting[0][1]
+
+        def below(at: int, level: int) -> float:
+            each = self.classes[at]
+            less = self._wanted(each, wanted) - _share(self.levels, each.names[0], each.levels[level][0])
+            return less if less < 0 else math.inf
+
+        return self._lowered(choice, limits, below)
 
 
 # ---- The fixed allocations as choices of levels: a search starts from them and is compared with them.
@@ -482,38 +482,31 @@ class Space:
 # Law: each fits the budget; the model is left as it is.
 
 LAYER = ":layer"  # at the end of the name of a matrix' levels
-_ALLOCATIONS = ("erk", "owl", "progression", "everywhere")
+_ALLOCATIONS = ("erk", "progression")  # of the entries of matrices, by their shapes and places alone
 
 SharesAt = Callable[[float], Mapping[str, float]]
 
 
-def candidates(
-    model: nn.Module,
-    space: Space,
-    limits: Mapping[str, float],
-    batches: Sequence[Any],
-    *,
-    forward: Forward | None = None,
-) -> dict[str, Choice]:
+def candidates(model: nn.Module, space: Space, limits: Mapping[str, float]) -> dict[str, Choice]:
     """``{name: choice}`` that fit: the levels nearest to what each allocation gives at this budget.
 
     - ``"uniform"``: the same share of each group.
-    - ``"erk"``, ``"owl"``, ``"progression"``, ``"everywhere"``: of the entries of matrices, by Wanda's scores of the
-      dense model; see `secateur.allocation`. Units leave in equal shares.
+    - ``"erk"``, ``"progression"``: of the entries of matrices; see `secateur.allocation`. Units leave in equal shares.
+      (OWL and ``"everywhere"`` were the best of them in no row of ``benchmarks/search/RESULTS.md``.)
     - ``"shrink"``: what `secateur.shrink` does by default: the least loss per cost saved comes next, on the lower
       convex hull of each group's curve.
 
     Args:
         space: what can be chosen.
         limits: what it may cost.
-        batches: what levels were made of.
-        forward: how a batch is run.
     """
     layers = [name for each in space.classes for name in each.names if name.endswith(LAYER)]
     units = [name for each in space.classes for name in each.names if not name.endswith(LAYER)]
     ways: dict[str, SharesAt] = {"uniform": functools.partial(_even, (*layers, *units))}
     if layers:
-        ways |= _of_entries(model, layers, units, batches, forward)
+        weights = {name.removesuffix(LAYER): model.get_parameter(name.removesuffix(LAYER)) for name in layers}
+        shapes = {name: torch.empty(each.shape, device="meta") for name, each in weights.items()}
+        ways |= {word: functools.partial(_shares, allocation.parse(word), shapes, units) for word in _ALLOCATIONS}
     found = {name: space.snapped(shares_at, limits) for name, shares_at in ways.items()}
     if units:
         found["shrink"] = space.by_slopes(limits)
@@ -522,20 +515,6 @@ def candidates(
 
 def _even(names: Sequence[str], amount: float) -> dict[str, float]:
     return dict.fromkeys(names, amount)
-
-
-def _of_entries(
-    model: nn.Module, layers: Sequence[str], units: Sequence[str], batches: Sequence[Any], forward: Forward | None
-) -> dict[str, SharesAt]:
-    weights = {name.removesuffix(LAYER): model.get_parameter(name.removesuffix(LAYER)) for name in layers}
-    scores = {name: each.detach().abs().float() for name, each in weights.items()}
-    try:
-        evidence = collect(model, batches, ["input_norm"], weights=weights, forward=forward)
-    except (TypeError, ValueError):
-        pass  # fused experts, say: nothing says what such a tensor is multiplied with, and magnitudes are left
-    else:
-        scores = {name: each * evidence[name]["input_norm"].to(each) for name, each in scores.items()}
-    return {word: functools.partial(_shares, allocation.parse(word), scores, tuple(units)) for word in _ALLOCATIONS}
 
 
 def _shares(
