@@ -35,7 +35,7 @@ from secateur.search.choosing import kept_by
 from secateur.search.costs import Budget
 from secateur.search.fitting import (
     Executor,
-    Request,
+    FitRequest,
     Units,
     check_all_pruned,
     check_costs,
@@ -72,7 +72,7 @@ def fit_directory(
     source: Path,
     out: Path,
     every: Sequence[Any],
-    asked: Request,
+    asked: FitRequest,
     store: Path | None,
     device: torch.device | str | None,
 ) -> Fitted:
@@ -182,7 +182,7 @@ def _written(
     folder: Path,
     made_of: str,
     batches: Sequence[Any],
-    asked: Request,
+    asked: FitRequest,
     pattern: Pattern,
     levels: Levels,
     chosen: Chosen,

@@ -170,7 +170,7 @@ def fit(
     """
     started = time.monotonic()
     refuse_several("fit")
-    asked = Request(
+    asked = FitRequest(
         budget=parse_budget(budget, keep, target=target),
         over=(over,) if isinstance(over, str) else tuple(over),
         score=score,
@@ -236,7 +236,7 @@ def fit(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class FitRequest:
     """The checked arguments of `fit`; see there. The scope is ``{"include": globs or None, "exclude": globs or None}``.
 
     Raises:
@@ -427,7 +427,7 @@ class Executor:
 
     choosing: LevelSearch
     every: Sequence[Any]
-    asked: Request
+    asked: FitRequest
     pattern: Pattern
     seen: ModelLoss | None = None  # the batches that levels were made of
     memory: Memory = field(default_factory=Memory)  # of copies that are finished: they begin alike
