@@ -33,7 +33,6 @@ from secateur.models.jobs import Job as Job
 from secateur.models.jobs import Layer as Layer
 from secateur.models.jobs import Pruned as Pruned
 from secateur.models.jobs import Solved as Solved
-from secateur.models.observation import in_place as in_place
 from secateur.models.observation import prepared as prepared
 from secateur.models.oneshot import oneshot as oneshot
 from secateur.models.pairs import PairedStats as PairedStats
@@ -50,7 +49,6 @@ from secateur.models.reach import ByText as ByText
 from secateur.models.reach import Reach as Reach
 from secateur.models.reach import reached as reached
 from secateur.models.reach import reached_by_name as reached_by_name
-from secateur.models.replay import LostOutputError as LostOutputError
 from secateur.models.replay import Outputs as Outputs
 from secateur.models.replay import Replay as Replay
 from secateur.models.replay import Weights as Weights
@@ -71,6 +69,5 @@ from secateur.models.solving import Solve as Solve
 from secateur.models.solving import digest as digest
 from secateur.models.solving import held_batches as held_batches
 from secateur.models.solving import own_share as own_share
-from secateur.models.walk import pass_through as pass_through
 from secateur.models.walk import run_through as run_through
 from secateur.models.walk import with_all_outputs as with_all_outputs

@@ -68,6 +68,12 @@ class DenseOutputs:
 
     Raises:
         ValueError: the dense model's outputs are not finite, or of `OUTPUTS` a weight of it.
+
+    >>> model = nn.Linear(2, 2)
+    >>> dense = DenseOutputs(model, [torch.randn(8, 2)], word="change")
+    >>> before, _ = dense(), model.weight.data.mul_(2)
+    >>> before, dense() > 0
+    (0.0, True)
     """
 
     def __init__(
