@@ -4,9 +4,9 @@
     python benchmarks/demo/run.py plot --results FILE [--out FILE]
 
 `table` runs `secateur demo` (three seeds, 10 epochs of fine-tuning) and prints RESULTS.md's tables: accuracy in percent
-after fine-tuning, before it in brackets, mean ± standard deviation over seeds; the sanity checks; bytes and
-milliseconds. `--results` takes an earlier run's results.json instead, such as `make demo` leaves in demo-report. `plot`
-draws that of docs/start/tutorial-cnn.md.
+after fine-tuning, before it in brackets, mean ± standard deviation over seeds; bytes and milliseconds. `--results`
+takes an earlier run's results.json instead, such as `make demo` leaves in demo-report. `plot` draws that of
+docs/start/tutorial-cnn.md.
 
 Law: a figure is a mean over all seeds of a cell; what some of them residual is left out.
 
@@ -49,16 +49,10 @@ def lines(results: Results) -> Iterator[str]:
     pruned = [each for each in rows if each.sparsity]
     yield f"{results.title}. Dense: {accuracy(dense)}."
     yield ""
-    yield from by_sparsity(pruned)
-    if results.checks:
+    yield from by_sparsity([each for each in pruned if not each.method.startswith("channels")])
+    if channels := [each for each in pruned if each.method.startswith("channels")]:
         yield ""
-        found = [(check.name, each) for check in results.checks for each in summarize(check.runs)]
-        yield f"Sanity checks at {100 * found[0][1].sparsity:.1f} %: " + "; ".join(
-            f"{name} {accuracy(each)}" for name, each in found
-        )
-    if results.shrunken:
-        yield ""
-        yield from costs(summarize(results.shrunken))
+        yield from costs([dense, *channels])
 
 
 def by_sparsity(rows: Sequence[Row]) -> Iterator[str]:
@@ -75,11 +69,10 @@ def by_sparsity(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def costs(rows: Sequence[Row]) -> Iterator[str]:
-    """What is smaller and faster: bytes and milliseconds of networks without channels, or that skip their zeros."""
-    yield head(["network", "accuracy", "removed", "file, kB", "in memory, kB", "one image, ms", "128 images, ms"])
+    """What is smaller and faster: bytes and milliseconds of the dense network, and of those without some channels."""
+    yield head(["network", "accuracy", "removed", "file, kB", "one image, ms"])
     for each in rows:
-        sizes = [None if value is None else value / 1e3 for value in (each.bytes, each.memory)]
-        figures = [*sizes, each.latency_ms, each.batch_ms]
+        figures = [None if each.bytes is None else each.bytes / 1e3, each.latency_ms]
         shown = ["" if value is None else f"{value:.3g}" for value in figures]
         yield row([each.method, accuracy(each), f"{100 * each.sparsity:.0f} %", *shown])
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from secateur.report import Check, Results, Run, load_results, save_results
+from secateur.report import Results, Run, load_results, save_results
 from support.reports import make_results
 
 
@@ -38,8 +38,6 @@ def test_other_files_are_refused(text: str, tmp_path: Path) -> None:
         ({"zipped": 0}, "zipped is 0"),
         ({"latency_ms": -1.0}, "latency_ms is -1"),
         ({"multiply_adds": 0}, "multiply_adds is 0"),
-        ({"memory": 0}, "memory is 0"),
-        ({"compressed": -1}, "compressed is -1"),
         ({"overall": 1.0}, r"overall is a fraction in \[0, 1\), not 1.0"),
         ({"before": None}, "neither before nor after was measured"),
     ],
@@ -54,7 +52,5 @@ def test_impossible_results_are_refused() -> None:
         Results("empty", ())
     with pytest.raises(ValueError, match="examples is 0; leave it out"):
         make_results(examples=0)
-    with pytest.raises(ValueError, match="check 'x' holds no runs"):
-        Check("x", "", ())
     with pytest.raises(TypeError, match="sequence of paragraphs"):
         make_results(text="one string")

@@ -2,7 +2,7 @@
 
 from html.parser import HTMLParser
 
-from secateur.report import Check, Results, Run
+from secateur.report import Results, Run
 
 HOSTILE = "<script>alert(1)</script>"
 
@@ -21,6 +21,7 @@ def make_results(**changes: object) -> Results:
                 work = int(900_000 * (1 - sparsity) * (1 + number / 5))
                 latency = 1.1 if seed == 0 else None
                 runs.append(Run(method, sparsity, before, after, seed, 158_000, size, latency, sparsity * 0.98, work))
+    runs.append(Run("channels", 0.52, 90.0, 98.7, 0, 79_000, None, 1.0, 0.5, 440_000))
     given: dict[str, object] = {
         "title": f"Pruning {HOSTILE}",
         "runs": runs,
@@ -28,16 +29,6 @@ def make_results(**changes: object) -> Results:
         "notes": [HOSTILE],
         "command": f"secateur demo {HOSTILE_TOO}",
         "examples": 719,
-        "checks": [
-            Check("LAMP as it is", HOSTILE, [Run("a", 0.9, 60.0, 98.0, seed) for seed in range(3)]),
-            Check(HOSTILE_TOO, "what positions are worth", [Run("b", 0.9, 60.0, 91.0)]),
-        ],
-        "shrunken": [
-            Run("dense", 0.0, 99.3, 99.4, 0, 158_000, None, 1.1, 0.0, 900_000, 8.0, 157_000, 155_000),
-            Run(HOSTILE_TOO, 0.5, 97.0, 99.1, 0, 158_000, None, 1.1, 0.5, 450_000, 8.0),
-            Run("channels", 0.52, 90.0, 98.7, 0, 79_000, None, 1.0, 0.5, 440_000, 5.0),
-            Run("columns (packed)", 0.8, 90.0, 97.7, 0, 60_000, None, 1.0, 0.5, 440_000, 6.0, 58_000, 31_000),
-        ],
     }
     return Results(**{**given, **changes})  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""The whole story in minutes: train, prune, shrink and pack a small network; report."""
+"""The whole story in minutes: train, prune and shrink a small network; report."""
 
 from secateur.demo.running import run_demo as run_demo
 from secateur.demo.trials import EPOCHS as EPOCHS

@@ -1,31 +1,25 @@
-"""The whole story in minutes: train a small residual network on handwritten digits; prune, shrink, pack; report."""
+"""The whole story in minutes: train a small residual network on handwritten digits; prune, shrink; report."""
 
 import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from secateur.demo.result import results_of, with_shrunken
+from secateur.demo.result import results_of
 from secateur.demo.trials import (
-    BATCH,
     EPOCHS,
     SEEDS,
     SPARSITIES,
     TUNING_EPOCHS,
     Plan,
     choose_methods,
-    grouped_trials,
     load_digits,
     milliseconds,
-    packed_of,
     pruned_trials,
     shrunken_trials,
-    spoilt_trials,
-    those_beside,
     train_all,
     train_dense,
     untrained_networks,
@@ -76,23 +70,13 @@ def run_demo(
     with _one_thread(), torch.random.fork_rng(devices=[]), Progress(*columns, console=console) as progress:
         dense = train_dense(untrained_networks(seeds), data, epochs, progress)
         trials = pruned_trials(plan, dense, data, progress)
-        checks = spoilt_trials(trials, dense, sparsities)
-        shrunken = [*grouped_trials(dense, tuning_epochs), *shrunken_trials(dense, data, tuning_epochs, progress)]
-        train_all([*trials, *(trial for check in checks.values() for trial in check), *shrunken], data, progress)
-        beside = those_beside(trials, shrunken)
-        packed = [packed_of(trial, data) for trial in beside if trial.masks and trial.seed == seeds[0]]
-        first = [trial for trial in (*trials, *shrunken) if trial.seed == seeds[0]]
-        times = milliseconds([*(trial.model for trial in first), *(each.one for each in packed)], progress)
-        latencies = dict(zip([*map(id, first), *map(id, packed)], times, strict=True))
-        first = [trial for trial in beside if trial.seed == seeds[0]]
-        models = [*(trial.model for trial in first), *(each.many for each in packed)]
-        times = milliseconds(models, progress, images=BATCH, calls=1)
-        batches = dict(zip([*map(id, first), *map(id, packed)], times, strict=True))
-    seconds = time.perf_counter() - started
-    words = ["secateur demo", *(f"--method {name}" for name in methods or ())]
-    results = results_of(plan, trials, checks, latencies, data, seconds)
-    results = with_shrunken(results, beside, packed, latencies, batches)
-    results = replace(results, command=" ".join([*words, *(["--out DIR"] * (out is not None))]))
+        trials += shrunken_trials(dense, data, tuning_epochs, progress)
+        train_all(trials, data, progress)
+        first = [trial for trial in trials if trial.seed == seeds[0]]
+        times = milliseconds([trial.model for trial in first], progress)
+    words = ["secateur demo", *(f"--method {name}" for name in methods or ()), *["--out DIR"] * (out is not None)]
+    latencies = dict(zip(map(id, first), times, strict=True))
+    results = results_of(plan, trials, latencies, data, time.perf_counter() - started, " ".join(words))
     save_results(results, folder / "results.json")
     page = results.report(folder / "report.html")
     print(f"\n{results}\n\nThe report is in {page}, its numbers in {folder / 'results.json'}.")

@@ -6,27 +6,23 @@ import copy
 import functools
 import math
 import os
-import tempfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from secateur.allocation import erk, uniform
+from secateur.allocation import erk
 from secateur.checkpoints import sparsify
 from secateur.criteria import lamp, random
-from secateur.inference import Packing, pack
-from secateur.patterns import NM, GroupedColumns
-from secateur.pipeline import apply_, reestimate_batchnorm, sparsity_of
+from secateur.patterns import NM
+from secateur.pipeline import apply_, reestimate_batchnorm
 from secateur.report import Run, count_multiply_adds
 from secateur.shrinking import shrink
-from secateur.storage import save_compressed
 from secateur.support import in_turns, seconds_of
 from secateur.targets import find_targets
 from secateur.training import Pruner
@@ -229,7 +225,7 @@ def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
     return 100 * float(correct)
 
 
-# Networks on their way to the table: methods × sparsities × seeds, sanity checks, and networks without some channels.
+# Networks on their way to the table: methods × sparsities × seeds, and networks without some channels.
 #
 # Law: every method gets the same networks and the same budget, and the same seeds give the same accuracies on the
 # same machine, whatever its number of cores.
@@ -237,9 +233,8 @@ def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
 SEEDS = (0, 1, 2)
 SPARSITIES = (0.5, 0.8, 0.9, 0.95, 0.98)
 LESS_WORK = (0.5, 0.75)  # the fractions of the multiply-adds that leave with whole channels
-COLUMNS, COLUMN_SPARSITY = GroupedColumns(16), 0.8  # a pattern that layers can skip in any runtime
 # What is added to a seed: masks drawn from the stream that drew the weights would keep the largest of them
-WEIGHTS, ORDER, FRESH_WEIGHTS, SCORES, CHECKS = 0, 1000, 2000, 3000, 4000
+ORDER, SCORES = 1000, 3000
 
 
 @dataclass(frozen=True)
@@ -264,8 +259,7 @@ class Trial:
     masks: Mapping[str, Tensor]
     epochs: int
     order: int  # seeds the order of the images
-    method: Method | None = None  # None: the dense network, or a sanity check
-    originals: Mapping[str, Tensor] = field(default_factory=dict)  # the weights before any was removed
+    method: Method | None = None  # None: the dense network, or one without some channels
     before: float | None = None
     after: float = math.nan
 
@@ -281,11 +275,11 @@ def _in_parallel(jobs: Sequence[Callable[[], None]]) -> None:
         pool.shutdown(cancel_futures=True)
 
 
-def untrained_networks(seeds: Sequence[int], offset: int = WEIGHTS) -> dict[int, nn.Module]:
-    """``{seed: network}`` with the first weights of each seed, or of others that lie ``offset`` further."""
+def untrained_networks(seeds: Sequence[int]) -> dict[int, nn.Module]:
+    """``{seed: network}`` with the first weights of each seed."""
     models: dict[int, nn.Module] = {}
     for seed in seeds:
-        torch.manual_seed(offset + seed)
+        torch.manual_seed(seed)
         models[seed] = DigitsNet()
     return models
 
@@ -316,47 +310,17 @@ def pruned_trials(plan: Plan, dense: Mapping[int, nn.Module], data: Digits, prog
     for method, sparsity in wanted:
         for seed in dense:
             model = copy.deepcopy(dense[seed])
-            originals = {name: weight.detach().clone() for name, weight in find_targets(model).items()}
             masks: Mapping[str, Tensor] = {}
             if method is not None and method.choices is not None:
                 torch.manual_seed(SCORES + seed)  # random scores come from the global generator
                 masks = sparsify(model, sparsity, **method.choices)
             label = method.label if method else "dense"
-            trial = Trial(label, sparsity, seed, model, masks, plan.tuning_epochs, ORDER + seed, method, originals)
+            trial = Trial(label, sparsity, seed, model, masks, plan.tuning_epochs, ORDER + seed, method)
             if method is None or method.choices is not None:
                 trial.before = _measured(model, data)
             trials.append(trial)
             progress.advance(bar)
     return trials
-
-
-def spoilt_trials(
-    trials: Sequence[Trial], dense: Mapping[int, nn.Module], sparsities: Sequence[float]
-) -> dict[str, list[Trial]]:
-    """Networks that share all but one thing with a method's: of LAMP at 95 %, where these are among what was asked."""
-    sound = [trial for trial in trials if trial.method and trial.masks and trial.asked is not None]
-    if not sound:
-        return {}
-    label = "LAMP" if any(trial.label == "LAMP" for trial in sound) else sound[0].label
-    asked = 0.95 if 0.95 in sparsities else max(sparsities)
-    checks: dict[str, list[Trial]] = {"shuffled": [], "random": [], "re-initialized": []}
-    fresh = untrained_networks(list(dense), offset=FRESH_WEIGHTS)
-    for trial in sound:
-        if (trial.label, trial.asked) != (label, asked):
-            continue
-        generator = torch.Generator().manual_seed(CHECKS + trial.seed)
-        shuffled = {name: _shuffled(mask.flatten(1), generator) for name, mask in trial.masks.items()}
-        drawn = {name: _shuffled(mask.reshape(1, -1), generator) for name, mask in trial.masks.items()}
-        for check, masks, source in (
-            ("shuffled", shuffled, dense),
-            ("random", drawn, dense),
-            ("re-initialized", trial.masks, fresh),
-        ):
-            model = copy.deepcopy(source[trial.seed])
-            masks = {name: mask.reshape(trial.masks[name].shape) for name, mask in masks.items()}
-            apply_(model, masks)
-            checks[check].append(Trial(label, asked, trial.seed, model, masks, trial.epochs, trial.order))
-    return checks
 
 
 def shrunken_trials(dense: Mapping[int, nn.Module], data: Digits, epochs: int, progress: "Progress") -> list[Trial]:
@@ -366,49 +330,12 @@ def shrunken_trials(dense: Mapping[int, nn.Module], data: Digits, epochs: int, p
     for fraction in LESS_WORK:
         for seed in dense:
             model = copy.deepcopy(dense[seed])
-            originals = {name: weight.detach().clone() for name, weight in find_targets(model).items()}
             shrink(model, data.train_images[:2], fraction, target="macs")
-            trial = Trial("channels (shrink)", fraction, seed, model, {}, epochs, ORDER + seed, originals=originals)
+            trial = Trial("channels (shrink)", fraction, seed, model, {}, epochs, ORDER + seed)
             trial.before = _measured(model, data)
             trials.append(trial)
             progress.advance(bar)
     return trials
-
-
-def grouped_trials(dense: Mapping[int, nn.Module], epochs: int) -> list[Trial]:
-    """Networks in which groups of outputs share their zeros; stem and head are too small to give any."""
-    trials = []
-    for seed, whole in dense.items():
-        model = copy.deepcopy(whole)
-        originals = {name: weight.detach().clone() for name, weight in find_targets(model).items()}
-        masks = sparsify(model, COLUMN_SPARSITY, pattern=COLUMNS, allocate=uniform, exclude=["stem.*", "head.*"])
-        label = f"columns:{COLUMNS.outputs}"
-        trials.append(Trial(label, COLUMN_SPARSITY, seed, model, masks, epochs, ORDER + seed, originals=originals))
-    return trials
-
-
-def those_beside(trials: Sequence[Trial], shrunken: Sequence[Trial]) -> list[Trial]:
-    """The dense networks, of one method those with about as many multiply-adds left, then the shrunken ones."""
-    masked = [trial for trial in trials if trial.method]
-    label = next(
-        (trial.label for trial in reversed(masked) if trial.label == "gradual"), masked[0].label if masked else ""
-    )
-    near = set()
-    for fraction in LESS_WORK:
-        work = [trial for trial in masked if trial.label == label]
-        if work:
-            near.add(min(work, key=lambda trial: abs(1 - fraction - _work(trial) / _work(trials[0]))).asked)
-    chosen = [trial for trial in masked if trial.label == label and trial.asked in near]
-    return [*(trial for trial in trials if trial.method is None), *chosen, *shrunken]
-
-
-def _work(trial: Trial) -> int:
-    return count_multiply_adds(trial.model, torch.zeros(1, 1, 8, 8))
-
-
-def _shuffled(rows: Tensor, generator: torch.Generator) -> Tensor:
-    """Each row in an order of its own."""
-    return rows.gather(1, torch.rand(rows.shape, generator=generator).argsort(dim=1))
 
 
 def train_all(trials: Sequence[Trial], data: Digits, progress: "Progress") -> None:
@@ -453,33 +380,17 @@ def _measured(model: nn.Module, data: Digits) -> float:
 ROUNDS = 100  # of timing
 
 
-@dataclass(frozen=True)
-class Packed:
-    """A masked network whose layers skip zeros where that is faster: with one image, and with a batch."""
-
-    trial: Trial
-    one: nn.Module
-    many: nn.Module
-    packings: tuple[Packing, Packing]  # for one image, and for a batch
-
-
-def packed_of(trial: Trial, data: Digits) -> Packed:
-    one, many = (copy.deepcopy(trial.model).eval() for _ in range(2))
-    packings = pack(one, data.train_images[:1]), pack(many, data.train_images[:BATCH])
-    return Packed(trial, one, many, packings)
-
-
 @torch.inference_mode()
-def milliseconds(models: Sequence[nn.Module], progress: "Progress", *, images: int = 1, calls: int = 3) -> list[float]:
-    """Milliseconds of so many images through each model on one thread: the fastest of many rounds, in each of which
-    every model has its turn, so that a slow moment of the machine touches all of them and is then left out."""
-    bar = progress.add_task(f"Timing {f'{images} images' if images > 1 else 'one image'}, rounds", total=ROUNDS)
-    image = torch.zeros(images, 1, 8, 8)
+def milliseconds(models: Sequence[nn.Module], progress: "Progress") -> list[float]:
+    """Milliseconds of an image through each model on one thread: the fastest of many rounds, in each of which every
+    model has its turn, so that a slow moment of the machine touches all of them and is then left out."""
+    bar = progress.add_task("Timing one image, rounds", total=ROUNDS)
+    image = torch.zeros(1, 1, 8, 8)
 
     def turn(model: nn.Module) -> float:
         model.eval()
         model(image)  # what the turn before has left in the caches is not its own
-        taken = seconds_of(functools.partial(model, image), repeats=calls)
+        taken = seconds_of(functools.partial(model, image), repeats=3)
         if model is models[-1]:
             progress.advance(bar)
         return taken
@@ -488,38 +399,28 @@ def milliseconds(models: Sequence[nn.Module], progress: "Progress", *, images: i
     return [1000 * min(times) for times in in_turns(turns, ROUNDS, warm_up=0).values()]
 
 
-def run_of(trial: Trial, latency_ms: float | None = None) -> Run:
+def run_of(trial: Trial, dense: nn.Module, latency_ms: float | None = None) -> Run:
+    """What was measured of a network, beside the dense one."""
     from safetensors.torch import save
 
     file = save(trial.model.state_dict())
-    zeros = sum(weight.numel() - int(weight.count_nonzero()) for weight in find_targets(trial.model).values())
+    whole = sum(weight.numel() for weight in find_targets(dense).values())
+    weights = find_targets(trial.model).values()
+    left = sum(int(weight.count_nonzero()) for weight in weights)
+    zeros = sum(weight.numel() for weight in weights) - left
+    is_dense = trial.asked == 0
     return Run(
         trial.label,
-        sparsity_of(trial.model) if trial.masks else 0.0,
+        0.0 if is_dense else 1 - left / whole,
         trial.before,
         trial.after,
         trial.seed,
         bytes=len(file),
         zipped=len(zlib.compress(file, level=9)),
         latency_ms=latency_ms,
-        overall=zeros / parameters_of(trial.model) if trial.masks else 0.0,
+        overall=0.0 if is_dense else 1 - (parameters_of(trial.model) - zeros) / parameters_of(dense),
         multiply_adds=count_multiply_adds(trial.model, torch.zeros(1, 1, 8, 8)),
     )
-
-
-def file_size(model: nn.Module) -> int:
-    from safetensors.torch import save
-
-    return len(save(model.state_dict()))
-
-
-def state_bytes(model: nn.Module) -> int:
-    return sum({tensor.data_ptr(): tensor.nbytes for tensor in model.state_dict().values()}.values())
-
-
-def compressed_size(model: nn.Module) -> int:
-    with tempfile.TemporaryDirectory() as folder:
-        return save_compressed(model, Path(folder, "model.safetensors")).stored
 
 
 def parameters_of(model: nn.Module) -> int:

@@ -8,7 +8,6 @@ from secateur.report.page import Account as Account
 from secateur.report.page import Reported as Reported
 from secateur.report.page import check_page as check_page
 from secateur.report.page import write_account as write_account
-from secateur.report.results import Check as Check
 from secateur.report.results import Results as Results
 from secateur.report.results import Row as Row
 from secateur.report.results import Run as Run

@@ -27,9 +27,8 @@ class Run:
     ``overall`` is the fraction removed of all parameters. ``before`` and ``after`` are the metric (percent accuracy,
     unless `Results` says otherwise) before and after fine-tuning; a method that prunes while it trains has no
     ``before``. ``bytes`` is the size of the saved file, ``zipped`` the size of the same file after zip compression,
-    ``compressed`` that of `secateur.save_compressed`'s file, ``memory`` the bytes of all tensors when it runs,
-    ``latency_ms`` the time of one forward pass in milliseconds, ``batch_ms`` that of a large batch, ``multiply_adds``
-    what that pass has to multiply: see `count_multiply_adds`. ``None`` means "not measured". Runs of one ``method`` and
+    ``latency_ms`` the time of one forward pass in milliseconds, ``multiply_adds`` what that pass has to multiply: see
+    `count_multiply_adds`. ``None`` means "not measured". Runs of one ``method`` and
     ``sparsity`` with different ``seed`` give the spread.
 
     >>> Run("magnitude", sparsity=0.9, seed=0, before=61.6, after=98.1).after
@@ -46,9 +45,6 @@ class Run:
     latency_ms: float | None = None
     overall: float | None = None
     multiply_adds: int | None = None
-    batch_ms: float | None = None
-    memory: int | None = None
-    compressed: int | None = None
 
     def __post_init__(self) -> None:
         where = f"run of {self.method!r} with seed {self.seed}"
@@ -58,34 +54,16 @@ class Run:
             raise ValueError(f"{where}: neither before nor after was measured; a run shows one of them at least.")
         if self.overall is not None and not 0 <= self.overall < 1:
             raise ValueError(f"{where}: overall is a fraction in [0, 1), not {self.overall}; 90 % is written 0.9.")
-        for name in ("before", "after", "latency_ms", "batch_ms"):
+        for name in ("before", "after", "latency_ms"):
             value = getattr(self, name)
             if value is not None and not math.isfinite(value):
                 raise ValueError(
                     f"{where}: {name} is {value}; give a finite number, or None where nothing was measured."
                 )
-        for name in ("bytes", "zipped", "latency_ms", "batch_ms", "multiply_adds", "memory", "compressed"):
+        for name in ("bytes", "zipped", "latency_ms", "multiply_adds"):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ValueError(f"{where}: {name} is {value}; give a number above 0, or None if it was not measured.")
-
-
-@dataclasses.dataclass(frozen=True)
-class Check:
-    """The same pruning with one thing spoilt, and what a reader learns from how much that costs.
-
-    >>> Check("mask shuffled", "what positions are worth", [Run("mask shuffled", 0.9, 12.0, 90.1)]).runs[0].after
-    90.1
-    """
-
-    name: str
-    tells: str
-    runs: tuple[Run, ...]
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "runs", tuple(self.runs))
-        if not self.runs:
-            raise ValueError(f"check {self.name!r} holds no runs; give one at least.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,8 +73,7 @@ class Results(Reported):
     ``text`` is what to read first and ``notes`` how it was measured, one paragraph an element. ``metric`` names what
     ``before`` and ``after`` are, ``unit`` its unit. ``command`` is the command line that makes these results again;
     ``versions`` is what it ran on, by default `environment`. ``examples`` is the number of test examples, which gives a
-    percentage its `wilson` interval. ``checks`` are the sanity checks, the method itself first. ``shrunken`` are
-    networks that lost whole channels or skip their zeros, after those to compare them with.
+    percentage its `wilson` interval.
 
     >>> print(Results("Mine", [Run("dense", 0.0, before=98.0), Run("magnitude", 0.9, before=61.6)]))
     Method     Removed  Accuracy
@@ -115,14 +92,12 @@ class Results(Reported):
     command: str = ""
     versions: Mapping[str, str] = dataclasses.field(default_factory=environment)
     examples: int | None = None
-    checks: Sequence[Check] = ()
-    shrunken: Sequence[Run] = ()
 
     def __post_init__(self) -> None:
         for name in ("text", "notes"):
             if isinstance(value := getattr(self, name), str):
                 raise TypeError(f"{name} is a sequence of paragraphs; write [{value[:30]!r}] for a single one.")
-        for name in ("text", "notes", "runs", "shrunken", "checks"):
+        for name in ("text", "notes", "runs"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         if not self.runs:
             raise ValueError(f"results {self.title!r} hold no runs; a report needs one at least.")
@@ -137,56 +112,39 @@ class Results(Reported):
             yield from self.notes
 
     def summary(self) -> Iterator[Part]:
-        """What to read first, the table of methods and sparsities, networks that shrank, and checks."""
+        """What to read first, and the table of methods and sparsities."""
         for paragraph in self.text:
             yield paragraph
             yield ""
         rows = summarize(self.runs)
-        yield self._drawn(self._table("runs", rows, "All methods and sparsities"), rows)
-        if self.shrunken:
-            yield ""
-            yield self._table("shrunken", summarize(self.shrunken), "Channels that left, zeros that are skipped")
-        if self.checks:
-            yield ""
-            found = [(check, row) for check in self.checks for row in summarize(check.runs)]
-            stage = "before" if found[0][1].after is None else "after"
-            yield Table.of(
-                "checks",
-                found,
-                Column.name("Network", lambda each: each[0].name),
-                Column.portion("Removed", lambda each: each[1].sparsity, bar=False),
-                self._metric(stage, self.metric.capitalize(), lambda each: each[1]),
-                Column.name("What it tells", lambda each: each[0].tells),
-                title="Sanity checks",
-            )
+        yield self._drawn(self._table(rows), rows)
         if missing := missing_baselines(rows):
             yield ""
             yield f"No method is named {' or '.join(missing)}, a baseline against which to judge the others."
 
-    def _table(self, name: str, rows: Sequence["Row"], title: str) -> Table:
+    def _table(self, rows: Sequence["Row"]) -> Table:
         columns = [
             Column.name("Method", lambda row: row.method),
             Column.portion("Removed", lambda row: row.sparsity, bar=False),
             *self._metrics(rows),
             Column("95 % interval", self._interval, _between, "right", "interval", number=lambda pair: pair[0]),
             Column.portion("Of all parameters", lambda row: row.overall, bar=False, key="overall"),
-            *(Column.bytes(head, _rounded(key), key=key) for key, head in _SIZES.items()),
+            Column.bytes("File", _rounded("bytes"), key="bytes"),
+            Column.bytes("Zipped", _rounded("zipped"), key="zipped"),
             Column.count("Multiply-adds", _rounded("multiply_adds")),
             Column.figure("Latency, ms", lambda row: row.latency_ms, ".2f", key="latency_ms"),
-            Column.figure("Of a batch, ms", lambda row: row.batch_ms, ".2f", key="batch_ms"),
         ]
-        return Table.of(name, rows, *columns, title=title).filled()
+        return Table.of("runs", rows, *columns, title="All methods and sparsities").filled()
 
     def _metrics(self, rows: Sequence["Row"]) -> Iterator[Column]:
         tuned = any(row.after is not None for row in rows)
         for stage in ("before", "after") if tuned else ("before",):
             yield self._metric(stage, f"{stage.capitalize()} tuning" if tuned else self.metric.capitalize())
 
-    def _metric(self, stage: str, head: str, row_of: Any = lambda row: row) -> Column:
+    def _metric(self, stage: str, head: str) -> Column:
         """The mean over seeds and their spread."""
 
-        def of(item: Any) -> tuple[float, float | None] | None:
-            row = row_of(item)
+        def of(row: Any) -> tuple[float, float | None] | None:
             mean = getattr(row, stage)
             return None if mean is None else (mean, getattr(row, f"{stage}_sd"))
 
@@ -225,9 +183,6 @@ class Results(Reported):
                 )
                 table = dataclasses.replace(table, charts=[*table.charts, chart])
         return table
-
-
-_SIZES = {"bytes": "File", "zipped": "Zipped", "compressed": "Compressed", "memory": "In memory"}
 
 
 def _rounded(key: str) -> Any:
@@ -270,25 +225,17 @@ def load_results(path: str | os.PathLike[str]) -> Results:
     97.0
     """
     path = Path(path)
-    return _made(Results, Fields.read(path, hint=f" {path.name} does not hold the results of a report."))
+    read = Fields.read(path, hint=f" {path.name} does not hold the results of a report.")
+    return _made(
+        Results, read, {**read.values, "runs": [_made(Run, each, each.values) for each in read.inners("runs")]}
+    )
 
 
 T = TypeVar("T")
 
-_PARTS: dict[str, type] = {"runs": Run, "shrunken": Run, "checks": Check}
 
-
-def _made(kind: type[T], read: Fields) -> T:
+def _made(kind: type[T], read: Fields, values: Mapping[str, Any]) -> T:
     """A dataclass of the fields of a record."""
-    fields = dataclasses.fields(kind)  # type: ignore[arg-type]
-    read.only(*(each.name for each in fields))
-    for each in fields:
-        if each.default is each.default_factory is dataclasses.MISSING and each.name not in read.values:
-            raise read.wrong(each.name, "is missing")
-    values = dict(read.values)
-    for name, part in _PARTS.items():
-        if name in values:
-            values[name] = [_made(part, inner) for inner in read.inners(name)]
     try:
         return kind(**values)
     except (TypeError, ValueError, AttributeError) as error:
@@ -326,12 +273,9 @@ class Row:
     zipped: float | None
     multiply_adds: float | None
     latency_ms: float | None
-    batch_ms: float | None
-    memory: float | None
-    compressed: float | None
 
 
-_MEANS = ["sparsity", "overall", "bytes", "zipped", "multiply_adds", "latency_ms", "batch_ms", "memory", "compressed"]
+_MEANS = ["sparsity", "overall", "bytes", "zipped", "multiply_adds", "latency_ms"]
 
 
 def summarize(runs: Iterable[Run]) -> list[Row]:
