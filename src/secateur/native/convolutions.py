@@ -117,27 +117,13 @@ def sparse_convolution(
     """
     if rectifier not in RECTIFIERS:
         raise ValueError(f"the rectifier is one of {', '.join(RECTIFIERS)}, not {rectifier!r}.")
+    weight, geometry = (indices, pointers, values), (kernel, stride, padding, dilation, groups, together)
     if is_plain(x) and (addend is None or is_plain(addend)):
-        geometry = kernel, stride, padding, dilation, groups, together, rectifier if rectified else "", shared
-        return _computed(x, (indices, pointers, values, scales, bias), addend, geometry, into, apart)
+        given = (*geometry, rectifier if rectified else "", shared)
+        return _computed(x, (*weight, scales, bias), addend, given, into, apart)
     in_store = rectified and rectifier == "relu"
-    made: Tensor = torch.ops.secateur.sparse_convolution(
-        x,
-        indices,
-        pointers,
-        values,
-        bias,
-        addend,
-        kernel,
-        stride,
-        padding,
-        dilation,
-        groups,
-        together,
-        in_store,
-        scales,
-        shared,
-    )
+    operator = torch.ops.secateur.sparse_convolution
+    made: Tensor = operator(x, *weight, bias, addend, *geometry, in_store, scales, shared)
     return RECTIFIERS[rectifier](made) if rectified and not in_store else made
 
 
@@ -480,26 +466,11 @@ def _around(padding: Sequence[int]) -> list[int]:
     return [*padding[2:], *padding[:2]]
 
 
-def _fake(
-    x: Tensor,
-    indices: Tensor,
-    pointers: Tensor,
-    values: Tensor,
-    bias: Tensor | None,
-    addend: Tensor | None,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    together: int,
-    rectified: bool,
-    scales: Tensor | None = None,
-    shared: int = 1,
-) -> Tensor:
-    del indices, values, bias, addend, rectified, scales
+def _fake(x: Tensor, _indices: Tensor, pointers: Tensor, *others: Any) -> Tensor:
+    *geometry, groups, together = others[3:9]
+    shared = others[11] if len(others) > 11 else 1  # a compiler leaves out what is the default
     rows = _rows_of(x.shape[1], pointers, groups, together, shared)
-    return x.new_empty(x.shape[0], rows, *size_after(x.shape[2:], kernel, stride, padding, dilation))
+    return x.new_empty(x.shape[0], rows, *size_after(x.shape[2:], *geometry))
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

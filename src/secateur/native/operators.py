@@ -6,10 +6,11 @@ operator gives the same result, within rounding, with and without compiled kerne
 
 from __future__ import annotations
 
+import functools
 import math
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec
 
 import numpy as np
 import torch
@@ -23,9 +24,111 @@ from secateur.support import private
 
 MOST_COLUMNS = 1 << 16  # an index has 16 bits
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}  # of values, as threads.h has them
+P = ParamSpec("P")
 _WORK_FOR_A_THREAD = 200_000  # products; below that, making the thread takes longer than it saves
 
 
+def is_plain(x: Tensor) -> bool:
+    """Nobody needs to see the operator: the call is made without the dispatcher, which takes 20 microseconds."""
+    if torch.compiler.is_compiling() or private.is_tracing():
+        return False
+    return type(x) is Tensor and not x.is_meta and not (x.requires_grad and torch.is_grad_enabled())
+
+
+def _rows_of(pointers: Tensor, columns: int, columns_together: int) -> int:
+    panels = max(1, -(-columns // columns_together))
+    return int((pointers.shape[0] - 1) // panels)
+
+
+def _fake_csr(
+    x: Tensor, _indices: Tensor, pointers: Tensor, _values: Tensor, _bias: Tensor | None, columns_together: int, *_: Any
+) -> Tensor:
+    return x.new_empty(*x.shape[:-1], _rows_of(pointers, x.shape[-1], columns_together))
+
+
+def _fake_block(x: Tensor, *others: Any) -> Tensor:
+    return x.new_empty(*x.shape[:-1], others[4])
+
+
+def _fake_window(x: Tensor, *others: Any) -> Tensor:
+    return x.new_empty(*x.shape[:-1], others[6])
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    del output
+    x, indices, pointers, values, _, *layout, scales = inputs
+    ctx.save_for_backward(indices, pointers, values, scales)
+    ctx.columns, ctx.layout = x.shape[-1], layout
+
+
+def _csr_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    columns_together, rows_together = ctx.layout
+    panels = max(1, -(-ctx.columns // columns_together))
+    indices, pointers, values, scales = ctx.saved_tensors
+    weight = dense_csr(indices, pointers, values, grad.shape[-1], ctx.columns, panels, rows_together)
+    return _to_inputs(grad, scaled(weight, scales)), *[None] * 7
+
+
+def _block_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    indices, pointers, values, scales = ctx.saved_tensors
+    weight = dense_block(indices, pointers, values, grad.shape[-1], ctx.columns)
+    return _to_inputs(grad, scaled(weight, scales)), *[None] * 6
+
+
+def _keep_windows(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    del output
+    x, *layout, _, _, scales = inputs
+    ctx.save_for_backward(*layout, scales)
+    ctx.columns = x.shape[-1]
+
+
+def _window_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    *layout, scales = ctx.saved_tensors
+    weight = windows.from_windows(*layout, rows=grad.shape[-1], columns=ctx.columns)
+    return _to_inputs(grad, scaled(weight, scales)), *[None] * 8
+
+
+def _to_inputs(grad: Tensor, weight: Tensor) -> Tensor:
+    wide = torch.promote_types(grad.dtype, torch.float32)
+    return (grad.to(wide) @ weight.to(wide)).to(grad.dtype)
+
+
+def define(
+    name: str,
+    function: Callable[..., Tensor],
+    fake: Callable[..., Tensor],
+    backward: Callable[..., tuple[Tensor | None, ...]],
+    keep: Callable[..., None] = _keep,
+) -> None:
+    # torch reads the schema from the annotations of the function, which therefore spells all that it takes
+    operator = torch.library.custom_op(f"secateur::{name}", function, mutates_args=())
+    operator.register_fake(fake)
+    operator.register_autograd(backward, setup_context=keep)
+
+
+def operator(
+    fake: Callable[..., Tensor],
+    backward: Callable[..., tuple[Tensor | None, ...]],
+    keep: Callable[..., None] = _keep,
+) -> Callable[[Callable[P, Tensor]], Callable[P, Tensor]]:
+    """Makes an operator of torch's of a function, which is called as such where somebody needs to see the call."""
+
+    def made(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
+        define(function.__name__, function, fake, backward, keep)
+        seen = getattr(torch.ops.secateur, function.__name__)
+
+        @functools.wraps(function)
+        def called(*args: P.args, **kwargs: P.kwargs) -> Tensor:
+            x: Any = args[0] if args else kwargs["x"]
+            found: Tensor = (function if is_plain(x) else seen)(*args, **kwargs)
+            return found
+
+        return called
+
+    return made
+
+
+@operator(_fake_csr, _csr_backward)
 def csr_linear(
     x: Tensor,
     indices: Tensor,
@@ -62,11 +165,30 @@ def csr_linear(
     >>> csr_linear(torch.tensor([[1.0, 10.0, 100.0]]), indices, pointers, torch.ones(3), None, 3, 2)
     tensor([[101.,  10.]])
     """
-    operator = _csr if is_plain(x) else torch.ops.secateur.csr_linear
-    result: Tensor = operator(x, indices, pointers, values, bias, columns_together, rows_together, scales)
-    return result
+    columns = x.shape[-1]
+    if columns_together < 1 or rows_together < 1:
+        raise ValueError("rows_together and columns_together are at least 1.")
+    panels = max(1, -(-columns // columns_together))
+    rows = _rows_of(pointers, columns, columns_together)
+    rows_together = min(rows_together, max(rows, 1))  # the C code takes memory for as many
+    rounds = check_fours(indices, values)
+    check_entries(x, columns, indices, pointers, values, scales, bias, rows * panels, rows, fours=rounds)
+    compiled = library()
+    if compiled is None or x.device.type != "cpu" or x.dtype == torch.float64:
+        weight = scaled(dense_csr(indices, pointers, values, rows, columns, panels, rows_together), scales)
+        return _rounded_linear(x, weight, bias) if rounds else _dense_linear(x, weight, bias)
+    return _called(
+        compiled.secateur_csr_int8 if rounds else compiled.secateur_csr,
+        x,
+        (indices, pointers, values, scales, bias),
+        rows,
+        rows_together,
+        panels,
+        work=indices.shape[0],
+    )
 
 
+@operator(_fake_block, _block_backward)
 def block_linear(
     x: Tensor,
     indices: Tensor,
@@ -98,11 +220,22 @@ def block_linear(
     >>> block_linear(torch.tensor([[1.0, 10.0, 100.0]]), indices, pointers, torch.ones(1, 16), None, 2)
     tensor([[100., 100.]])
     """
-    operator = _block if is_plain(x) else torch.ops.secateur.block_linear
-    result: Tensor = operator(x, indices, pointers, values, bias, rows, scales)
-    return result
+    columns = x.shape[-1]
+    blocks = -(-rows // LANES)
+    kept = indices.shape[0] if indices.dim() else 0
+    rounds = values.dim() == 3
+    if values.shape != ((kept // 4, LANES, 4) if rounds else (kept, LANES)) or (rounds and kept % 4):
+        raise ValueError(f"{kept} indices for values of shape {tuple(values.shape)}.")
+    check_entries(x, columns, indices, pointers, values, scales, bias, blocks, rows, fours=rounds)
+    compiled = library()
+    if compiled is None or x.device.type != "cpu" or x.dtype == torch.float64:
+        weight = scaled(dense_block(indices, pointers, values, rows, columns), scales)
+        return _rounded_linear(x, weight, bias) if rounds else _dense_linear(x, weight, bias)
+    function = compiled.secateur_quads if rounds else compiled.secateur_block
+    return _called(function, x, (indices, pointers, values, scales, bias), rows, work=kept * LANES)
 
 
+@operator(_fake_window, _window_backward, _keep_windows)
 def window_linear(
     x: Tensor,
     words: Tensor,
@@ -134,91 +267,6 @@ def window_linear(
     >>> window_linear(torch.tensor([[1.0, 10.0, 100.0]]), **layout, bias=None, rows=2)
     tensor([[101.,  10.]])
     """
-    operator = _window if is_plain(x) else torch.ops.secateur.window_linear
-    result: Tensor = operator(x, words, moves, values, pointers, order, bias, rows, scales)
-    return result
-
-
-def is_plain(x: Tensor) -> bool:
-    """Nobody needs to see the operator: the call is made without the dispatcher, which takes 20 microseconds."""
-    if torch.compiler.is_compiling() or private.is_tracing():
-        return False
-    return type(x) is Tensor and not x.is_meta and not (x.requires_grad and torch.is_grad_enabled())
-
-
-def _rows_of(pointers: Tensor, columns: int, columns_together: int) -> int:
-    panels = max(1, -(-columns // columns_together))
-    return int((pointers.shape[0] - 1) // panels)
-
-
-def _csr(
-    x: Tensor,
-    indices: Tensor,
-    pointers: Tensor,
-    values: Tensor,
-    bias: Tensor | None,
-    columns_together: int,
-    rows_together: int,
-    scales: Tensor | None = None,
-) -> Tensor:
-    columns = x.shape[-1]
-    if columns_together < 1 or rows_together < 1:
-        raise ValueError("rows_together and columns_together are at least 1.")
-    panels = max(1, -(-columns // columns_together))
-    rows = _rows_of(pointers, columns, columns_together)
-    rows_together = min(rows_together, max(rows, 1))  # the C code takes memory for as many
-    rounds = check_fours(indices, values)
-    check_entries(x, columns, indices, pointers, values, scales, bias, rows * panels, rows, fours=rounds)
-    compiled = library()
-    if compiled is None or x.device.type != "cpu" or x.dtype == torch.float64:
-        weight = scaled(dense_csr(indices, pointers, values, rows, columns, panels, rows_together), scales)
-        return _rounded_linear(x, weight, bias) if rounds else _dense_linear(x, weight, bias)
-    return _called(
-        compiled.secateur_csr_int8 if rounds else compiled.secateur_csr,
-        x,
-        (indices, pointers, values, scales, bias),
-        rows,
-        rows_together,
-        panels,
-        work=indices.shape[0],
-    )
-
-
-def _block(
-    x: Tensor,
-    indices: Tensor,
-    pointers: Tensor,
-    values: Tensor,
-    bias: Tensor | None,
-    rows: int,
-    scales: Tensor | None = None,
-) -> Tensor:
-    columns = x.shape[-1]
-    blocks = -(-rows // LANES)
-    kept = indices.shape[0] if indices.dim() else 0
-    rounds = values.dim() == 3
-    if values.shape != ((kept // 4, LANES, 4) if rounds else (kept, LANES)) or (rounds and kept % 4):
-        raise ValueError(f"{kept} indices for values of shape {tuple(values.shape)}.")
-    check_entries(x, columns, indices, pointers, values, scales, bias, blocks, rows, fours=rounds)
-    compiled = library()
-    if compiled is None or x.device.type != "cpu" or x.dtype == torch.float64:
-        weight = scaled(dense_block(indices, pointers, values, rows, columns), scales)
-        return _rounded_linear(x, weight, bias) if rounds else _dense_linear(x, weight, bias)
-    function = compiled.secateur_quads if rounds else compiled.secateur_block
-    return _called(function, x, (indices, pointers, values, scales, bias), rows, work=kept * LANES)
-
-
-def _window(
-    x: Tensor,
-    words: Tensor,
-    moves: Tensor,
-    values: Tensor,
-    pointers: Tensor,
-    order: Tensor,
-    bias: Tensor | None,
-    rows: int,
-    scales: Tensor | None = None,
-) -> Tensor:
     columns = x.shape[-1]
     layout = {"words": words, "moves": moves, "values": values, "pointers": pointers, "order": order}
 
@@ -439,93 +487,3 @@ def dense_block(indices: Tensor, pointers: Tensor, values: Tensor, rows: int, co
     weight = torch.zeros(blocks, columns, LANES, dtype=torch.float32, device=values.device)
     weight.index_put_((at, indices.long()), values.float(), accumulate=True)  # what fills up a four is 0
     return weight.transpose(1, 2).reshape(blocks * LANES, columns)[:rows]
-
-
-def _fake_csr(
-    x: Tensor,
-    _indices: Tensor,
-    pointers: Tensor,
-    _values: Tensor,
-    _bias: Tensor | None,
-    columns_together: int,
-    _rows_together: int,
-    _scales: Tensor | None = None,
-) -> Tensor:
-    return x.new_empty(*x.shape[:-1], _rows_of(pointers, x.shape[-1], columns_together))
-
-
-def _fake_block(
-    x: Tensor,
-    _indices: Tensor,
-    _pointers: Tensor,
-    _values: Tensor,
-    _bias: Tensor | None,
-    rows: int,
-    _scales: Tensor | None = None,
-) -> Tensor:
-    return x.new_empty(*x.shape[:-1], rows)
-
-
-def _fake_window(x: Tensor, *others: Any) -> Tensor:
-    return x.new_empty(*x.shape[:-1], others[6])
-
-
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    del output
-    x, indices, pointers, values, _, *layout, scales = inputs
-    ctx.save_for_backward(indices, pointers, values, scales)
-    ctx.columns, ctx.layout = x.shape[-1], layout
-
-
-def _csr_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    columns_together, rows_together = ctx.layout
-    panels = max(1, -(-ctx.columns // columns_together))
-    indices, pointers, values, scales = ctx.saved_tensors
-    weight = dense_csr(indices, pointers, values, grad.shape[-1], ctx.columns, panels, rows_together)
-    return _to_inputs(grad, scaled(weight, scales)), *[None] * 7
-
-
-def _block_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    indices, pointers, values, scales = ctx.saved_tensors
-    weight = dense_block(indices, pointers, values, grad.shape[-1], ctx.columns)
-    return _to_inputs(grad, scaled(weight, scales)), *[None] * 6
-
-
-def _keep_windows(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    del output
-    x, *layout, _, _, scales = inputs
-    ctx.save_for_backward(*layout, scales)
-    ctx.columns = x.shape[-1]
-
-
-def _window_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    *layout, scales = ctx.saved_tensors
-    weight = windows.from_windows(*layout, rows=grad.shape[-1], columns=ctx.columns)
-    return _to_inputs(grad, scaled(weight, scales)), *[None] * 8
-
-
-def _to_inputs(grad: Tensor, weight: Tensor) -> Tensor:
-    wide = torch.promote_types(grad.dtype, torch.float32)
-    return (grad.to(wide) @ weight.to(wide)).to(grad.dtype)
-
-
-def define(
-    name: str,
-    function: Callable[..., Tensor],
-    fake: Callable[..., Tensor],
-    backward: Callable[..., tuple[Tensor | None, ...]],
-    keep: Callable[..., None] = _keep,
-) -> None:
-    # torch reads the schema from the annotations of the function, which therefore spells all that it takes
-    operator = torch.library.custom_op(f"secateur::{name}", function, mutates_args=())
-    operator.register_fake(fake)
-    operator.register_autograd(backward, setup_context=keep)
-
-
-define("csr_linear", _csr, _fake_csr, _csr_backward)
-
-
-define("block_linear", _block, _fake_block, _block_backward)
-
-
-define("window_linear", _window, _fake_window, _window_backward, _keep_windows)
