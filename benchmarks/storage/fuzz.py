@@ -81,8 +81,6 @@ def sound_files() -> list[bytes]:
         drawn = torch.randn(shape, generator=generator)
         return (drawn * (torch.rand(shape, generator=generator) < density)).to(dtype)
 
-    grouped = torch.rand(64, 32, generator=generator).reshape(-1, 4)
-    grouped = (grouped * (grouped.argsort(1).argsort(1) < 2)).reshape(64, 32)
     masked = sparse(40, 40, density=0.4)
     kinds = [
         {"bitmask": sparse(30, 41, density=0.4), "dense": torch.randn(7, generator=generator)},
@@ -91,7 +89,7 @@ def sound_files() -> list[bytes]:
             "csr16": sparse(70000, density=0.002).sign().char(),
             "bools": masked > 0,
         },
-        {"grouped": grouped, "halves": sparse(33, 33, density=0.3, dtype=torch.bfloat16)},
+        {"halves": sparse(33, 33, density=0.3, dtype=torch.bfloat16)},
         {"rounded": scaled_of(sparse(24, 90, density=0.3)), "negative": -scaled_of(sparse(20, 64, density=0.1))},
         {"masked": masked, "signs": -masked.abs() * (masked > 0.5)},
     ]

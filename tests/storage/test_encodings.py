@@ -13,12 +13,12 @@ from secateur.storage.encodings import (
     BITMASK,
     CSR8,
     CSR16,
+    ENCODINGS,
     PIECE,
     STEP,
     Constant,
     EncodingError,
     Entries,
-    Grouped,
     pack_bits,
     parse_encoding,
     pieces,
@@ -29,8 +29,6 @@ from secateur.storage.encodings import (
 )
 
 FOLDER = Path(loading.__file__).parent
-PATTERNS = [Grouped(n, m) for m in (2, 4) for n in range(1, m)] + [Grouped(3, 8), Grouped(1, 16), Grouped(8, 16)]
-ENCODINGS = [BITMASK, CSR8, CSR16]
 # around the borders of a byte, of a row, and of a piece
 SIZES = [0, 1, 7, 8, 9, 255, 256, 257, PIECE, PIECE + 1, 2 * PIECE - 1]
 
@@ -68,11 +66,6 @@ def drawn(numel, density, seed):
     return np.random.default_rng(seed).random(numel) < density
 
 
-def drawn_groups(pattern, groups, seed):
-    order = np.random.default_rng(seed).random((groups, pattern.m)).argsort(1).argsort(1)
-    return (order < pattern.n).reshape(-1)
-
-
 def there_and_back(encoding, mask, dtype=np.uint32):
     values = np.random.default_rng(1).integers(1, 2**8, int(mask.sum())).astype(dtype)
     parts = encoding.encode(mask)
@@ -92,13 +85,6 @@ def there_and_back(encoding, mask, dtype=np.uint32):
 def test_any_mask_comes_back(encoding, density):
     for numel in SIZES:
         there_and_back(encoding, drawn(numel, density, numel))
-
-
-@pytest.mark.parametrize("encoding", PATTERNS, ids=lambda encoding: encoding.name)
-@pytest.mark.usefixtures("compiled")
-def test_any_mask_of_n_of_every_m_comes_back(encoding):
-    for groups in (0, 1, 7, 8, 9, PIECE // encoding.m, PIECE // encoding.m + 3):
-        there_and_back(encoding, drawn_groups(encoding, groups, groups))
 
 
 @pytest.mark.usefixtures("compiled")
@@ -133,24 +119,22 @@ def test_by_hand():
     }
 
 
-@pytest.mark.parametrize("name", ["bitmask", "csr8", "csr16", "2:4", "1:2", "15:16"])
+@pytest.mark.parametrize("name", ["bitmask", "csr8", "csr16"])
 def test_names_are_read(name):
     assert parse_encoding(name).name == name
 
 
-@pytest.mark.parametrize(
-    "name", ["", "dense", "csr32", "4:4", "5:4", "0:4", "2:3", "2:32", "02:4", "2:4 ", "bitmask+zstd"]
-)
+@pytest.mark.parametrize("name", ["", "dense", "csr32", "2:4", "csr8 ", "bitmask+zstd"])
 def test_other_names_are_none(name):
     with pytest.raises(EncodingError, match="no encoding"):
         parse_encoding(name)
 
 
 @pytest.mark.usefixtures("compiled")
-@pytest.mark.parametrize("encoding", [BITMASK, CSR8, CSR16, Grouped(3, 8)], ids=lambda encoding: encoding.name)
+@pytest.mark.parametrize("encoding", ENCODINGS, ids=lambda encoding: encoding.name)
 def test_values_may_lie_at_the_end_of_what_they_become(encoding):
     for numel in (64, STEP + PIECE + 24):
-        mask = drawn_groups(encoding, numel // 8, 0) if isinstance(encoding, Grouped) else drawn(numel, 0.4, 0)
+        mask = drawn(numel, 0.4, 0)
         values = np.arange(1, int(mask.sum()) + 1, dtype=np.uint32)
         signs = drawn(numel - values.size, 0.5, 1)
         out = np.zeros(numel, np.uint32)
@@ -170,13 +154,12 @@ def test_values_may_lie_at_the_end_of_what_they_become(encoding):
 @given(st.data())
 def test_both_ways_agree_on_anything(data):
     """Bytes that mostly are none of an encoding: the same bits, or the same error."""
-    encoding = data.draw(st.sampled_from([*ENCODINGS, *PATTERNS]))
-    numel = data.draw(st.integers(0, 700)) // getattr(encoding, "m", 1) * getattr(encoding, "m", 1)
-    kept = numel // encoding.m * encoding.n if isinstance(encoding, Grouped) else data.draw(st.integers(0, numel))
+    encoding = data.draw(st.sampled_from(ENCODINGS))
+    numel = data.draw(st.integers(0, 700))
+    kept = data.draw(st.integers(0, numel))
     dice = np.random.default_rng(data.draw(st.integers(0, 1 << 30)))
-    mask = drawn_groups(encoding, numel // encoding.m, 0) if isinstance(encoding, Grouped) else np.zeros(numel, bool)
-    if not isinstance(encoding, Grouped):
-        mask[dice.permutation(numel)[:kept]] = True
+    mask = np.zeros(numel, bool)
+    mask[dice.permutation(numel)[:kept]] = True
     parts = encoding.encode(mask)
     for part in parts.values():
         for _ in range(data.draw(st.integers(0, 2)) if part.size else 0):
@@ -221,14 +204,8 @@ def test_a_bitmask_of_other_counts():
 @pytest.mark.usefixtures("compiled")
 def test_bits_after_the_end():
     refused(BITMASK, {"bitmask": np.array([16], np.uint8)}, 4, 1, "after the last entry")
-    refused(Grouped(1, 2), {"ranks": np.array([4], np.uint8)}, 4, 2, "after the last group")
     with pytest.raises(EncodingError, match="after the last entry"):
         unpack_bits(np.array([8], np.uint8), 3)
-
-
-@pytest.mark.usefixtures("compiled")
-def test_a_rank_that_is_none():
-    refused(Grouped(2, 4), {"ranks": np.array([6], np.uint8)}, 4, 2, "rank 6; there are 6 of 2:4")
 
 
 @pytest.mark.parametrize("columns", [[3, 2], [2, 2]])
@@ -255,10 +232,3 @@ def test_counts_that_are_not_those_of_the_columns():
     parts["counts"][0] = 1
     refused(CSR8, parts, 9, 2, "those of 1 entries, not 2")
     refused(CSR8, parts, 300, 2, "a part has only 1 entries")
-
-
-def test_a_mask_that_is_not_of_the_pattern():
-    with pytest.raises(EncodingError, match="does not keep 2 of every 4"):
-        Grouped(2, 4).encode(np.array([True, False, False, False]))
-    with pytest.raises(EncodingError, match="2:4 does not keep 3 of 8"):
-        Grouped(2, 4).parts(8, 3)

@@ -26,10 +26,7 @@ import torch
 
 from secateur.checkpoints import HEADER_KEY, MAX_HEADER, CheckpointError, TensorEntry, parse_header, parse_json
 from secateur.storage.encodings import (
-    BITMASK,
-    CSR8,
-    CSR16,
-    GROUPS,
+    ENCODINGS,
     PIECE,
     Array,
     Bools,
@@ -37,9 +34,7 @@ from secateur.storage.encodings import (
     Encoding,
     EncodingError,
     Entries,
-    Grouped,
     Stream,
-    fullest_group,
     pack_bits,
     parse_encoding,
     pieces,
@@ -115,7 +110,7 @@ class EncodedTensor:
 def encode(
     entry: TensorEntry, raw: Array, mask: Bools | None = None, *, scratch: IO[bytes] | None = None
 ) -> EncodedTensor:
-    """The smallest of dense, bitmask, CSR with 8 or 16-bit columns and n:m; with ``scratch`` of these in zstd, too.
+    """The smallest of dense, bitmask and CSR with 8 or 16-bit columns; with ``scratch`` of these in zstd, too.
 
     A float32 tensor whose entries are whole numbers of 8 bits times a scale for each row, bit for bit, has those
     numbers for values.
@@ -203,8 +198,7 @@ def _cut(array: Array) -> Iterator[Array]:
 class _Kept:
     """The entries whose values are stored, ``count`` of them; all others are 0.0 or, ``signs`` of them, -0.0.
 
-    A mask is made where it is needed, of `PIECE` entries: it is ``given``, or what is neither 0.0 nor ``dropped``;
-    ``pad`` fills up its groups.
+    A mask is made where it is needed, of `PIECE` entries: it is ``given``, or what is neither 0.0 nor ``dropped``.
     """
 
     bits: Array
@@ -212,7 +206,6 @@ class _Kept:
     dropped: int | None
     count: int
     signs: int
-    pad: Grouped | None = None
 
     def pieces(self) -> Iterator[tuple[Array, Bools]]:
         """The entries, and which of them are kept."""
@@ -224,17 +217,7 @@ class _Kept:
                 mask = bits != 0
                 if self.dropped is not None:
                     mask &= bits != self.dropped
-            yield bits, mask if self.pad is None else self.pad.pad(mask)
-
-    def padded(self, pattern: Grouped) -> _Kept:
-        """The same with the groups of an n:m filled up."""
-        total = self.bits.size // pattern.m * pattern.n
-        if total == self.count:
-            return self
-        found = dataclasses.replace(self, count=total, pad=pattern)
-        # what is removed and not 0.0 is -0.0
-        signs = self.signs and sum(int(np.count_nonzero(bits[~mask])) for bits, mask in found.pieces())
-        return dataclasses.replace(found, signs=signs)
+            yield bits, mask
 
     def values(self) -> Iterator[Array]:
         return (select(bits, mask) for bits, mask in self.pieces())
@@ -282,53 +265,41 @@ def _kept(entry: TensorEntry, bits: Array, mask: Bools | None, *, signed: bool =
 
 def _sparse(entry: TensorEntry, kept: _Kept, scratch: IO[bytes] | None) -> Iterator[EncodedTensor]:
     """The smallest encoding with places; with zstd all that might be, compressed, after it."""
-    numel, width = kept.bits.size, kept.bits.itemsize
-    options: list[tuple[int, int, Encoding]] = []
-
-    def consider(encoding: Encoding, total: int, values: int) -> None:
-        needed = encoding.parts(numel, total).values()
-        size = sum(dtype.itemsize * length for dtype, length in needed) + width * values
-        if _is_justified(kept.bits.nbytes, size):
-            options.append((size, total, encoding))
-
-    constant, groups = _regularities(kept)
+    numel, width, constant = kept.bits.size, kept.bits.itemsize, _is_constant(kept)
     # No places take less than a 64th of a byte each, compressed or not, in what can be smaller than dense.
     if kept.given is None and not constant and 64 * width * (numel - kept.count) <= numel:
         return
-    for simple in (BITMASK, CSR8, CSR16):
-        consider(simple, kept.count, 1 if constant else kept.count)
-    for pattern in groups:
-        total = numel // pattern.m * pattern.n
-        if total == kept.count or not (constant or kept.given is not None):
-            consider(pattern, total, 1 if constant else total)
+    count = 1 if constant else kept.count
+    options: list[tuple[int, Encoding]] = []
+    for encoding in ENCODINGS:
+        needed = encoding.parts(numel, kept.count).values()
+        size = sum(dtype.itemsize * length for dtype, length in needed) + width * count
+        if _is_justified(kept.bits.nbytes, size):
+            options.append((size, encoding))
+    if not options:
+        return
     options.sort(key=lambda option: option[0])
-    contents: dict[str, tuple[dict[str, Section], dict[str, Section]]] = {}  # of a mask, plain and zipped
-    for size, total, encoding in options:
+    plain = {"values": Section(entry.dtype, (count,), width * count, kept.first if constant else kept.values)}
+    if kept.signs:
+        length = -(-(numel - kept.count) // 8)
+        plain["signs"] = Section("U8", (length,), length, kept.packed_signs)
+    flags = {"mask": kept.given is not None, "constant": constant, "signs": "signs" in plain}
+    zipped = _zipped(plain, scratch)
+    for size, encoding in options:
         if size > 2 * options[0][0]:
             break
-        stored = kept.padded(encoding) if isinstance(encoding, Grouped) else kept
-        filled = encoding.name if stored.pad is not None else ""
-        if filled not in contents:
-            made = stored.first if constant else stored.values
-            count = 1 if constant else stored.count
-            plain = {"values": Section(entry.dtype, (count,), width * count, made)}
-            if stored.signs:
-                length = -(-(numel - stored.count) // 8)
-                plain["signs"] = Section("U8", (length,), length, stored.packed_signs)
-            contents[filled] = plain, _zipped(plain, scratch)
         places = {
-            part: Section(_WORDS[dtype.itemsize], (length,), dtype.itemsize * length, _maker(stored, encoding, part))
-            for part, (dtype, length) in encoding.parts(numel, total).items()
+            part: Section(_WORDS[dtype.itemsize], (length,), dtype.itemsize * length, _maker(kept, encoding, part))
+            for part, (dtype, length) in encoding.parts(numel, kept.count).items()
         }
-        parts = {**places, **contents[filled][0]}
-        flags = {"mask": kept.given is not None, "constant": constant, "signs": "signs" in parts}
-        record = {"encoding": encoding.name, "kept": total, **{word: True for word in flags if flags[word]}}
+        parts = {**places, **plain}
+        record = {"encoding": encoding.name, "kept": kept.count, **{word: True for word in flags if flags[word]}}
         if size == options[0][0]:
             yield EncodedTensor(record, parts)
         if scratch is None:
             break
-        if zipped := {**_zipped(places, scratch), **contents[filled][1]}:
-            yield EncodedTensor(record | {"zstd": list(zipped)}, parts | zipped)
+        if smaller := {**_zipped(places, scratch), **zipped}:
+            yield EncodedTensor(record | {"zstd": list(smaller)}, parts | smaller)
 
 
 def _maker(kept: _Kept, encoding: Encoding, part: str) -> Callable[[], Iterator[Array]]:
@@ -336,26 +307,10 @@ def _maker(kept: _Kept, encoding: Encoding, part: str) -> Callable[[], Iterator[
     return lambda: (encoding.encode(mask)[part] for _, mask in kept.pieces())
 
 
-def _regularities(kept: _Kept) -> tuple[bool, list[Grouped]]:
-    """Whether all kept entries, two at least, have the same bits; and the n:m that they fit and that may be smallest.
-
-    Looks no further than something may be found; nearly always the first piece decides.
-    """
-    numel, width = kept.bits.size, kept.bits.itemsize
-    constant = kept.count > 1
-    fullest = {m: 0 for m in GROUPS if numel % m == 0}
-    first = next(kept.first(), None) if constant else None
-    # more than that never pays, not even compressed
-    most = 2 * (-(-numel // 8) + width * kept.count)
-    for bits, mask in kept.pieces():
-        constant = constant and bool(((bits == first) | ~mask).all())
-        for m in list(fullest):
-            fullest[m] = max(fullest[m], fullest_group(mask, m))
-            if fullest[m] == m or (not constant and numel // m * fullest[m] * width > most):
-                del fullest[m]
-        if not (constant or fullest):
-            break
-    return constant, [Grouped(n, m) for m, n in fullest.items() if n]
+def _is_constant(kept: _Kept) -> bool:
+    """Whether all kept entries, two at least, have the same bits; nearly always the first piece decides."""
+    first = next(kept.first(), None) if kept.count > 1 else None
+    return first is not None and all(bool(((bits == first) | ~mask).all()) for bits, mask in kept.pieces())
 
 
 def _is_justified(dense: int, stored: int) -> bool:

@@ -1,4 +1,4 @@
-"""Where a tensor's kept entries lie, as bytes: bitmask, n:m and CSR, and the splitting of numbers into planes of bytes.
+"""Where a tensor's kept entries lie, as bytes: bitmask and CSR, and the splitting of numbers into planes of bytes.
 
 Law: what is decoded is what was encoded, bit for bit; what is decoded from anything else is an `EncodingError`, never
 a write out of bounds. Everything here is a flat numpy array; a tensor is its entries in memory order, as unsigned bits.
@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import math
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -30,7 +28,6 @@ Parts = Mapping[str, Array]
 PIECE = 1 << 16  # entries at a time: in cache, and a whole number of every encoding's rows
 STEP = 1 << 20  # entries decoded by one call of a compiled function, so that there are few calls
 _SIGNED = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64}
-GROUPS = (2, 4, 8, 16)  # the m of n:m; an m-bit number names a group's kept entries
 
 
 class EncodingError(ValueError):
@@ -123,7 +120,6 @@ def _declare(found: Any) -> bool:
     for name, takes, gives in (
         ("bitmask", [pointer, number, pointer, number, pointer, number], ctypes.c_int),
         ("count", [pointer, number], number),
-        ("numbers", [pointer, number, number, pointer, number, pointer, number], ctypes.c_int),
         ("plane", [pointer, number, pointer, number], None),
         ("rows", [pointer, pointer, number, number, pointer, number, pointer, number], ctypes.c_int),
         ("signs", [pointer, number, pointer, number, pointer, number], ctypes.c_int),
@@ -300,90 +296,9 @@ class Csr:
             at = stop
 
 
-@dataclass(frozen=True)
-class Grouped:
-    """n:m: exactly n of every m consecutive entries are kept; which, is one number for each group.
-
-    The number of a group is its rank among the ``C(m, n)`` possible ones, ordered as m-bit numbers whose bit i is
-    entry i, and has as few bits as ``C(m, n)`` needs: 3 for 2:4. ``m`` is 2, 4, 8 or 16 and divides the entries.
-
-    >>> Grouped(2, 4).encode(np.array([True, True, False, False, False, True, False, True]))  # ranks 0 and 4
-    {'ranks': array([32], dtype=uint8)}
-    """
-
-    n: int
-    m: int
-
-    @property
-    def name(self) -> str:
-        return f"{self.n}:{self.m}"
-
-    @property
-    def bits(self) -> int:
-        return (math.comb(self.m, self.n) - 1).bit_length()
-
-    def parts(self, numel: int, kept: int) -> dict[str, tuple[np.dtype[Any], int]]:
-        if numel % self.m or kept != numel // self.m * self.n:
-            raise EncodingError(f"{self.name} does not keep {kept} of {numel} entries.")
-        return {"ranks": (np.dtype(np.uint8), -(-numel // self.m * self.bits // 8))}
-
-    def encode(self, mask: Bools) -> dict[str, Array]:
-        ranks, bits = _ranks(self.n, self.m), self.bits
-        packed = []
-        for at in range(0, mask.size, PIECE):
-            rank = ranks[_codes(mask[at : at + PIECE], self.m)]
-            if bool((rank < 0).any()):
-                raise EncodingError(f"the mask does not keep {self.n} of every {self.m} entries.")
-            packed.append(_pack_numbers(rank, bits))
-        return {"ranks": np.concatenate(packed or [np.zeros(0, np.uint8)])}
-
-    def pad(self, mask: Bools) -> Bools:
-        """The mask with the first removed entries of each group kept too, until n are.
-
-        >>> Grouped(2, 4).pad(np.array([False, False, True, False]))
-        array([ True, False,  True, False])
-        """
-        out = np.empty_like(mask)
-        table = _padded(self.n, self.m)
-        for at in range(0, mask.size, PIECE):
-            piece = mask[at : at + PIECE]
-            packed = _pack_numbers(table[_codes(piece, self.m)], self.m)
-            out[at : at + PIECE] = unpack_bits(packed, piece.size)
-        return out
-
-    def cut(self, streams: Mapping[str, Stream], size: int, most: int) -> tuple[dict[str, Array], int]:  # noqa: ARG002
-        groups = size // self.m
-        return {"ranks": streams["ranks"].take(-(-groups * self.bits // 8))}, groups * self.n
-
-    def expand(self, compiled: Any, parts: Parts, values: Array, out: Array) -> bool:
-        ranks, table = parts["ranks"], _bytes_of_ranks(self.n, self.m)
-        used = out.size // self.m * self.bits % 8
-        if used and int(ranks[-1]) >> used:
-            return False
-        mask = np.empty(-(-out.size // 8), np.uint8)
-        at_once = table.size.bit_length() - 1
-        refused: int = compiled.secateur_expand_numbers(
-            _at(ranks), ranks.size, at_once, _at(table), max(1, self.m // 8), _at(mask), out.size
-        )
-        return not refused and BITMASK.expand(compiled, {"bitmask": mask}, values, out)
-
-    def places(self, parts: Parts, numel: int) -> Iterator[tuple[int, Indices]]:
-        packed, members = parts["ranks"], _members(self.n, self.m)
-        firsts = np.arange(0, PIECE, self.m, dtype=np.intp).repeat(self.n)
-        step = PIECE // self.m * self.bits // 8  # bytes of a piece: PIECE / m is a multiple of 8
-        for start in range(0, numel, PIECE):
-            groups = min(PIECE, numel - start) // self.m
-            at = start // PIECE * step
-            ranks = _unpack_numbers(packed[at : at + step], self.bits, groups)
-            if int(ranks.max()) >= len(members):
-                raise EncodingError(f"a group has rank {int(ranks.max())}; there are {len(members)} of {self.name}.")
-            found = members.take(ranks, axis=0).reshape(-1)
-            found += firsts[: found.size]
-            yield start, found
-
-
 BITMASK = Bitmask()
 CSR8, CSR16 = Csr(8), Csr(16)
+ENCODINGS: tuple[Encoding, ...] = (BITMASK, CSR8, CSR16)
 
 
 def parse_encoding(name: str) -> Encoding:
@@ -392,124 +307,13 @@ def parse_encoding(name: str) -> Encoding:
     Raises:
         EncodingError: there is none.
 
-    >>> parse_encoding("2:4")
-    Grouped(n=2, m=4)
+    >>> parse_encoding("csr8") is CSR8
+    True
     """
-    for encoding in (BITMASK, CSR8, CSR16):
+    for encoding in ENCODINGS:
         if name == encoding.name:
             return encoding
-    found = re.fullmatch("([1-9][0-9]?):(2|4|8|16)", name)
-    if found and int(found[1]) < int(found[2]):
-        return Grouped(int(found[1]), int(found[2]))
     raise EncodingError(f"there is no encoding {name!r}.")
-
-
-def _pack_numbers(numbers: NDArray[np.integer[Any]], bits: int) -> Array:
-    """Numbers of this many bits, at most 16, one after another; bit ``i * bits`` of the result is number i's lowest."""
-    count = numbers.size
-    words = np.zeros((-(-count // 8), 8), np.uint32)  # eight numbers fill whole bytes
-    words.reshape(-1)[:count] = numbers
-    packed = np.zeros((len(words), bits + 2), np.uint8)
-    for number in range(8):
-        byte, shift = divmod(number * bits, 8)
-        word = words[:, number] << shift
-        for each in range(-(-(shift + bits) // 8)):
-            packed[:, byte + each] |= (word >> (8 * each)).astype(np.uint8)
-    return packed[:, :bits].reshape(-1)[: -(-count * bits // 8)]
-
-
-def _unpack_numbers(packed: Array, bits: int, count: int) -> NDArray[np.uint16]:
-    """The inverse of `_pack_numbers`."""
-    if count * bits % 8 and int(packed[-1]) >> (count * bits % 8):
-        raise EncodingError("bits are set after the last group.")
-    rows = np.zeros((-(-count // 8), bits + 2), np.uint8)
-    whole = np.zeros(len(rows) * bits, np.uint8)
-    whole[: packed.size] = packed
-    rows[:, :bits] = whole.reshape(-1, bits)
-    numbers = np.empty((len(rows), 8), np.uint16)
-    for number in range(8):
-        byte, shift = divmod(number * bits, 8)
-        word = rows[:, byte].astype(np.uint32)
-        for each in range(1, -(-(shift + bits) // 8)):
-            word |= rows[:, byte + each].astype(np.uint32) << np.uint32(8 * each)
-        numbers[:, number] = (word >> np.uint32(shift)) & np.uint32(2**bits - 1)
-    return numbers.reshape(-1)[:count]
-
-
-def _codes(mask: Bools, m: int) -> NDArray[np.uint16]:
-    """Each group of m entries as an m-bit number."""
-    return _unpack_numbers(pack_bits(mask), m, mask.size // m)
-
-
-@functools.cache
-def _codes_of_ranks(n: int, m: int) -> NDArray[np.uint16]:
-    """All m-bit numbers with n bits, ascending."""
-    return np.array([code for code in range(2**m) if code.bit_count() == n], dtype=np.uint16)
-
-
-@functools.cache
-def _members(n: int, m: int) -> Indices:
-    """(C(m, n), n): the places of each rank's kept entries."""
-    codes = _codes_of_ranks(n, m).tolist()
-    return np.array([[at for at in range(m) if code >> at & 1] for code in codes], dtype=np.intp)
-
-
-@functools.cache
-def _ranks(n: int, m: int) -> NDArray[np.int32]:
-    """The rank of each m-bit number, -1 for those without n bits."""
-    table = np.full(2**m, -1, dtype=np.int32)
-    codes = _codes_of_ranks(n, m)
-    table[codes] = np.arange(codes.size)
-    return table
-
-
-@functools.cache
-def _padded(n: int, m: int) -> NDArray[np.uint16]:
-    """Each m-bit number with its lowest zeros made ones until it has n."""
-    codes = np.arange(2**m, dtype=np.uint32)
-    for _ in range(n):
-        short = _counts(m)[codes] < n
-        codes = np.where(short, codes | (codes + 1), codes)
-    return codes.astype(np.uint16)
-
-
-@functools.cache
-def _bytes_of_ranks(n: int, m: int) -> NDArray[np.uint16]:
-    """What the ranks that fill a byte of a mask, or one rank of 16 entries, make it; 65535 where one is none."""
-    together, bits = max(1, 8 // m), Grouped(n, m).bits
-    ranks = np.arange(2 ** (bits * together), dtype=np.uint32)
-    codes = np.full(2**bits, 1 << 16, np.uint32)
-    codes[: math.comb(m, n)] = _codes_of_ranks(n, m)
-    found = np.zeros_like(ranks)
-    for each in range(together):
-        code = codes[ranks >> (bits * each) & (2**bits - 1)]
-        found |= np.where(code >> 16, 65535, code << (m * each)).astype(np.uint32)
-    return found.astype(np.uint16)
-
-
-def fullest_group(mask: Bools, m: int) -> int:
-    """The most entries that are kept in any m consecutive ones, of groups that begin at multiples of m.
-
-    >>> fullest_group(np.array([True, True, False, False, False, True, False, False]), 4)
-    2
-    """
-    packed = pack_bits(mask)
-    found = _fullest(m)[packed.view(np.uint16) if m == 16 else packed]
-    return int(found.max(initial=0))
-
-
-@functools.cache
-def _fullest(m: int) -> NDArray[np.uint8]:
-    """The fullest group of m bits in each byte; of two bytes for an m of 16."""
-    codes = np.arange(2 ** max(m, 8))
-    groups = [_counts(m)[codes >> at & (2**m - 1)] for at in range(0, max(m, 8), m)]
-    fullest: NDArray[np.uint8] = np.max(groups, axis=0).astype(np.uint8)
-    return fullest
-
-
-@functools.cache
-def _counts(m: int) -> NDArray[np.uint8]:
-    return np.array([code.bit_count() for code in range(2**m)], dtype=np.uint8)
 
 
 def _count_bits(packed: Array) -> int:

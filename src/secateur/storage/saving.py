@@ -152,7 +152,7 @@ def save_compressed(
     masks: Mapping[str, Tensor] | None = None,
     zstd: bool = False,
 ) -> Compression:
-    """Write each tensor in the smallest of dense, bitmask, n:m and CSR; `load_compressed` gives every bit back.
+    """Write each tensor in the smallest of dense, bitmask and CSR; `load_compressed` gives every bit back.
 
     A module or mapping becomes one safetensors file, as does a ``.safetensors`` file; an existing one is replaced. A
     directory (Hugging Face's, or any with ``*.safetensors``) becomes a new one with the same shards, named

@@ -194,42 +194,6 @@ EXPORT int secateur_expand_rows(const void *counts, const void *columns, size_t 
     return 1;
 }
 
-/* A bitmask from numbers of `bits` bits, at most 16, each of which `table` (2^bits) turns into `bytes` bytes, one or
-two, of the mask; 65535 is for a number that has none. `size` bytes of numbers, of which those for `entries` entries are
-there; what is left of the last one is zero. */
-EXPORT int secateur_expand_numbers(const uint8_t *numbers, size_t size, size_t bits, const uint16_t *table,
-                                   size_t bytes, uint8_t *mask, size_t entries) {
-    const size_t whole = (entries + 7) / 8;
-    uint64_t ahead = 0;
-    size_t have = 0, at = 0;
-    if (bits < 1 || bits > 16 || bytes < 1 || bytes > 2) return 1;
-    for (size_t to = 0; to < whole; to += bytes) {
-        if (have < bits) {
-            if (size - at >= 4) {
-                uint32_t next;
-                memcpy(&next, numbers + at, 4);
-                ahead |= (uint64_t)next << have;
-                have += 32;
-                at += 4;
-            } else {
-                while (have < bits) { /* past the end there are zeros */
-                    ahead |= (uint64_t)(at < size ? numbers[at] : 0) << have;
-                    have += 8;
-                    at += at < size;
-                }
-            }
-        }
-        unsigned found = table[ahead & (((uint64_t)1 << bits) - 1)];
-        if (found == 65535) return 1;
-        ahead >>= bits;
-        have -= bits;
-        mask[to] = (uint8_t)found;
-        if (bytes == 2 && to + 1 < whole) mask[to + 1] = (uint8_t)(found >> 8);
-    }
-    if (entries % 8) mask[whole - 1] &= (uint8_t)((1 << entries % 8) - 1);
-    return 0;
-}
-
 /* The highest bit of those entries that the mask does not keep and whose bit in `signs` is set; `count` bits. */
 EXPORT int secateur_expand_signs(const void *mask, size_t entries, const void *signs, size_t count, void *out,
                                  size_t width) {
