@@ -89,10 +89,8 @@ def test_what_is_refused():
     with pytest.raises(ValueError, match="a BlockConv2d takes its inputs as they are; a SparseConv2d rounds them"):
         BlockConv2d.from_module(nn.Conv2d(4, 8, 3), values="int8", inputs="int8")
     stored = SparseConv2d.from_module(nn.Conv2d(4, 8, 3))
-    given = stored.indices, stored.pointers, stored.values, None, 4, 8
     with pytest.raises(ValueError, match=r"indices for values of shape \(\d+,\)"):
-        BlockConv2d(*given, kernel=[3, 3], together=stored.together)
+        BlockConv2d._from_tensors(dict(stored.named_buffers()), stored._layout())
     stored = BlockConv2d.from_module(nn.Conv2d(4, 8, 3))
-    given = stored.indices, stored.pointers, stored.values, None, 4, 8
     with pytest.raises(ValueError, match=r"indices for values of shape \(\d+, 4\)"):
-        SparseConv2d(*given, kernel=[3, 3], together=stored.together)
+        SparseConv2d._from_tensors(dict(stored.named_buffers()), stored._layout())

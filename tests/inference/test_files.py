@@ -159,7 +159,7 @@ def packed_convolution(clock, folder):
         (None, lambda h: h["layers"]["0"].update(stride_0=0), {}, "two numbers from 1 on"),
         (None, lambda h: h["layers"]["0"].update(groups=3), {}, "outputs are not 3 groups|inputs|pointers"),
         (None, lambda h: h["layers"]["0"].pop("kernel_1"), {}, "does not fit Sequential: 'kernel_1'"),
-        (None, lambda h: h["layers"]["0"].update(more=1), {}, "unexpected keyword argument 'more'"),
+        (None, lambda h: h["layers"]["0"].update(more=1), {}, "a SparseConv2d has no more"),
         (None, lambda h: h["layers"]["0"].update(kind="SparseConv1d"), {}, "a kernel of 3 rows has two dimensions"),
         (None, lambda h: h["layers"]["0"].update(kind="BlockConv2d"), {}, "indices for values of shape"),
         (None, lambda h: h["absorbed"].append("0"), {}, "absorbed names 0, a Conv2d here"),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from secateur.inference.linear import KernelLayer, as_stored, few_columns, in_fours, rounds_with
+from secateur.inference.linear import KernelLayer, as_stored, few_columns, in_fours, numbered, rounds_with
 from secateur.native import RECTIFIERS, dense_convolution, size_after, sparse_convolution, together_for
 from secateur.support import private, to_int8
 
@@ -60,17 +60,7 @@ class SparseConv2d(KernelLayer):
     it adds what it is given beside its input before the activation. Made by ``SparseConv2d.from_dense`` or
     ``from_module``.
 
-    Args:
-        indices, pointers, values, bias, scales: as in `secateur.native.sparse_convolution`.
-        in_channels, out_channels, groups: of the dense layer.
-        kernel, stride, dilation: of height and width.
-        padding: with zeros, above, below, left and right.
-        together: channels of a group that are a block.
-        rectified: whether an activation is part of it.
-        rectifier: which: "relu", "relu6", "hardswish" or "silu".
-
-    Raises:
-        ValueError: an index or pointer leads out of its tensor, or the shapes do not fit.
+    What it stores, and the numbers of its layout, are as in `secateur.native.sparse_convolution`.
 
     >>> import torch
     >>> from torch import nn
@@ -81,35 +71,16 @@ class SparseConv2d(KernelLayer):
     """
 
     OUTPUTS: ClassVar[int] = 1  # that share the places of their kept weights
-    rectifier: str = "relu"  # which a pickle of before does not have
+    LAYOUT = (*_LAYOUT, "groups", "together", "rectified", "rectifier")
 
-    def __init__(
-        self,
-        indices: Tensor,
-        pointers: Tensor,
-        values: Tensor,
-        bias: Tensor | None,
-        in_channels: int,
-        out_channels: int,
-        *,
-        kernel: Sequence[int],
-        stride: Sequence[int] = (1, 1),
-        padding: Sequence[int] = (0, 0, 0, 0),
-        dilation: Sequence[int] = (1, 1),
-        groups: int = 1,
-        together: int,
-        rectified: bool = False,
-        rectifier: str = "relu",
-        scales: Tensor | None = None,
-    ) -> None:
-        self.kernel, self.stride, self.padding, self.dilation = map(list, (kernel, stride, padding, dilation))
-        self.groups, self.together, self.rectified, self.rectifier = groups, together, bool(rectified), rectifier
-        stored = {"indices": indices, "pointers": pointers, "values": values}
-        self._check_kernel()
-        super().__init__(stored, bias, in_channels, out_channels, scales)
-
-    def _check_kernel(self) -> None:
-        """The operator checks it."""
+    kernel: list[int]
+    stride: list[int]
+    padding: list[int]
+    dilation: list[int]
+    groups: int
+    together: int
+    rectified: bool
+    rectifier: str
 
     def _nothing(self) -> Tensor:
         sizes = [1 + step * (size - 1) for step, size in zip(self.dilation, self.kernel, strict=True)]
@@ -177,22 +148,10 @@ class SparseConv2d(KernelLayer):
             stored = stored[:, 0]
         if round_inputs:
             column, stored, length = in_fours(column, stored, length)
-        return cls(
-            column.to(torch.int32).to(torch.uint16),
-            functional.pad(length.cumsum(0), (1, 0)).to(torch.int32),
-            stored.contiguous(),
-            bias,
-            channels * groups,
-            rows,
-            kernel=kernel,
-            stride=stride,
-            padding=padding,
-            dilation=dilation,
-            groups=groups,
-            together=together,
-            rectified=rectified,
-            scales=scales,
-        )
+        lists = dict(zip(_LAYOUT, map(list, (kernel, stride, padding, dilation)), strict=True))
+        others = {"groups": groups, "together": together, "rectified": rectified, "rectifier": "relu"}
+        given = (*numbered(column, length), stored.contiguous())
+        return cls(given, bias, channels * groups, rows, scales, **lists, **others)
 
     @classmethod
     def from_module(
@@ -325,9 +284,9 @@ class SparseConv2d(KernelLayer):
         }
         if (which := numbers.pop("rectifier", 0)) >= len(RECTIFIERS):
             raise ValueError(f"rectifier {which} of a convolution is none that this secateur knows.")
-        numbers["rectifier"] = [*RECTIFIERS][which]
-        given: dict[str, Any] = {name: tensors[name] for name in cls.STORED}
-        return cls(**given, bias=tensors.get("bias"), scales=tensors.get("scales"), **lists, **numbers)
+        sizes = {"in_features": numbers.pop("in_channels"), "out_features": numbers.pop("out_channels")}
+        activation = {"rectifier": [*RECTIFIERS][which], "rectified": bool(numbers.pop("rectified"))}
+        return super()._from_tensors(tensors, {**sizes, **lists, **numbers, **activation})
 
 
 class SparseConv1d(SparseConv2d):
@@ -341,11 +300,9 @@ class SparseConv1d(SparseConv2d):
     True
     """
 
-    def _check_kernel(self) -> None:
+    def _nothing(self) -> Tensor:
         if self.kernel[0] != 1:
             raise ValueError(f"a kernel of {self.kernel[0]} rows has two dimensions.")
-
-    def _nothing(self) -> Tensor:
         return super()._nothing().squeeze(-2)
 
     @property

@@ -4,7 +4,7 @@ and 2:4 on CUDA.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Self, cast
 
 import torch
@@ -32,9 +32,21 @@ from secateur.support import private
 
 
 class KernelLayer(nn.Module):
-    """What the layers with kernels have: buffers, named in ``STORED``, and a dense weight on request."""
+    """What the layers with kernels have: buffers, named in ``STORED``, numbers, named in ``LAYOUT``, and a dense weight
+    on request.
+
+    Args:
+        stored: the buffers, in their order.
+        bias, scales: one for each output, or None.
+        columns, rows: inputs and outputs of the dense layer.
+        layout: the numbers.
+
+    Raises:
+        ValueError: an index or pointer leads out of its tensor, or the shapes do not fit.
+    """
 
     STORED: ClassVar[tuple[str, ...]] = ("indices", "pointers", "values")
+    LAYOUT: ClassVar[tuple[str, ...]] = ()
 
     indices: Tensor
     pointers: Tensor
@@ -43,11 +55,21 @@ class KernelLayer(nn.Module):
     scales: Tensor | None
 
     def __init__(
-        self, stored: Mapping[str, Tensor], bias: Tensor | None, columns: int, rows: int, scales: Tensor | None = None
+        self,
+        stored: Sequence[Tensor],
+        bias: Tensor | None,
+        columns: int,
+        rows: int,
+        scales: Tensor | None = None,
+        **layout: Any,
     ) -> None:
         super().__init__()
         self.in_features, self.out_features = columns, rows
-        for name, tensor in stored.items():
+        for name in self.LAYOUT:
+            setattr(self, name, layout.pop(name))
+        if layout:
+            raise TypeError(f"a {type(self).__name__} has no {', '.join(layout)}.")
+        for name, tensor in zip(self.STORED, stored, strict=True):
             self.register_buffer(name, tensor)
         self.register_buffer("bias", None if bias is None else bias.detach().float())
         self.register_buffer("scales", scales)
@@ -65,7 +87,6 @@ class KernelLayer(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._buffers.setdefault("scales", None)  # which a pickle of before does not have
         self._buffers.update({n: _turned(each, torch.int16, torch.uint16) for n, each in self._buffers.items()})
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
@@ -82,13 +103,16 @@ class KernelLayer(nn.Module):
 
     def _layout(self) -> dict[str, Any]:
         """What a file says of it beside its tensors."""
-        return {"in_features": self.in_features, "out_features": self.out_features}
+        numbers = {name: getattr(self, name) for name in self.LAYOUT}
+        return {"in_features": self.in_features, "out_features": self.out_features, **numbers}
 
     @classmethod
     def _from_tensors(cls, tensors: Mapping[str, Tensor], layout: Mapping[str, Any]) -> Self:
         """The layer of a file's tensors and layout."""
-        given: dict[str, Any] = {name: tensors[name] for name in cls.STORED}
-        return cls(**given, bias=tensors.get("bias"), scales=tensors.get("scales"), **layout)
+        others = dict(layout)
+        sizes = others.pop("in_features"), others.pop("out_features")
+        stored = [tensors[name] for name in cls.STORED]
+        return cls(stored, tensors.get("bias"), *sizes, tensors.get("scales"), **others)
 
     @property
     def weight(self) -> Tensor:
@@ -138,6 +162,11 @@ def in_fours(column: Tensor, values: Tensor, length: Tensor) -> tuple[Tensor, Te
     return column[at], torch.where(is_kept, values[at], 0).view(-1, 4), padded
 
 
+def numbered(column: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
+    """Column numbers in 16 bits, and where each segment of so many begins, and the last ends."""
+    return column.to(torch.int32).to(torch.uint16), functional.pad(length.cumsum(0), (1, 0)).to(torch.int32)
+
+
 def rounds_with(scales: Tensor | None, round_inputs: bool) -> None:
     """ValueError where inputs are to be rounded, and the weight is not."""
     if round_inputs and scales is None:
@@ -170,13 +199,7 @@ class SparseLinear(KernelLayer):
 
     For inference on CPUs: gradients pass to its input, but its weights do not train. Without compiled kernels
     (`secateur.native.available`) it computes the same, slowly. Made by ``SparseLinear.from_dense``.
-
-    Args:
-        indices, pointers, values, bias, columns_together, rows_together, scales: as in `secateur.native.csr_linear`.
-        in_features, out_features: of the dense layer.
-
-    Raises:
-        ValueError: an index or pointer leads out of its tensor, or the shapes do not fit.
+    What it stores is as in `secateur.native.csr_linear`.
 
     >>> import torch
     >>> layer = SparseLinear.from_dense(torch.tensor([[1.0, 0.0, 2.0], [0.0, 5.0, 0.0]]))
@@ -184,22 +207,10 @@ class SparseLinear(KernelLayer):
     tensor([[201.,  50.]])
     """
 
-    def __init__(
-        self,
-        indices: Tensor,
-        pointers: Tensor,
-        values: Tensor,
-        bias: Tensor | None,
-        in_features: int,
-        out_features: int,
-        *,
-        columns_together: int,
-        rows_together: int,
-        scales: Tensor | None = None,
-    ) -> None:
-        self.columns_together, self.rows_together = columns_together, rows_together
-        stored = {"indices": indices, "pointers": pointers, "values": values}
-        super().__init__(stored, bias, in_features, out_features, scales)
+    LAYOUT = ("columns_together", "rows_together")
+
+    columns_together: int
+    rows_together: int
 
     @classmethod
     def from_dense(
@@ -260,17 +271,8 @@ class SparseLinear(KernelLayer):
         column, stored, length = map(torch.cat, (columns_kept, values, lengths))
         if round_inputs:
             column, stored, length = in_fours(column, stored, length)
-        return cls(
-            column.to(torch.int32).to(torch.uint16),
-            functional.pad(length.cumsum(0), (1, 0)).to(torch.int32),
-            stored,
-            bias,
-            columns,
-            rows,
-            columns_together=columns_together,
-            rows_together=rows_together,
-            scales=scales,
-        )
+        layout = {"columns_together": columns_together, "rows_together": rows_together}
+        return cls((*numbered(column, length), stored), bias, columns, rows, scales, **layout)
 
     @property
     def weight(self) -> Tensor:
@@ -298,9 +300,6 @@ class SparseLinear(KernelLayer):
         """Whether inputs are rounded to 8 bits as they come."""
         return self.values.dim() == 2
 
-    def _layout(self) -> dict[str, Any]:
-        return super()._layout() | {"columns_together": self.columns_together, "rows_together": self.rows_together}
-
 
 # ---- A linear layer in which 16 consecutive outputs share their inputs.
 #
@@ -311,33 +310,13 @@ class BlockLinear(KernelLayer):
     """A linear layer in which 16 consecutive outputs share their inputs, as the pattern ``Block(16, 1)`` leaves it.
 
     For inference on CPUs, as `SparseLinear`. Made by ``BlockLinear.from_dense``.
-
-    Args:
-        indices, pointers, values, bias, scales: as in `secateur.native.block_linear`.
-        in_features, out_features: of the dense layer.
-
-    Raises:
-        ValueError: an index or pointer leads out of its tensor, or the shapes do not fit.
+    What it stores is as in `secateur.native.block_linear`.
 
     >>> import torch
     >>> layer = BlockLinear.from_dense(torch.tensor([[1.0, 0.0, 2.0], [3.0, 0.0, 0.0]]))
     >>> layer(torch.tensor([[1.0, 10.0, 100.0]]))
     tensor([[201.,   3.]])
     """
-
-    def __init__(
-        self,
-        indices: Tensor,
-        pointers: Tensor,
-        values: Tensor,
-        bias: Tensor | None,
-        in_features: int,
-        out_features: int,
-        *,
-        scales: Tensor | None = None,
-    ) -> None:
-        stored = {"indices": indices, "pointers": pointers, "values": values}
-        super().__init__(stored, bias, in_features, out_features, scales)
 
     @classmethod
     def from_dense(
@@ -368,15 +347,7 @@ class BlockLinear(KernelLayer):
             filled = values.new_zeros(int(padded.sum()), LANES)
             filled[at], column, counts = values, column.new_zeros(len(filled)).index_put_((at,), column), padded
             values = filled.view(-1, 4, LANES).transpose(1, 2).contiguous()
-        return cls(
-            column.to(torch.int32).to(torch.uint16),
-            functional.pad(counts.cumsum(0), (1, 0)).to(torch.int32),
-            values,
-            bias,
-            columns,
-            rows,
-            scales=scales,
-        )
+        return cls((*numbered(column, counts), values), bias, columns, rows, scales)
 
     @property
     def weight(self) -> Tensor:
@@ -517,13 +488,7 @@ class WindowLinear(KernelLayer):
 
     For inference on CPUs, as `SparseLinear`, which it beats where reading the weights is all the work: a kept weight
     takes 5 bits beside its value. Made by ``WindowLinear.from_dense``.
-
-    Args:
-        words, moves, values, pointers, order, bias, scales: as in `secateur.native.window_linear`.
-        in_features, out_features: of the dense layer.
-
-    Raises:
-        ValueError: a step leads out of the inputs, an output is not there once, or the shapes do not fit.
+    What it stores is as in `secateur.native.window_linear`.
 
     >>> import torch
     >>> layer = WindowLinear.from_dense(torch.tensor([[1.0, 0.0, 2.0], [0.0, 5.0, 0.0]]))
@@ -536,22 +501,6 @@ class WindowLinear(KernelLayer):
     words: Tensor
     moves: Tensor
     order: Tensor
-
-    def __init__(
-        self,
-        words: Tensor,
-        moves: Tensor,
-        values: Tensor,
-        pointers: Tensor,
-        order: Tensor,
-        bias: Tensor | None,
-        in_features: int,
-        out_features: int,
-        *,
-        scales: Tensor | None = None,
-    ) -> None:
-        stored = {"words": words, "moves": moves, "values": values, "pointers": pointers, "order": order}
-        super().__init__(stored, bias, in_features, out_features, scales)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         super()._apply(fn, recurse)
@@ -574,8 +523,8 @@ class WindowLinear(KernelLayer):
         rounds_with(scales, round_inputs)
         weight = as_stored(weight, scales)
         rows, columns = weight.shape
-        made: dict[str, Any] = dict(to_windows(weight, in_fours=round_inputs))
-        return cls(**made, bias=bias, in_features=columns, out_features=rows, scales=scales)
+        made = to_windows(weight, in_fours=round_inputs)
+        return cls([made[name] for name in cls.STORED], bias, columns, rows, scales)
 
     @property
     def weight(self) -> Tensor:
