@@ -295,6 +295,6 @@ def test_an_allocation_that_is_made_is_a_value():
     ):
         again = pickle.loads(pickle.dumps(made))
         assert again.compares == made.compares == scope
-        assert again.__name__ == made.__name__ in ("by_name", "above")
+        assert again.__name__ == made.__name__ == "by_name"
         ours, theirs = (each(scores, 0.6, Unstructured()) for each in (again, made))
         assert {name: int(count) for name, count in ours.items()} == {n: int(count) for n, count in theirs.items()}

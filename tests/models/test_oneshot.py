@@ -295,8 +295,6 @@ def test_the_last_block_that_was_read_for_its_scores_is_put_away():
 # ---- A block solved: errors are those of the layer's outputs, and what does not fit is named. ----
 
 
-
-
 def test_the_error_is_that_of_the_layer_s_outputs():
     for solver in (sparsegpt, WANDA):
         model, dense = stack(), stack()

@@ -121,9 +121,7 @@ def _layer(name: str, place: Place, words: frozenset[str]) -> Layer:
 def _laid(word: str, sums: Sums, layer: Layer, shape: torch.Size) -> Tensor:
     """What the word asks for, as it lies beside the weight."""
     found = sums.statistic(word)
-    if word == "gram":
-        return found
-    return layer.outputs(found, shape) if word == "output_norm" else layer.inputs(found, shape)
+    return found if word == "gram" else layer.inputs(found, shape)
 
 
 def _placed(statistic: Tensor, weight: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from secateur.evidence.statistics import STATISTICS, Sums, widest
-from secateur.evidence.unfolding import RecurrentCalls, gates
+from secateur.evidence.unfolding import RecurrentCalls, gates, unfolded
 from secateur.support import private
 
 
@@ -41,9 +41,6 @@ class Layer(Protocol):
     def inputs(self, vector: Tensor, shape: torch.Size) -> Tensor:
         """One number for each input feature, broadcastable to a weight of ``shape``."""
 
-    def outputs(self, vector: Tensor, shape: torch.Size) -> Tensor:
-        """One number for each output feature, broadcastable to a weight of ``shape``."""
-
 
 _ALL = frozenset(STATISTICS)
 
@@ -60,14 +57,11 @@ class _Dense:
     def kind(self) -> str:
         return "rows of inputs" if self.inputs_first else "columns of inputs"
 
-    def observe(self, sums: Sums, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, keep: Any) -> None:
-        _observe_rows(sums, args[0] if args else next(iter(kwargs.values())), output, keep)
+    def observe(self, sums: Sums, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, keep: Any) -> None:  # noqa: ARG002
+        sums.add_inputs(_rows(args[0] if args else next(iter(kwargs.values())), keep))
 
     def inputs(self, vector: Tensor, shape: torch.Size) -> Tensor:  # noqa: ARG002
         return vector[:, None] if self.inputs_first else vector[None, :]
-
-    def outputs(self, vector: Tensor, shape: torch.Size) -> Tensor:  # noqa: ARG002
-        return vector[None, :] if self.inputs_first else vector[:, None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,14 +82,9 @@ class _Lookup:
         counts = torch.bincount(ids.reshape(-1), minlength=self.module.num_embeddings).to(widest(ids))
         sums.add(counts, counts.clone(), ids.numel())
         sums.see(output)
-        if "output_norm" in sums.words:
-            sums.add_outputs(output.reshape(-1, output.shape[-1]))
 
     def inputs(self, vector: Tensor, shape: torch.Size) -> Tensor:  # noqa: ARG002
         return vector[:, None]
-
-    def outputs(self, vector: Tensor, shape: torch.Size) -> Tensor:  # noqa: ARG002
-        return vector[None, :]
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,8 +113,6 @@ class _Convolution:
             for summed in (sums.total(x), sums.square(x))
         )
         sums.add(totals, squares, y.numel() // y.shape[1])
-        if "output_norm" in sums.words:
-            sums.add_outputs(y, (0, *places))
         if "gram" in sums.words:
             for example in x:
                 patches = self._patches(example[None])[0].movedim(0, spatial)  # (*places, channels, *kernel)
@@ -136,18 +123,11 @@ class _Convolution:
         module = self.module
         mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
         x = functional.pad(x, private.padding_of(module), mode=mode)
-        for dim, (size, stride, dilation) in enumerate(
-            zip(module.kernel_size, module.stride, module.dilation, strict=True), start=2
-        ):
-            x = x.unfold(dim, dilation * (size - 1) + 1, stride)[..., ::dilation]
-        return x
+        return unfolded(x, module.kernel_size, module.stride, module.dilation)
 
     def inputs(self, vector: Tensor, shape: torch.Size) -> Tensor:
         groups = self.module.groups
         return vector.reshape(groups, *shape[1:]).repeat_interleave(1 if groups == 1 else shape[0] // groups, 0)
-
-    def outputs(self, vector: Tensor, shape: torch.Size) -> Tensor:
-        return vector.reshape(-1, *[1] * (len(shape) - 1))
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,21 +143,14 @@ class _TransposedConvolution:
 
     def observe(self, sums: Sums, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, keep: Any) -> None:  # noqa: ARG002
         spatial = len(self.module.kernel_size)
-        x, y = args[0] if args else kwargs["input"], output
+        x = args[0] if args else kwargs["input"]
         if x.dim() == spatial + 1:
-            x, y = x[None], y[None]
+            x = x[None]
         dims = (0, *range(2, 2 + spatial))
         sums.add(sums.total(x, dims), sums.square(x, dims), x.numel() // x.shape[1])
-        if "output_norm" in sums.words:
-            sums.add_outputs(y, dims)
 
     def inputs(self, vector: Tensor, shape: torch.Size) -> Tensor:
         return vector.reshape(-1, *[1] * (len(shape) - 1))
-
-    def outputs(self, vector: Tensor, shape: torch.Size) -> Tensor:
-        groups = self.module.groups
-        rows = vector.reshape(groups, shape[1], *[1] * (len(shape) - 2))
-        return rows.repeat_interleave(1 if groups == 1 else shape[0] // groups, 0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,9 +177,6 @@ class _AttentionInput:
     def inputs(self, vector: Tensor, shape: torch.Size) -> Tensor:
         return vector if vector.shape[0] == 1 else vector.repeat_interleave(shape[0] // vector.shape[0], 0)
 
-    def outputs(self, vector: Tensor, shape: torch.Size) -> Tensor:
-        raise NotImplementedError  # not among the words
-
 
 @dataclass(frozen=True, eq=False)
 class _AttentionOutput:
@@ -223,7 +193,7 @@ class _AttentionOutput:
     def kind(self) -> str:
         return self._dense.kind
 
-    def observe(self, sums: Sums, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, keep: Any) -> None:
+    def observe(self, sums: Sums, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, keep: Any) -> None:  # noqa: ARG002
         size = self.module.embed_dim
         projection, like = private.submodules_of(self.module)["out_proj"], self.module.out_proj.weight
         identity = torch.eye(size, device=like.device, dtype=like.dtype)
@@ -233,13 +203,10 @@ class _AttentionOutput:
             x = self.module.forward(*args, **kwargs)[0]
         finally:
             private.submodules_of(self.module)["out_proj"] = projection
-        _observe_rows(sums, x, output[0], keep)
+        sums.add_inputs(_rows(x, keep))
 
     def inputs(self, vector: Tensor, shape: torch.Size) -> Tensor:
         return self._dense.inputs(vector, shape)
-
-    def outputs(self, vector: Tensor, shape: torch.Size) -> Tensor:
-        return self._dense.outputs(vector, shape)
 
 
 @dataclass(frozen=True, eq=False)
@@ -251,7 +218,7 @@ class _Gates:
 
     module: Any
     key: str
-    words: frozenset[str] = _ALL - {"output_norm"}
+    words: frozenset[str] = _ALL
 
     @property
     def kind(self) -> str:
@@ -269,16 +236,6 @@ class _Gates:
 
     def inputs(self, vector: Tensor, shape: torch.Size) -> Tensor:  # noqa: ARG002
         return vector[None, :]
-
-    def outputs(self, vector: Tensor, shape: torch.Size) -> Tensor:
-        raise NotImplementedError  # not among the words
-
-
-def _observe_rows(sums: Sums, x: Tensor, y: Tensor, keep: Tensor | None) -> None:
-    rows = _rows(x, keep)
-    sums.add_inputs(rows)
-    if "output_norm" in sums.words:
-        sums.add_outputs(_rows(y, keep))
 
 
 def _rows(x: Tensor, keep: Tensor | None) -> Tensor:

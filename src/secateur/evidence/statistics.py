@@ -1,5 +1,5 @@
 """The words for what data says about weights, and which of them a criterion names. Running sums over tokens: of each
-input feature that meets a weight, of each pair of them, and of each output.
+input feature that meets a weight, and of each pair of them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ VOCABULARY = {
     "input_mean": "the mean of each input feature over all tokens, broadcastable to the weight",
     "input_var": "the variance of each input feature over all tokens (divided by their number), broadcastable to the "
     "weight",
-    "output_norm": "the L2 norm of each output feature over all tokens, broadcastable to the weight",
     "gram": "X'X of the inputs X over all tokens, (inputs, inputs); of a convolution an input is one entry of a patch",
 }
 
@@ -71,15 +70,14 @@ def _name(criterion: Any) -> str:
     return str(getattr(criterion, "__name__", criterion))
 
 
-# Running sums over tokens: of each input feature that meets a weight, of each pair of them, and of each output.
+# Running sums over tokens: of each input feature that meets a weight, and of each pair of them.
 #
 # Law: the sums over any split of the tokens into batches, and over processes, agree; they are in float32 or wider, so
 # wide that squares neither overflow nor vanish; a Gram matrix is symmetric to the last bit.
 
 PANEL = 512  # columns of a Gram matrix that are computed together
 LARGEST = 2.0**40  # in float32 the squares of 2^47 such numbers can be summed, and those of its inverse are no zeros
-_OF_INPUTS = frozenset(["input_norm", "input_mean", "input_var", "gram"])
-STATISTICS = ("input_norm", "input_mean", "input_var", "output_norm", "gram")
+STATISTICS = ("input_norm", "input_mean", "input_var", "gram")
 
 
 @dataclass(eq=False)
@@ -103,14 +101,13 @@ class Sums:
     tokens: int | Tensor = 0
     totals: Tensor | None = None
     squares: Tensor | None = None
-    outputs: Tensor | None = None
     gram: Tensor | None = None
     dtype: torch.dtype = torch.float32  # of what is given out, where that holds it
 
     def add_inputs(self, x: Tensor) -> None:
         """All that the words ask for of inputs; ``x``: (tokens, features)."""
         self.see(x)
-        wide = in_range(x) if self.words & _OF_INPUTS else x
+        wide = in_range(x)
         self.add(self._total(wide, 0), self._square(wide, 0), x.shape[0])
         if "gram" in self.words:
             self._add_gram(wide)
@@ -133,10 +130,6 @@ class Sums:
         self.see(x)
         self._add_gram(in_range(x))
 
-    def add_outputs(self, y: Tensor, dims: int | tuple[int, ...] = 0) -> None:
-        self.see(y)
-        self._add("outputs", in_range(y).square().sum(dims).to(widest(y)))
-
     def see(self, x: Tensor) -> None:
         """What is given out is of float64 once an input is; not because its size asked for it."""
         if x.dtype == torch.float64:
@@ -149,7 +142,7 @@ class Sums:
 
     def is_finite(self) -> bool:
         """In one pass each, without a temporary tensor."""
-        sums = [each for each in (self.totals, self.squares, self.outputs, self.gram) if each is not None]
+        sums = [each for each in (self.totals, self.squares, self.gram) if each is not None]
         return all(math.isfinite(bound) for each in sums if each.numel() for bound in torch.aminmax(each))
 
     def statistic(self, word: str) -> Tensor:
@@ -157,9 +150,6 @@ class Sums:
         if word == "gram":
             assert self.gram is not None
             return self.gram
-        if word == "output_norm":
-            assert self.outputs is not None
-            return narrowed(self.outputs.sqrt(), self.dtype)
         if word == "input_norm":
             assert self.squares is not None
             return narrowed(self.squares.sqrt(), self.dtype)
@@ -200,7 +190,7 @@ def sum_over_ranks(sums: Mapping[Any, Sums], group: Any, device: torch.device) -
     """
     from torch import distributed
 
-    fields = ("calls", "tokens", "totals", "squares", "outputs", "gram")
+    fields = ("calls", "tokens", "totals", "squares", "gram")
     for each in sums.values():
         each.calls, each.tokens = (torch.as_tensor(value, dtype=torch.float64) for value in (each.calls, each.tokens))
     here = {

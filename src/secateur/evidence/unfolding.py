@@ -23,6 +23,13 @@ RECURRENT: frozenset[Any] = _CELLS | _LAYERS
 _AT_ONCE = 1 << 24  # entries of patches: a convolution's inputs are unfolded for so many examples at a time
 
 
+def unfolded(x: Tensor, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> Tensor:
+    """A view (examples, channels, *places, *kernel) of a padded input."""
+    for dim, (size, step, apart) in enumerate(zip(kernel, stride, dilation, strict=True), start=2):
+        x = x.unfold(dim, apart * (size - 1) + 1, step)[..., ::apart]
+    return x
+
+
 @dataclass(frozen=True, eq=False)
 class Patches:
     """The unfolded inputs (patches) of one group of a convolution; rows are made a few examples at a time."""
@@ -51,12 +58,8 @@ class Patches:
         own = self.x.detach()[:, self.group * channels : (self.group + 1) * channels]
         size = max(1, own[:1].numel() * math.prod(self.kernel))
         for part in torch.split(own, max(1, _AT_ONCE // size)):
-            for dim, (length, stride, dilation) in enumerate(
-                zip(self.kernel, self.stride, self.dilation, strict=True), start=2
-            ):
-                part = part.unfold(dim, dilation * (length - 1) + 1, stride)[..., ::dilation]
             spatial = len(self.kernel)
-            patches = part.movedim(1, spatial + 1)  # (examples, *places, channels, *kernel)
+            patches = unfolded(part, self.kernel, self.stride, self.dilation).movedim(1, spatial + 1)
             yield patches.flatten(spatial + 1).flatten(0, spatial)
 
 
