@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 __all__ = ["Blocks", "Branches", "Experts", "Heads", "Kind", "Outputs", "RANKS", "parse"]
 
@@ -167,9 +167,8 @@ def parse(leave: Kind | str | Iterable[Kind | str] | None) -> tuple[Kind, ...]:
     kinds = tuple(_of_word(each) if isinstance(each, str) else each for each in given)
     for each in kinds:
         if not isinstance(each, Kind):
-            raise TypeError(
-                f"leave= is Experts, Branches, Heads, Outputs or Blocks, or a word such as 'experts:25%', not {each!r}."
-            )
+            names = ", ".join(kind.__name__ for kind in get_args(Kind))
+            raise TypeError(f"leave= is a value of {names}, or a word such as 'experts:25%', not {each!r}.")
     if twice := [type(each).__name__ for at, each in enumerate(kinds) if type(each) in map(type, kinds[:at])]:
         raise ValueError(f"leave= names {twice[0]} twice; say once how much of them leaves.")
     return kinds

@@ -400,7 +400,7 @@ def _shrunk_directory(
             f"{source}: of a directory one kind leaves a run, or units by sparsity=. Ask for one of them, and then for "
             "the next with OUT as the directory."
         )
-    if asked.leave and isinstance(asked.leave[0], Heads | Outputs):
+    if asked.leave and not isinstance(asked.leave[0], Blocks | Branches | Experts):
         kind = type(asked.leave[0]).__name__
         raise ValueError(f"{source}: {kind} leave a module; load the model for this, and save what is left.")
     if asked.leave and isinstance(asked.leave[0], Experts):

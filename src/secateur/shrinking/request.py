@@ -17,7 +17,7 @@ from secateur.checkpoints import Checkpoint, unfinished_copy
 from secateur.coupling import Coupling, Group, Kept, Scope
 from secateur.criteria import magnitude
 from secateur.evidence import needs
-from secateur.kinds import Blocks, Branches, Experts, Heads, Kind
+from secateur.kinds import Blocks, Branches, Experts, Kind
 from secateur.models import InFiles, find_blocks
 from secateur.shrinking.configuration import Configured
 from secateur.shrinking.costs import TARGETS
@@ -77,11 +77,6 @@ class Request:
     def branches(self) -> float | tuple[str, ...]:
         """How many residual branches leave, or which."""
         return next((each.names or each.share for each in self.leave if isinstance(each, Branches)), 0.0)
-
-    @property
-    def heads(self) -> Heads:
-        """The attention heads that leave; none where none do."""
-        return next((each for each in self.leave if isinstance(each, Heads)), Heads({}))
 
     @property
     def blocks(self) -> float:
