@@ -22,7 +22,7 @@ from secateur.allocation import Allocation
 from secateur.checkpoints import places
 from secateur.coupling import Branch, Coupling, Scope, find_coupling
 from secateur.criteria import magnitude
-from secateur.kinds import Branches, Experts, Heads, Kind, Outputs
+from secateur.kinds import Blocks, Branches, Experts, Heads, Kind, Outputs
 from secateur.models import ByText, InMemory, example_of, reached_by_name, shorter, with_batch_in_errors
 from secateur.pipeline import reestimate_batchnorm
 from secateur.shrinking.apply import carry_out
