@@ -124,7 +124,8 @@ class Outputs:
     """Outputs of a head that leave a module, such as classes that nobody asks for; what stays is computed as before.
 
     Attributes:
-        name: the module that gives them, or a glob over several with equally many, such as a head for each scale.
+        name: the module that gives them, or a glob over several with equally many, such as a head for each scale. Where
+            each of several gives a single one, they are modules of a class each.
         keep: the numbers of those that stay, in ascending order, since they keep their order. None of them: the module
             leaves as a whole, where the model runs without it.
 

@@ -187,7 +187,7 @@ def carry_out(
             held = private.submodules_of(parent)
             undo.contents(held)  # in their order
             held[key] = stays
-            if stays is None and isinstance(parent, nn.ModuleDict):  # whose modules are called one after the other
+            if stays is None and isinstance(parent, nn.ModuleDict | nn.ModuleList):  # called one after the other
                 del held[key]
         if optimizer is not None and places:
             _let_go(optimizer, {*tensors.values()} - {*tensors_of(model).values()}, undo)

@@ -334,12 +334,25 @@ def differs_without_heads(probe: nn.Module, coupling: Coupling, plan: Plan, inpu
     except Exception as error:  # whatever the model raises, this removal breaks it
         return f"it raises {type(error).__name__}: {error}"
     for whole, left in zip(expected, found, strict=True):
-        those = iter(whole)
-        if not left or len(left) == len(whole):
-            return f"it returns {len(left)} tensors, and {len(whole)} before"
-        if not all(any(difference([one], [other]) is None for one in those) for other in left):
+        if not left or [each.shape for each in left] == [each.shape for each in whole]:
+            return f"it returns {'as much as before' if left else 'nothing'}"
+        if not _in_order(whole, left, _is_part_of):
             return "the other outputs are not what they were"
     return None
+
+
+def _in_order(whole: Iterable[Tensor], left: Iterable[Tensor], fits: Callable[[Tensor, Tensor], bool]) -> bool:
+    """Whether some of the ones are the others, in their order."""
+    those = iter(whole)
+    return all(any(fits(one, other) for one in those) for other in left)
+
+
+def _is_part_of(one: Tensor, other: Tensor) -> bool:
+    """Whether the second is the first, or what is left of it without positions of one dimension."""
+    apart = [at for at, sizes in enumerate(zip(one.shape, other.shape, strict=False)) if len({*sizes}) > 1]
+    if one.dim() == other.dim() and len(apart) == 1:
+        return _in_order(one.unbind(apart[0]), other.unbind(apart[0]), _is_part_of)
+    return difference([one], [other]) is None
 
 
 def _terms(branches: Iterable[Branch], in_pass: tuple[int, bool]) -> list[tuple[int, int]]:

@@ -34,9 +34,10 @@ def leave_outputs(leaving: Leaving, outputs: Outputs) -> Left:
     """
     model, passes = leaving.model, leaving.coupling.passes
     named = matched(outputs.name, [path for path, _ in model.named_modules() if path], "module") or ()
-    paths = sorted(named)
-    if not outputs.keep:
-        return _without_heads(leaving, paths)
+    paths = [path for path, _ in model.named_modules() if path in named]
+    outer = [path for path in paths if not _within(path, [other for other in paths if other != path])]
+    if not outputs.keep or (len(outer) > 1 and all(_is_single(model.get_submodule(path)) for path in outer)):
+        return _without_heads(leaving, outer, outputs)
     coupling = find_coupling(
         model,
         leaving.inputs[0],
@@ -62,15 +63,28 @@ def leave_outputs(leaving: Leaving, outputs: Outputs) -> Left:
     return Left(plan, {"outputs": counts}, configured, fields, rename)
 
 
-def _without_heads(leaving: Leaving, paths: Sequence[str]) -> Left:
-    """The modules leave as a whole: None stays in their place, or nothing in a `torch.nn.ModuleDict`."""
-    model = leaving.model
-    outer = [path for path in paths if not _within(path, [other for other in paths if other != path])]
-    forms = {path: {"was": type(model.get_submodule(path)).__name__, "returns": "nothing"} for path in outer}
+def _is_single(module: nn.Module) -> bool:
+    """Whether the last layer gives a single output."""
+    return [each.shape[0] for each in module.parameters() if each.dim()][-1:] == [1]
+
+
+def _without_heads(leaving: Leaving, paths: Sequence[str], outputs: Outputs) -> Left:
+    """Modules leave as a whole: None stays in their place, or nothing in a list or a dict of modules."""
+    model, size = leaving.model, len(paths)
+    if outputs.keep:
+        _check_kept(outputs, size)
+    gone = [path for number, path in enumerate(paths) if number not in outputs.keep]
+    forms = {path: {"was": type(model.get_submodule(path)).__name__, "returns": "nothing"} for path in gone}
     plan = Plan({}, [], modules=forms)
     if words := differs_without_heads(probe_of(model), leaving.coupling, plan, leaving.inputs):
-        raise ValueError(f"{', '.join(outer)} cannot leave the model as a whole: without it {words}.")
-    return Left(plan, {"outputs": dict.fromkeys(outer, (1, 0))})
+        raise ValueError(f"{', '.join(gone)} cannot leave the model as a whole: without it {words}.")
+
+    def rename(_: Coupling) -> Mapping[str, Any]:
+        _rename(model, paths, outputs.keep, size, leaving.undo)
+        return {"unread": _unread(model, gone, size)}
+
+    counts = {outputs.name: (size, len(outputs.keep))}
+    return Left(plan, {"outputs": counts}, mend=rename) if outputs.keep else Left(plan, {"outputs": counts})
 
 
 def _returned(coupling: Coupling, paths: Sequence[str], outputs: Outputs) -> list[Group]:
@@ -81,7 +95,7 @@ def _returned(coupling: Coupling, paths: Sequence[str], outputs: Outputs) -> lis
         inside |= {(group.name, 0): "what chooses between others" for group in coupling.groups if group.returned}
         why = next(
             (f"{name}: {why}" for (name, _), why in [*inside.items()][::-1]),
-            "the model returns none of them, or one of each module",
+            "the model returns none of them",
         )
         raise ValueError(
             f"the outputs of {outputs.name} cannot leave; {why}. What stays would be another, unless the model returns "
