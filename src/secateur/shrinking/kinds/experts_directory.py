@@ -358,7 +358,6 @@ def _repaired(
     """The smaller directory runs beside the dense one, and its mixtures are solved, block after block."""
     groups = [group for group in calibration.mixtures.groups if group.name in done.counts]
     walk = calibration.place.walk(open_checkpoint(run.folder), run.folder, calibration.held)
-    folder = None if calibration.place.activations is None else Path(calibration.place.activations)
     walk.files.written = run.written
     blocks = run.done(_Block, walk.blocks)
     on_rank_zero(lambda: _slice_again(run, calibration.mixtures.checkpoint, walk.source, written, blocks))
@@ -369,13 +368,13 @@ def _repaired(
         mended.found.update({name: Mended(None, why) for name, why in block.whole.items()})
     whole = calibration.walk.over(calibration.held)
     with whole.replaying() as dense, walk.replaying() as small, torch.no_grad():
-        beside = PairedBlocks(dense, small, groups, folder)
+        beside = PairedBlocks(dense, small, groups, walk.activations)
         leave_whole(beside.outside, OUTSIDE, mended)
 
         def change(name: str, its: Sequence[Group]) -> None:
             tensors: dict[str, str] = {}
             for group in its:
-                tensors |= write(name, mend(beside, small, name, [group], mended, folder=folder))
+                tensors |= write(name, mend(beside, small, name, [group], mended, folder=walk.activations))
             names = {group.name for group in its}
             shares = {each: share for each, share in mended.shares.items() if each in names}
             whole = {each: why for each, why in mended.whole.items() if each in names}
