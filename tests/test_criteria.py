@@ -35,14 +35,14 @@ def test_taylor_is_the_squared_first_order_change_of_each_minibatch():
     torch.testing.assert_close(criteria.taylor(W, grad_sq=mean_of_squares), per_batch.mean(0))
 
 
-def test_fisher_is_exact_for_a_gaussian_likelihood():
+def test_half_of_taylor_is_the_fisher_rise_of_a_gaussian_likelihood():
     """``y ~ N(w x, 1)``: the Hessian's diagonal is E[x²], and so is the mean square of per-example gradients."""
     x = torch.linspace(-2, 2, 50, dtype=torch.float64)
     noise = torch.tensor([1.0, -1.0], dtype=torch.float64).repeat(25)  # unit variance, so E[g²] = E[x² noise²] = E[x²]
     weight = torch.tensor([1.5], dtype=torch.float64)
     gradients = -x * noise  # of ½(y - w x)² at y - w x = noise
     rise = 0.5 * weight**2 * (x**2).mean()  # of the mean loss, second-order term, as w goes to 0
-    torch.testing.assert_close(criteria.fisher(weight, grad_sq=(gradients**2).mean().reshape(1)), rise)
+    torch.testing.assert_close(criteria.taylor(weight, grad_sq=(gradients**2).mean().reshape(1)) / 2, rise)
 
 
 def test_snip():
@@ -173,7 +173,6 @@ def test_halves_do_not_overflow_or_vanish(dtype):
     big, small = torch.tensor([60000.0, 60000.0], dtype=dtype), torch.tensor([3e-5, 3e-5], dtype=dtype)
     for criterion, word in [
         (criteria.taylor, "grad_sq"),
-        (criteria.fisher, "grad_sq"),
         (criteria.snip, "grad"),
         (criteria.synflow, "flow"),
         (criteria.wanda, "input_norm"),
@@ -256,7 +255,7 @@ def test_every_criterion_prunes_a_model_with_what_is_collected(criterion):
             lambda: criteria.taylor(W, grad_sq=G.T),
             r"grad_sq has shape \(4, 3\); it must have the weight's, \(3, 4\)",
         ),
-        (lambda: criteria.fisher(W, grad_sq=G[0]), r"grad_sq has shape \(4,\); it must have"),
+        (lambda: criteria.taylor(W, grad_sq=G[0]), r"grad_sq has shape \(4,\); it must have"),
         (lambda: criteria.snip(W, grad=torch.tensor(1.0)), r"grad has shape \(\); it must have"),
         (lambda: criteria.synflow(W, flow=G[:1]), r"flow has shape \(1, 4\)"),
         (lambda: criteria.movement(W, movement=G[:, :1]), r"movement has shape \(3, 1\)"),

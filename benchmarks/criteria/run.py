@@ -38,7 +38,7 @@ SCOPES: dict[str, dict[str, Any]] = {
     "layer": {"pattern": Unstructured(), "allocate": uniform},
     "model": {"pattern": Unstructured(), "allocate": everywhere},
 }
-AT_ONCE = ("random", "magnitude", "ln_norm", "lamp", "wanda", "ria", "taylor", "fisher", "snip", "synflow")
+AT_ONCE = ("random", "magnitude", "ln_norm", "lamp", "wanda", "ria", "taylor", "snip", "synflow")
 GATHERED = ("random", "magnitude", "movement")  # while a Pruner trains
 FROM_SCRATCH = ("random", "snip", "synflow")  # before training
 

@@ -20,7 +20,6 @@ __all__ = [
     "Scope",
     "compares",
     "elementwise",
-    "fisher",
     "lamp",
     "ln_norm",
     "magnitude",
@@ -203,6 +202,11 @@ def taylor(weight: Tensor, *, grad_sq: Tensor) -> Tensor:
     ``Channels(reduce=lambda channels: channels.sum(1))``. The paper's other form, one gate for each channel, needs the
     gates' own gradients and is not this.
 
+    Half of it is optimal brain damage with the Fisher diagonal (LeCun et al. 1989; Theis et al. 2018,
+    arXiv:1801.05787): the rise of the loss at a minimum, to second order. The Fisher information is a mean over
+    **examples**: with batches of more than one, ``grad_sq`` is the square of a mean gradient, which is smaller and
+    noisier; collect with a batch size of 1 where the difference matters.
+
     Published with: `Channels`, `everywhere`, in many small rounds of pruning and training.
 
     Args:
@@ -213,28 +217,6 @@ def taylor(weight: Tensor, *, grad_sq: Tensor) -> Tensor:
     tensor([9., 4.])
     """
     return _wide(weight).square() * _evidence(weight, grad_sq=grad_sq)
-
-
-@compares("model")
-def fisher(weight: Tensor, *, grad_sq: Tensor) -> Tensor:
-    """``½ · w² · E[g²]``: optimal brain damage with the Fisher diagonal (LeCun et al. 1989; Theis et al. 2018,
-    arXiv:1801.05787).
-
-    The rise of the loss at a minimum, to second order, where the diagonal of the Fisher information stands for the
-    Hessian's. It ranks exactly as `taylor` does. The Fisher information is a mean over **examples**: with batches of
-    more than one, ``grad_sq`` is the square of a mean gradient, which is smaller and noisier; collect with a batch
-    size of 1 where the difference matters.
-
-    Published with: `Channels`, `everywhere`, one channel at a time.
-
-    Args:
-        weight: any shape, any real dtype.
-        grad_sq: the mean of squared gradients, of the weight's shape.
-
-    >>> fisher(torch.tensor([1.0, -2.0]), grad_sq=torch.tensor([9.0, 1.0]))
-    tensor([4.5000, 2.0000])
-    """
-    return taylor(weight, grad_sq=grad_sq).mul_(0.5)
 
 
 @compares("model")
