@@ -292,15 +292,6 @@ def test_layers_are_copied_saved_and_moved(at):
     assert torch.equal(fresh(x), expected)
 
 
-def test_pickles_of_before_had_no_scales():
-    layer = SparseLinear.from_dense(torch.eye(4))
-    state = layer.__getstate__()
-    del state["_buffers"]["scales"]
-    old = SparseLinear.__new__(SparseLinear)
-    old.__setstate__(state)
-    assert torch.equal(old(torch.ones(4)), torch.ones(4))
-
-
 @pytest.mark.parametrize("at", range(6))
 def test_layers_export(at):
     model = nn.Sequential(layers()[at])
