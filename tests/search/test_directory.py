@@ -9,11 +9,13 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from secateur.checkpoints import CheckpointError, begun, open_checkpoint
 from secateur.search import Levels, choosing, directory, fit, sensitivity
-from secateur.search.directory import FILE
+from secateur.search.directory import FILE, LEVELS, _remove_stages, check_outside
 from secateur.search.fitting import Units
 from secateur.search.score import ModelLoss, split
 from support.families import batches, make
+from support.forks import interrupted
 from support.stacks import contents
 
 
@@ -46,10 +48,9 @@ def fitted(dense, out, batches=None, **given):
     return fit(dense, batches or text(), out=out, **given)
 
 
-BOTH = {"over": ("shrink", "oneshot"), "budget": {"params": 0.6}}
-
-
-KEEP = {"budget": None, "keep": 0.9}
+MLPS = {"include": "model.layers.*.mlp.*", "budget": {"params": 0.9}}
+BOTH = {**MLPS, "over": ("shrink", "oneshot"), "budget": {"params": 0.75}}
+KEEP = {**MLPS, "budget": None, "keep": 0.9}
 
 
 @pytest.mark.parametrize("given", [BOTH, KEEP], ids=["both", "keep"])
@@ -145,26 +146,12 @@ def test_a_damaged_choice_is_named(dense, before, tmp_path, change, message):
 
 
 # ---- what lies beside it --------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def measured(dense):
     """What `sensitivity` wrote, for both verbs; to be copied."""
     store = dense.with_name("measured")
     sensitivity(model_of(dense), split(text())[0], shares=(0.25, 0.5), over=("shrink", "oneshot"), store=store)
     return store
-
-
-def stopped(monkeypatch, verb, dense, out, **given):
-    """A run that is killed when it comes to a verb."""
-
-    def stops(*_args, **_named):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(directory, verb, stops)
-        with pytest.raises(KeyboardInterrupt):
-            fitted(dense, out, **given)
 
 
 @pytest.mark.parametrize("name", ["out.levels", "out.unfinished", "out"])
@@ -189,7 +176,8 @@ def test_what_sensitivity_wrote_stays_whatever_its_name(dense, measured, tmp_pat
 @pytest.mark.parametrize("given", ["levels", "store", "as they are"])
 def test_levels_in_the_folder_of_a_run_are_not_what_it_begins_with(dense, tmp_path, monkeypatch, given):
     """Which is removed in the end."""
-    stopped(monkeypatch, "shrink", dense, tmp_path / "out")
+    with interrupted(directory, "shrink"):
+        fitted(dense, tmp_path / "out")
     lie = tmp_path / "out.unfinished" / "result" / "levels"
     named = {"store": lie} if given == "store" else {"levels": Levels.load(lie) if given == "as they are" else lie}
     before = contents(lie)
@@ -210,13 +198,7 @@ def test_a_choice_is_of_what_was_asked_and_of_these_batches(dense, measured, tmp
     left = sum(int(each.count_nonzero()) for each in zeros.values())
     assert left <= 0.81 * sum(each.numel() for each in whole.values())
 
-    class AnewError(Exception):
-        pass
-
-    def anew(*_args):
-        raise AnewError
-
-    monkeypatch.setattr(choosing.LevelSearch, "within", anew)
+    monkeypatch.setattr(choosing.LevelSearch, "within", None)
     given |= {"over": "oneshot"}
     fitted(dense, tmp_path / "again", **given)
     others = [
@@ -227,29 +209,25 @@ def test_a_choice_is_of_what_was_asked_and_of_these_batches(dense, measured, tmp
         {"score": "change"},
     ]
     for number, other in enumerate(others):
-        with pytest.raises(AnewError):
+        with interrupted(choosing.LevelSearch, "within"):
             fitted(dense, tmp_path / str(number), **{**given, **other})
 
 
-def test_a_choice_by_a_function_is_not_that_of_no_score(dense, tmp_path, monkeypatch):
+def test_a_choice_by_a_function_is_not_that_of_no_score(dense, tmp_path):
     given = {**MLPS, "store": tmp_path / "store"}
     fitted(dense, tmp_path / "one", score=lambda model: 1.0, **given)
-    seen = []
-    within = choosing.LevelSearch.within
-    monkeypatch.setattr(choosing.LevelSearch, "within", lambda *given: seen.append(1) or within(*given))
-    fitted(dense, tmp_path / "two", **given)
-    assert seen
+    with interrupted(choosing.LevelSearch, "within"):
+        fitted(dense, tmp_path / "two", **given)
 
 
-def test_of_another_choice_what_one_verb_made_is_removed(dense, tmp_path, monkeypatch):
-    stopped(monkeypatch, "oneshot", dense, tmp_path / "out", **BOTH)
+def test_of_another_choice_what_one_verb_made_is_removed(dense, tmp_path):
+    with interrupted(directory, "oneshot"):
+        fitted(dense, tmp_path / "out", **BOTH)
     (before,) = (tmp_path / "out.unfinished" / "result").glob("shrunk-*")
-    stopped(monkeypatch, "oneshot", dense, tmp_path / "out", **BOTH | {"budget": {"params": 0.7}})
+    with interrupted(directory, "oneshot"):
+        fitted(dense, tmp_path / "out", **BOTH | {"budget": {"params": 0.85}})
     (after,) = (tmp_path / "out.unfinished" / "result").glob("shrunk-*")
     assert before != after
-
-
-MLPS = {"include": "model.layers.*.mlp.*", "budget": {"params": 0.9}}
 
 
 def unlike_the_choice(monkeypatch):
@@ -265,26 +243,23 @@ def unlike_the_choice(monkeypatch):
 
 def test_what_keeps_other_units_than_were_chosen_is_not_there(dense, tmp_path, monkeypatch):
     """And nothing else: the same choice would fail again."""
-    given = {**MLPS, "over": ("shrink", "oneshot"), "budget": {"params": 0.75}}
     with monkeypatch.context() as patch:
         unlike_the_choice(patch)
         with pytest.raises(
             ValueError, match=r"gate_proj.* the search chose .* but shrink can keep only .*.*Nothing was"
         ):
-            fitted(dense, tmp_path / "out", **given)
+            fitted(dense, tmp_path / "out", **BOTH)
         assert [path.name for path in (tmp_path / "out.unfinished" / "result").iterdir()] == ["levels"]
         assert not (tmp_path / "out.unfinished" / "result" / "levels" / FILE).exists()
         shutil.rmtree(tmp_path / "out.unfinished")
         with pytest.raises(ValueError, match="the search chose"):
-            fitted(dense, tmp_path / "out", **given, store=tmp_path / "store")
+            fitted(dense, tmp_path / "out", **BOTH, store=tmp_path / "store")
     assert [path.name for path in tmp_path.iterdir()] == ["store"]
     assert (tmp_path / "store" / "levels.json").exists()
     assert not (tmp_path / "store" / FILE).exists()
-    fitted(dense, tmp_path / "out", **given, store=tmp_path / "store")
-    assert (tmp_path / "out").exists()
 
 
-def test_an_impossible_budget_leaves_levels_and_its_advice_can_be_followed(dense, tmp_path, monkeypatch):
+def test_an_impossible_budget_leaves_levels(dense, tmp_path):
     with pytest.raises(
         ValueError, match=r"cannot come to 60 .* pass shares= with larger ones(.|\n)* is kept in .*remove it"
     ):
@@ -295,27 +270,20 @@ def test_an_impossible_budget_leaves_levels_and_its_advice_can_be_followed(dense
         fitted(dense, tmp_path / "out", store=tmp_path / "file")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     (tmp_path / "file").unlink()
-    stopped(monkeypatch, "shrink", dense, tmp_path / "out")
+    with interrupted(directory, "shrink"):
+        fitted(dense, tmp_path / "out")
     before = contents(tmp_path / "out.unfinished" / "result" / "levels")
     with pytest.raises(ValueError, match="cannot come to 60"):
         fitted(dense, tmp_path / "out", budget={"params": 0.01})
     with pytest.raises(ValueError, match=r"was begun with shares .*\. Run the same command again to finish it, or re"):
         fitted(dense, tmp_path / "out", shares=(0.3, 0.6))
     assert contents(tmp_path / "out.unfinished" / "result" / "levels") == before
-    fitted(dense, tmp_path / "out")
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_a_result_that_nobody_looked_at_yet_is_made_anew(dense, tmp_path, monkeypatch):
+def test_a_result_that_nobody_looked_at_yet_is_made_anew(dense, tmp_path):
     """Killed between the last verb and the look at what it wrote."""
-
-    def stops(*_args):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(directory, "_check_counts", stops)
-        with pytest.raises(KeyboardInterrupt):
-            fitted(dense, tmp_path / "out")
+    with interrupted(directory, "_check_counts"):
+        fitted(dense, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     (result,) = (tmp_path / "out.unfinished" / "result").glob("result-*")
     (result / "config.json").write_text("damaged")
@@ -329,3 +297,69 @@ def test_a_model_that_cannot_be_watched_without_weights_is_an_error_of_its_own(t
     model.save_pretrained(tmp_path / "mamba")
     with pytest.raises(ValueError, match="MambaForCausalLM cannot be watched on the meta device"):
         fitted(tmp_path / "mamba", tmp_path / "out", batches("mamba"), budget={"params": 0.9}, shares=(0.5,))
+
+
+# What `fit` has in the directory beside the one that it writes: what took long stays, what it made is removed.
+
+
+ASKED = {"batches": "a", "shares": [0.5]}
+
+
+@pytest.fixture
+def source(tmp_path):
+    make("llama").save_pretrained(tmp_path / "dense")
+    return open_checkpoint(tmp_path / "dense")
+
+
+def working(out, source, error, levels=True):
+    """A run that fails when it has levels, or before."""
+    with begun(out, ASKED, source, copied=False) as run:
+        run.kept, run.hint = run.folder, " Levels are kept."
+        (run.folder / LEVELS).mkdir(exist_ok=True)
+        if levels:
+            (run.folder / LEVELS / "levels.json").write_text("{}")
+        raise error
+
+
+@pytest.mark.parametrize("error", [CheckpointError("full"), OSError("away"), KeyboardInterrupt(), TypeError("none")])
+def test_after_any_error_levels_stay_and_without_them_nothing(source, tmp_path, error):
+    out = tmp_path / "out"
+    with pytest.raises(type(error)):
+        working(out, source, error, levels=False)
+    assert not out.with_name("out.unfinished").exists()
+    with pytest.raises(type(error)):
+        working(out, source, error)
+    with begun(out, ASKED, source, copied=False) as run:
+        assert (run.folder / LEVELS / "levels.json").exists()
+        (run.folder / "result").mkdir()
+        run.publish(run.folder / "result")
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith("out")) == ["out"]
+
+
+def test_an_error_of_what_was_asked_says_that_levels_stay(source, tmp_path):
+    with pytest.raises(ValueError, match=r"^impossible\. Levels are kept\.$"):
+        working(tmp_path / "out", source, ValueError("impossible."))
+    other = begun(tmp_path / "out", {**ASKED, "shares": [0.6]}, source, copied=False)
+    with pytest.raises(CheckpointError, match=r"shares \[0\.5\], not \[0\.6\]\. Run the same command again"), other:
+        pass
+
+
+def test_directories_of_other_choices_are_removed(tmp_path):
+    for name in ("levels", "shrunk-0123", "shrunk-0123.unfinished", "result-4567"):
+        (tmp_path / name).mkdir()
+    _remove_stages(tmp_path, but="0123")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["levels", "shrunk-0123", "shrunk-0123.unfinished"]
+    _remove_stages(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["levels"]
+
+
+def test_folders_that_this_run_moves_are_not_named_for_anything_else(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    out, folder = tmp_path / "out", tmp_path / "out.unfinished"
+    (folder / "levels").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(folder / "levels")
+    for path in (folder, folder / "levels", tmp_path / "link", tmp_path / "x" / ".." / "out"):
+        with pytest.raises(CheckpointError, match=r"store lies in .*, which this run makes and moves; choose another"):
+            check_outside(out, store=path)
+    check_outside(out, store=tmp_path / "out.levels", levels=None)
+    shutil.rmtree(folder)

@@ -15,7 +15,7 @@ from secateur.patterns import Block
 from secateur.search import fit, fitting, making, sensitivity
 from secateur.search.costs import Judged
 from secateur.search.fitting import Entries, Units
-from secateur.search.result import KINDS
+from secateur.search.result import KINDS, Point, knee_of
 from support.families import batches as family_batches
 from support.families import make
 from support.fitting import blocks, inputs, parameters, widths
@@ -276,7 +276,6 @@ def test_tied_weights_stay_tied():
 
 
 # ---- no budget is exceeded by what is counted -----------------------------------------------------------------------
-
 BLOCKS, ROWS = inputs(width=8), {"unstructured": 1, "rows": 1, "2:4": 4}
 
 
@@ -369,8 +368,6 @@ def test_tiles_at_an_edge_count_as_whole_ones():
 
 
 # ---- what was there before ------------------------------------------------------------------------------------------
-
-
 def half_empty():
     model = blocks(3)
     oneshot(model, inputs(), sparsity=0.5)
@@ -394,8 +391,6 @@ def test_of_a_model_with_zeros_what_is_left_is_counted(over):
 
 
 # ---- levels that are given ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("over", ["shrink", "oneshot", ("shrink", "oneshot")])
 def test_of_levels_that_are_given_only_what_is_in_scope_leaves(over):
     scope = {"exclude": "0.*"} if over == "shrink" else {"include": ["1.*", "2.*"]}
@@ -445,8 +440,6 @@ def test_levels_of_entries_are_of_one_solver_and_pattern(asked):
 
 
 # ---- what a configuration says --------------------------------------------------------------------------------------
-
-
 def test_of_what_a_configuration_says_at_once_all_or_nothing_leaves(tmp_path):
     """Of one layer's units alone no configuration says that they left."""
     model = make("llama").eval()
@@ -474,14 +467,42 @@ def test_what_is_left_in_a_directory_is_counted(tmp_path):
     loaded = type(model).from_pretrained(tmp_path / "out")
     assert done.got["params"] == pytest.approx(parameters(loaded) - zeros(loaded), abs=1e-6)
     assert done.got["params"] <= done.predicted["params"] <= 0.7 * parameters(model)
-
-
-def test_a_directory_is_fitted_by_what_it_can_lose(tmp_path):
-    model = make("llama").eval()
-    model.save_pretrained(tmp_path / "dense")
-    batches = family_batches("llama", padding=False)
-    asked = {"shares": (0.5,), "finals": 1}
-    done = fit(tmp_path / "dense", batches, out=tmp_path / "out", budget={"params": 0.8}, **asked)
-    loaded = type(model).from_pretrained(tmp_path / "out")
-    assert done.got["params"] == parameters(loaded) <= 0.8 * parameters(model)
     assert "stay whole, such as model.layers.0.self_attn.q_proj.weight:2: a comparison in the code" in str(done)
+
+
+# ---- What a fit says of itself: tables, the knee, and fields of the choice. ----
+
+
+BENT = [Point(1.0, 0.0), Point(0.8, 0.1), Point(0.6, 0.3), Point(0.4, 4.0)]
+
+
+@given(st.floats(0.01, 100), st.floats(-10, 10))
+def test_the_knee_does_not_depend_on_the_scale_of_the_loss(factor, more):
+    assert knee_of([Point(each.share, factor * each.loss + more) for each in BENT]) == 0.6
+
+
+def test_a_straight_line_has_no_knee():
+    assert knee_of([Point(1.0, 0.0), Point(0.5, 0.5), Point(0.0, 1.0)]) is None
+    assert knee_of([]) is None
+    assert knee_of([Point(1.0, 1.0), Point(0.8, 0.5), Point(0.5, 0.4)]) is None  # it gets better
+
+
+def test_it_prints_what_was_asked_and_what_came_of_it():
+    model = blocks(3)
+    done = fit(model, inputs(), budget={"params": 0.7}, shares=(0.3, 0.6))
+    text = str(done)
+    assert text.startswith("Asked: params 70.0%.")
+    for word in ("chosen", "errors", "uniform", "Params left", "0.up.weight", "1 of 4 batches, held back"):
+        assert word in text
+    assert "<table>" in done._repr_html_()
+    assert done.loss == done.chosen.loss
+    with pytest.raises(AttributeError, match="Fitted has no 'nothing'"):
+        _ = done.nothing
+
+
+def test_of_a_score_the_score_is_shown():
+    model = blocks(3)
+    done = fit(model, inputs(), budget={"params": 0.7}, score=lambda _: 2.5, shares=(0.3, 0.6))
+    assert "The score of the dense model is 2.5." in str(done)
+    assert "Score" in str(done)
+    assert done.finished_score == 2.5

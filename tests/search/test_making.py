@@ -9,6 +9,7 @@ from torch import nn
 from secateur.search import Levels, fit, make_levels, making, sensitivity
 from secateur.search.levels import FILE
 from support.fitting import blocks, inputs
+from support.forks import interrupted
 from support.measured import text, words
 from support.stacks import contents
 from support.unchanged import is_unchanged, state_of
@@ -208,24 +209,16 @@ def test_data_without_a_sample_and_multiples_of_0_are_refused(verb):
 def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path, monkeypatch):
     options = {"over": ("shrink", "oneshot"), "shares": (0.5,)}
     make_levels(words(), text(), store=tmp_path / "whole", **options)
-    written, real = [], making.write_entry
-
-    def dies(folder, entry):
-        if len(written) == 5:
-            raise KeyboardInterrupt
-        written.append(entry.name)
-        return real(folder, entry)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(making, "write_entry", dies)
-        with pytest.raises(KeyboardInterrupt):
-            make_levels(words(), text(), store=tmp_path / "killed", **options)
+    with interrupted(making, "write_entry", 6):
+        make_levels(words(), text(), store=tmp_path / "killed", **options)
     assert not (tmp_path / "killed" / FILE).exists()
-    assert len(contents(tmp_path / "killed")) == 5
+    written, real = contents(tmp_path / "killed"), making.write_entry
+    assert len(written) == 5
     again = []
-    monkeypatch.setattr(making, "write_entry", lambda *each: (again.append(each[1].name), real(*each))[1])
+    monkeypatch.setattr(making, "write_entry", lambda *each: (again.append(real(*each).name), None)[1])
     make_levels(words(), text(), store=tmp_path / "killed", **options)
-    assert not set(again) & set(written)
+    assert again
+    assert not {*again} & {*written}
     assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
 
 

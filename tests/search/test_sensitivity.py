@@ -9,13 +9,18 @@ import pytest
 import torch
 
 import secateur
-from secateur.search import Levels, ModelLoss, Sensitivity, sensitivity
-from secateur.search.sensitivity import FILE
+from secateur.search import Levels, ModelLoss, Sensitivity, choosing, fit, fitting, sensitivity
+from secateur.search.sensitivity import FILE, curves_of, given
+from secateur.search.space import Class
+from support.fitting import blocks, inputs, parameters
+from support.forks import interrupted
 from support.measured import text, words
 from support.stacks import contents, data, stack
 from support.unchanged import is_unchanged, state_of
 
 MODULE = sys.modules["secateur.search.sensitivity"]  # the name is the function
+
+
 OPTIONS = {"over": ("shrink", "oneshot"), "shares": (0.25, 0.75)}
 
 
@@ -92,8 +97,6 @@ def test_a_weight_that_is_not_finite_is_named(verb, over):
 
 
 # ---- on disk --------------------------------------------------------------------------------------------------------
-
-
 def test_it_is_the_levels_and_their_scores(found, tmp_path):
     said = found[1]
     said.save(tmp_path)
@@ -112,19 +115,9 @@ def test_the_same_call_gives_the_same_bytes_and_takes_what_is_there(tmp_path, mo
     assert again.scores == Sensitivity.load(tmp_path / "two").scores
 
 
-def test_a_killed_run_goes_on_to_the_same_scores(tmp_path, monkeypatch):
-    real, written = MODULE._write, []
-
-    def dies(*given):
-        if len(written) == 4:
-            raise KeyboardInterrupt
-        written.append(given)
-        real(*given)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(MODULE, "_write", dies)
-        with pytest.raises(KeyboardInterrupt):
-            sensitivity(words(), text(), store=tmp_path / "killed", **OPTIONS)
+def test_a_killed_run_goes_on_to_the_same_scores(tmp_path):
+    with interrupted(MODULE, "_write", 5):
+        sensitivity(words(), text(), store=tmp_path / "killed", **OPTIONS)
     with pytest.raises(ValueError, match="is not measured yet; run the same call again"):
         Sensitivity.load(tmp_path / "killed")
     on = sensitivity(words(), text(), store=tmp_path / "killed", **OPTIONS)
@@ -219,3 +212,85 @@ def test_a_hostile_file_gives_one_error(found, tmp_path, change):
     (tmp_path / FILE).write_text(json.dumps(said))
     with pytest.raises(ValueError, match=r"scores\.json: damaged"):
         Sensitivity.load(tmp_path)
+
+
+# ---- Levels that are there already: only this model's, and what was measured is not measured again. ----
+
+
+THREE = (0.25, 0.5, 0.75)
+
+
+@pytest.fixture
+def stored(tmp_path):
+    model = blocks(3)
+    return model, sensitivity(model, inputs(), shares=THREE, store=tmp_path / "levels"), tmp_path / "levels"
+
+
+def test_a_fit_begins_with_what_sensitivity_wrote(stored, monkeypatch):
+    model, measured, folder = stored
+    monkeypatch.setattr(fitting, "make_levels", None)
+    monkeypatch.setattr(choosing.LevelSearch, "_alone", None)  # what was measured is not measured again
+    done = fit(model, inputs(), budget={"params": 0.7}, levels=folder, finals=2)
+    assert parameters(model) <= 0.7 * done.dense["params"]
+    assert dict(done.levels) == dict(measured.levels)
+    assert "Searched on 1 of 4 batches, which the levels that were given may know, in" in str(done)
+
+
+def test_levels_alone_will_do_and_so_will_what_was_returned(stored):
+    model, measured, folder = stored
+    one = given(measured, model)
+    two = given(folder, model)
+    assert one.scores == two.scores == measured.scores
+    assert one.score == two.score == "change"
+    assert given(measured.levels, model).scores == {}
+    assert dict(given(str(folder), model).levels) == dict(measured.levels)
+
+
+def test_what_was_measured_by_another_score_is_measured_by_this_one(stored, monkeypatch):
+    model, measured, _ = stored
+    asked = []
+    monkeypatch.setattr(fitting, "PASSES", 12.0)
+    alone = choosing.LevelSearch._alone
+    monkeypatch.setattr(choosing.LevelSearch, "_alone", lambda *given: asked.append(given) or alone(*given))
+    fit(model, inputs(), budget={"params": 0.7}, levels=measured, score="cosine", finals=1)
+    assert asked
+
+
+def test_levels_of_another_model_are_refused(stored):
+    model, measured, folder = stored
+    with torch.no_grad():
+        model[0].down.bias[0] += 1e-3
+    for each in (measured, folder, measured.levels):
+        with pytest.raises(ValueError, match="levels= are of another model, or of other weights of it"):
+            fit(model, inputs(), budget={"params": 0.7}, levels=each)
+
+
+def test_a_pattern_is_that_of_the_levels(tmp_path):
+    model, batches = blocks(3, width=8), inputs(width=8)
+    asked = {"budget": {"params": 0.7}, "over": "oneshot", "finals": 1}
+    measured = sensitivity(model, batches, over="oneshot", pattern="2:4", store=tmp_path / "levels")
+    assert {len(each) for each in measured.levels.values()} == {2}
+    with pytest.raises(ValueError, match="levels= are of the pattern 2:4, and pattern= says 1:4; leave it out"):
+        fit(model, batches, levels=tmp_path / "levels", pattern="1:4", **asked)
+    done = fit(model, batches, levels=tmp_path / "levels", **asked)
+    assert {layer.sparsity for layer in done.pruned.layers} == {0.5}
+
+
+def test_what_is_no_levels_is_refused(stored, tmp_path):
+    model, measured, _ = stored
+    with pytest.raises(TypeError, match=r"levels= is what sensitivity or make_levels gave.*not a int"):
+        fit(model, inputs(), budget={"params": 0.7}, levels=3)
+    with pytest.raises(FileNotFoundError):
+        fit(model, inputs(), budget={"params": 0.7}, levels=tmp_path / "nothing")
+    for other in ({"shares": (0.5,)}, {"round_to": 4}):
+        with pytest.raises(ValueError, match="levels= have their own shares and round_to"):
+            fit(model, inputs(), budget={"params": 0.7}, levels=measured, **other)
+    with pytest.raises(ValueError, match="levels= were made over 'shrink': make them over 'oneshot', too"):
+        fit(model, inputs(), budget={"params": 0.7}, levels=measured, over="oneshot")
+
+
+def test_a_curve_is_the_sum_of_what_goes_together_and_never_falls():
+    classes = [Class(("a", "b"), ((0, 0), (1, 2))), Class(("c",), ((0,), (1,)))]
+    scores = {"a": (0.0, 1.0), "b": (0.0, 5.0, 2.0), "c": (0.0, -1.0)}
+    assert curves_of(scores, classes) == [[0.0, 3.0], [0.0, 0.0]]
+    assert curves_of({"a": (0.0, 1.0)}, classes) is None

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from secateur.search.search import evolved
+from secateur.search.search import evolved, looked_at, measured_curve
 
 COSTS = st.lists(st.integers(0, 9), min_size=3, max_size=3)
 
@@ -142,3 +142,27 @@ def test_a_level_that_costs_more_than_the_one_before_it_does_not_break_the_budge
     found = evolved([4, 4], {"start": (1, 1)}, loss, fits, batches=2, passes=20)
     assert all(map(fits, asked))
     assert found.choice == (1, 1)
+
+
+# ---- Curves: what was measured is told, what was not has the usual ratio, and they never fall. ----
+
+
+LOSSES = st.lists(st.floats(0, 100), min_size=2, max_size=8).map(lambda each: [0.0, *sorted(each)])
+
+
+@given(LOSSES, st.floats(1e-6, 1e3), st.floats(1e-6, 1e3))
+def test_a_curve_never_falls_and_is_what_was_measured(predicted, first, more):
+    last = len(predicted) - 1
+    measured = dict(zip(looked_at(len(predicted)), (first, first + more), strict=False))
+    found = measured_curve(predicted, measured)
+    assert found[0] == 0
+    assert found == sorted(found)
+    assert len(found) == last + 1
+    known = [at for at in measured if predicted[at] > 1e-9 * predicted[last]]
+    if known:
+        assert found[known[0]] >= measured[known[0]] * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("lost", [{}, {1: math.inf}, {1: math.nan}, {1: -1.0}, {1: 0.0}])
+def test_where_nothing_was_measured_the_usual_ratio_holds(lost):
+    assert measured_curve([0.0, 1.0, 2.0], lost, 3.0) == [0.0, 3.0, 6.0]
