@@ -69,7 +69,7 @@ VERBS = {
     "oneshot": functools.partial(oneshot, sparsity=0.5),
     "recover": functools.partial(recover, steps=2, local=0),
     "sensitivity": functools.partial(sensitivity, shares=(0.5,)),
-    "fit": functools.partial(fit, budget={"params": 0.8}, shares=(0.5,), evaluations=2, finals=1),
+    "fit": functools.partial(fit, budget={"params": 0.8}, shares=(0.5,), finals=1),
 }
 
 
