@@ -159,7 +159,7 @@ def on_calm_probes(model: nn.Module, compare: Callable[[nn.Module, float], T]) -
         try:
             return compare(probe_of(model, calm), calm)
         except IncomparableError as error:
-            why = why if why not in ("", _NOTHING) else str(error)
+            why = why or str(error)
     if why == _NOTHING:
         raise IncomparableError(why)
     raise IncomparableError(
