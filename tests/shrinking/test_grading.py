@@ -64,6 +64,25 @@ def test_the_stream_stays_and_says_why():
     assert "blocks.0.o.weight" not in found
 
 
+class Normed(nn.Module):
+    """A norm by hand over the hidden units, whose mean counts those that left."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 12), nn.Linear(12, 3)
+
+    def forward(self, x):
+        x = self.up(x)
+        x = x - x.mean(-1, keepdim=True)
+        return self.down(x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5))
+
+
+def test_units_that_a_statistic_counts_stay():
+    _, found, stays = graded(Normed(), [torch.randn(5, 4)], (0.5,))
+    assert stays == {"up.weight": "a statistic counts its units: mean over it"}
+    assert not found
+
+
 def test_columns_that_left_are_zeros_and_the_dense_model_stays():
     model = words()
     before = {name: each.clone() for name, each in model.state_dict().items()}
