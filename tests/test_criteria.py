@@ -68,6 +68,35 @@ def test_snip_ranks_as_the_papers_normalized_scores_do():
     assert all(torch.equal(ours[name], theirs[name]) for name in weights)
 
 
+def test_grasp():
+    close(criteria.grasp(W, hessian_grad=G), [[2.0, -2.0, -2.0, 0.0], [3.0, 2.0, 3.0, -3.0], [1.0, -3.0, -5.0, -3.0]])
+    # the paper removes the largest -w Hg
+    removed = (-W * G).reshape(-1).topk(4).indices
+    mask = make_masks({"w": W}, 4 / 12, criterion=criteria.grasp, evidence={"w": {"hessian_grad": G}})["w"]
+    assert sorted(removed.tolist()) == (~mask).reshape(-1).nonzero().reshape(-1).tolist()
+
+
+def test_a_high_grasp_score_is_gradient_norm_lost_with_the_weight():
+    torch.manual_seed(0)
+    x, y = torch.randn(20, 4, dtype=torch.float64), torch.randn(20, 3, dtype=torch.float64)
+    weight = W.double().clone().requires_grad_()
+
+    def slope(at):
+        (gradient,) = torch.autograd.grad(((x @ at.T).tanh() - y).square().mean(), at, create_graph=True)
+        return gradient
+
+    gradient = slope(weight)
+    (product,) = torch.autograd.grad((gradient * gradient.detach()).sum(), weight)
+    step = 1e-6
+    for row in range(3):
+        for column in range(4):
+            smaller = weight.detach().clone()
+            smaller[row, column] *= 1 - step
+            lost = slope(weight).square().sum() - slope(smaller.requires_grad_()).square().sum()
+            score = criteria.grasp(weight.detach(), hessian_grad=product)[row, column]
+            torch.testing.assert_close(lost / step, 2 * score, rtol=1e-3, atol=1e-6)
+
+
 def test_synflow_adds_up_to_the_same_in_every_layer_and_survives_what_float32_does_not():
     torch.manual_seed(0)
     layers = [torch.randn(64, 64) * 10 for _ in range(40)]
@@ -174,6 +203,7 @@ def test_halves_do_not_overflow_or_vanish(dtype):
     for criterion, word in [
         (criteria.taylor, "grad_sq"),
         (criteria.snip, "grad"),
+        (criteria.grasp, "hessian_grad"),
         (criteria.synflow, "flow"),
         (criteria.wanda, "input_norm"),
         (criteria.ria, "input_norm"),
@@ -257,6 +287,7 @@ def test_every_criterion_prunes_a_model_with_what_is_collected(criterion):
         ),
         (lambda: criteria.taylor(W, grad_sq=G[0]), r"grad_sq has shape \(4,\); it must have"),
         (lambda: criteria.snip(W, grad=torch.tensor(1.0)), r"grad has shape \(\); it must have"),
+        (lambda: criteria.grasp(W, hessian_grad=G[None]), r"hessian_grad has shape \(1, 3, 4\)"),
         (lambda: criteria.synflow(W, flow=G[:1]), r"flow has shape \(1, 4\)"),
         (lambda: criteria.movement(W, movement=G[:, :1]), r"movement has shape \(3, 1\)"),
         (lambda: criteria.wanda(W, input_norm=NORM.T), r"input_norm has shape \(4, 1\); it must broadcast to the w"),

@@ -34,7 +34,7 @@ from secateur import (
 )
 from secateur.allocation import by_name, erk, everywhere, owl, progression, uniform
 from secateur.cli.commands import app
-from secateur.solvers import alps, from_criterion, sparsegpt, with_refit
+from secateur.solvers import alps, dsnot, from_criterion, sparsegpt, with_refit
 from support.families import make
 from support.laws import CRITERIA
 
@@ -116,7 +116,7 @@ def test_a_pattern_that_is_given_is_kept_and_shared_out_within_layers():
 def test_a_solver_compares_as_its_criterion_does():
     torch.manual_seed(0)
     blocks = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(2)))
-    for solver, rows in ((from_criterion(criteria.wanda), True), (with_refit("wanda"), True), (sparsegpt, False)):
+    for solver, rows in ((from_criterion(criteria.wanda), True), (with_refit(dsnot), True), (sparsegpt, False)):
         model = copy.deepcopy(blocks)
         oneshot(model, [torch.randn(64, 8) * torch.arange(1, 9)], 0.5, solver=solver)
         assert all(bool((layer[0].weight.ne(0).sum(1) == 4).all()) for layer in model) == rows
@@ -237,13 +237,14 @@ def test_movement_is_not_worse_than_chance_where_a_network_learns_another_task(b
 
 
 @pytest.mark.examples
-def test_what_was_made_for_initialization_is_better_than_chance_there(benchmark):
-    """At a minimum the mean gradient is noise."""
+@pytest.mark.parametrize("criterion", ["snip", "grasp"])
+def test_what_was_made_for_initialization_is_better_than_chance_there(benchmark, criterion):
+    """At a minimum the mean gradient is noise, and what GraSP keeps is what leads away from it."""
     data, case = benchmark.load_digits(), benchmark.CASES["MLP"]
     with torch.random.fork_rng(devices=[]):
         found, chance = (
             [benchmark.accuracy(benchmark.from_scratch(case, s, each, data, 0), data) for s in (0.5, 0.95)]
-            for each in ("snip", "random")
+            for each in (criterion, "random")
         )
     assert found[0] > chance[0] - 5
     assert found[1] > chance[1] + 5
@@ -298,8 +299,8 @@ def test_words_mean_their_values_in_every_verb(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"criterion": "wandaa"}, "no criterion is called 'wandaa'; did you mean wanda\\? There are lamp, ln_norm"),
-        ({"criterion": "zz"}, "no criterion is called 'zz'. There are lamp, .* and wanda"),
+        ({"criterion": "wandaa"}, "no criterion is called 'wandaa'; did you mean wanda\\? There are grasp, lamp"),
+        ({"criterion": "zz"}, "no criterion is called 'zz'. There are grasp, .* and wanda"),
         ({"allocate": "erc"}, "no allocation is called 'erc'; did you mean erk\\?"),
         ({"pattern": "row"}, "no pattern is called 'row'; did you mean rows\\?"),
     ],

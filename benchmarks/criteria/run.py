@@ -7,7 +7,7 @@ Law: networks, images and batches of a table are those of all its rows; weights 
 Three networks are trained on scikit-learn's digits: an MLP, convolutions with BatchNorm (whose statistics are
 re-estimated after pruning for every row alike) and a transformer over 2×2 patches. Each criterion then removes 50 % and
 80 % of the weights within the rows, within the layers, and over the whole model; its default is in bold. Movement is
-gathered while the network learns other images, the digits turned by 90 degrees, and SNIP and SynFlow are also
+gathered while the network learns other images, the digits turned by 90 degrees, and GraSP, SNIP and SynFlow are also
 used as they were published, before training. ± is the standard deviation over seeds. `--smoke` is one seed and a few
 steps: it shows that everything runs, and no figure of it is true.
 """
@@ -38,9 +38,9 @@ SCOPES: dict[str, dict[str, Any]] = {
     "layer": {"pattern": Unstructured(), "allocate": uniform},
     "model": {"pattern": Unstructured(), "allocate": everywhere},
 }
-AT_ONCE = ("random", "magnitude", "ln_norm", "lamp", "wanda", "ria", "taylor", "snip", "synflow")
+AT_ONCE = ("random", "magnitude", "ln_norm", "lamp", "wanda", "ria", "taylor", "snip", "synflow", "grasp")
 GATHERED = ("random", "magnitude", "movement")  # while a Pruner trains
-FROM_SCRATCH = ("random", "snip", "synflow")  # before training
+FROM_SCRATCH = ("random", "grasp", "snip", "synflow")  # before training
 
 
 class Transformer(nn.Module):

@@ -26,7 +26,7 @@ from secateur import NM, Rows, Unstructured, criteria
 from secateur.evidence import needs
 from secateur.models import oneshot
 from secateur.patterns import Pattern
-from secateur.solvers import Solver, admm, alps, from_criterion, sparsegpt, with_refit
+from secateur.solvers import Solver, admm, alps, dsnot, from_criterion, sparsegpt, with_refit
 
 magnitude, wanda, ria = (from_criterion(c) for c in (criteria.magnitude, criteria.wanda, criteria.ria))
 
@@ -34,6 +34,7 @@ METHODS: dict[str, Solver] = {
     "magnitude": magnitude,
     "wanda": wanda,
     "ria": ria,
+    "dsnot": dsnot,
     "sparsegpt": sparsegpt,
     "wanda+cg": with_refit(wanda),
     "sparsegpt+cg": with_refit(sparsegpt),
@@ -41,7 +42,7 @@ METHODS: dict[str, Solver] = {
     "admm": admm,
 }
 
-PER_ROW = {"wanda", "wanda+cg"}  # as their papers compare weights
+PER_ROW = {"wanda", "dsnot", "wanda+cg"}  # as their papers compare weights
 
 SETTINGS: dict[str, tuple[float | None, Pattern]] = {
     "50%": (0.5, Unstructured()),

@@ -20,6 +20,7 @@ __all__ = [
     "Scope",
     "compares",
     "elementwise",
+    "grasp",
     "lamp",
     "ln_norm",
     "magnitude",
@@ -238,6 +239,29 @@ def snip(weight: Tensor, *, grad: Tensor) -> Tensor:
     tensor([3., 2.])
     """
     return (_wide(weight) * _evidence(weight, grad=grad)).abs_()
+
+
+@compares("model")
+def grasp(weight: Tensor, *, hessian_grad: Tensor) -> Tensor:
+    """``w · Hg``: gradient signal preservation, GraSP (Wang et al. 2020, arXiv:2002.07376).
+
+    Mind the sign. The paper scores the removal of a weight, ``-w · Hg``, and removes the **largest**: those whose
+    removal lowers the norm of the gradient least, or raises it. Here higher = keep, so the sign is turned. Scores of
+    both signs are right; do not take magnitudes. For a network at its initialization; the authors' code divides the
+    logits by 200 before the loss, which changes H and g, not this formula. On a trained network it is worse than
+    chance, whatever competes: what it removes first raises the gradient most, and that is what holds the network at its
+    minimum.
+
+    Published with: `everywhere`, once.
+
+    Args:
+        weight: any shape, any real dtype.
+        hessian_grad: the Hessian times the gradient of the loss, of the weight's shape.
+
+    >>> grasp(torch.tensor([1.0, -2.0]), hessian_grad=torch.tensor([-3.0, -1.0]))
+    tensor([-3.,  2.])
+    """
+    return _wide(weight) * _evidence(weight, hessian_grad=hessian_grad)
 
 
 @compares("model")

@@ -68,7 +68,7 @@ def failing(*_):
 
 @pytest.mark.parametrize("train", [True, False])
 @pytest.mark.parametrize("loss", [cross_entropy, failing])
-@pytest.mark.parametrize("words", [["grad", "input_norm"], ["grad", "flow"], ["grad_sq", "gram"]])
+@pytest.mark.parametrize("words", [["grad", "input_norm"], ["hessian_grad", "flow"], ["grad_sq", "gram"]])
 def test_the_model_is_as_it_was(train, loss, words):
     model = Restless()
     model.norm.eval()
@@ -250,7 +250,7 @@ def test_two_parameters_over_one_memory_are_one_weight():
     tied[1].weight = tied[0].weight
     model.load_state_dict(tied.state_dict())
     model[1].weight = nn.Parameter(model[0].weight.data)
-    words = ["grad", "grad_sq", "flow", "input_norm"]
+    words = ["grad", "grad_sq", "hessian_grad", "flow", "input_norm"]
     found, expected = (collect(each, batches, words, loss=cross_entropy) for each in (model, tied))
     assert list(found) == ["0.weight"]
     for word in words:

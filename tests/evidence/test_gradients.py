@@ -1,4 +1,4 @@
-"""Gradients, their squares and the flow: against torch's autograd on the same batches."""
+"""Gradients, their squares, Hessian products and the flow: against torch's autograd on the same batches."""
 
 import copy
 from collections import UserDict
@@ -24,6 +24,50 @@ def test_gradients_are_means_over_batches():
         assert list(entry) == ["grad", "grad_sq"]
         close(entry["grad"], first[name])
         close(entry["grad_sq"], second[name])
+
+
+def test_hessian_product_is_that_of_the_explicit_hessian():
+    model, batches = network(), pairs(2)
+    found = collect(model, iter(batches), "hessian_grad", loss=cross_entropy)
+    weights = {name: weight.detach() for name, weight in find_targets(model).items()}
+    sizes = [weight.numel() for weight in weights.values()]
+
+    def mean_loss(flat):
+        parts = flat.split(sizes)
+        values = {name: part.view_as(weights[name]) for name, part in zip(weights, parts, strict=True)}
+        losses = [cross_entropy(torch.func.functional_call(model, values, x), y) for x, y in batches]
+        return torch.stack(losses).mean()
+
+    flat = torch.cat([weight.reshape(-1) for weight in weights.values()])
+    gradient = torch.func.grad(mean_loss)(flat)
+    expected = torch.autograd.functional.hessian(mean_loss, flat) @ gradient
+    close(torch.cat([entry["hessian_grad"].reshape(-1) for entry in found.values()]), expected)
+
+
+def test_hessian_product_by_hand():
+    layer = nn.Linear(2, 1, bias=False)
+    layer.weight.data.copy_(torch.tensor([[1.0, 2.0]]))
+    # loss = (w·x)²: g = 2(w·x)x, H = 2xx', Hg = 4(w·x)|x|²x; w·x = 5, |x|² = 10
+    found = collect(layer, [torch.tensor([[-1.0, 3.0]])], "hessian_grad", loss=lambda y: y.square().sum())
+    close(found["weight"]["hessian_grad"], 4 * 5 * 10 * torch.tensor([[-1.0, 3.0]]))
+    found = collect(layer, [torch.ones(1, 2)], "hessian_grad", loss=torch.sum)
+    assert found["weight"]["hessian_grad"].tolist() == [[0, 0]]
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(8, 24), nn.Linear(8, 8)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).chunk(3, -1)
+        return self.out(functional.scaled_dot_product_attention(q, k, v))
+
+
+def test_hessian_product_passes_fused_attention():
+    torch.manual_seed(0)
+    found = collect(Attention(), [torch.randn(2, 4, 8)], "hessian_grad", loss=lambda y: y.square().mean())
+    assert all(entry["hessian_grad"].any() for entry in found.values())
 
 
 def test_gradients_of_other_weights_are_never_held():

@@ -62,11 +62,11 @@ def on_each_rank(rank, folder):
     distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     words = ["grad", "grad_sq", "input_norm", "input_var", "gram"]
     batches = pairs(4)
-    expected = collect(network(), batches, [*words, "flow"], loss=cross_entropy)
+    expected = collect(network(), batches, [*words, "hessian_grad", "flow"], loss=cross_entropy)
     replicated = nn.parallel.DistributedDataParallel(network())
     # uneven: three batches here, one there
     mine = batches[:3] if rank == 0 else batches[3:]
-    found = collect(replicated, mine, [*words, "flow"], loss=cross_entropy)
+    found = collect(replicated, mine, [*words, "hessian_grad", "flow"], loss=cross_entropy)
     for name, entry in expected.items():
         for word, tensor in entry.items():
             close(found[f"module.{name}"][word], tensor)

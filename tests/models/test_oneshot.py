@@ -17,7 +17,7 @@ from secateur.models import OneShot, oneshot
 from secateur.models.in_directory import DenseScores
 from secateur.models.jobs import Layer
 from secateur.models.solving import OneShotRequest, digest, held_batches
-from secateur.solvers import admm, alps, from_criterion, sparsegpt, with_refit
+from secateur.solvers import admm, alps, dsnot, from_criterion, sparsegpt, with_refit
 from secateur.support import to_int8
 from support.families import batches, make
 from support.stacks import MAGNITUDE, WANDA, data, stack
@@ -295,6 +295,9 @@ def test_the_last_block_that_was_read_for_its_scores_is_put_away():
 # ---- A block solved: errors are those of the layer's outputs, and what does not fit is named. ----
 
 
+DSNOT = functools.partial(dsnot, threshold=0.0)  # which is one of sizes
+
+
 def test_the_error_is_that_of_the_layer_s_outputs():
     for solver in (sparsegpt, WANDA):
         model, dense = stack(), stack()
@@ -319,7 +322,7 @@ class Plain(nn.Module):
         return x
 
 
-@pytest.mark.parametrize("solver", [sparsegpt, admm, alps, WANDA, with_refit(WANDA)])
+@pytest.mark.parametrize("solver", [sparsegpt, admm, alps, DSNOT, WANDA, with_refit(WANDA)])
 @pytest.mark.parametrize("scale", [1e18, 1e25, 1e-18, 1e-25])
 def test_the_error_is_true_of_inputs_of_any_size(solver, scale):
     """Their squares are beyond what float32 holds."""

@@ -12,7 +12,7 @@ from secateur import criteria
 from secateur.criteria import scope_of
 from secateur.evidence import needs
 from secateur.patterns import Rows, Unstructured
-from secateur.solvers import admm, alps, from_criterion, sparsegpt, with_refit
+from secateur.solvers import admm, alps, dsnot, from_criterion, sparsegpt, with_refit
 from support.solving import evidence_of, layer, name
 
 
@@ -23,6 +23,7 @@ def test_solvers_name_their_evidence():
     assert needs(from_criterion(criteria.wanda)) == ("input_norm",)
     assert needs(with_refit(from_criterion(criteria.wanda))) == ("input_norm", "gram")
     assert needs(with_refit(sparsegpt)) == ("gram",)
+    assert needs(dsnot) == ("input_norm", "input_mean", "input_var")
     assert name(with_refit(from_criterion(criteria.wanda))) == "with_refit(from_criterion(wanda))"
 
 

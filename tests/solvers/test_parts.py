@@ -138,7 +138,7 @@ def test_a_pattern_is_checked_before_any_work():
         check_pattern(Rows(), None, torch.Size([3, 8]))
 
 
-@pytest.mark.parametrize("name", ["admm", "alps", "sparsegpt"])
+@pytest.mark.parametrize("name", ["admm", "alps", "sparsegpt", "dsnot"])
 def test_a_solvers_word_is_its_name(name):
     assert parse(name) is getattr(solvers, name)
     assert parse(getattr(solvers, name)) is getattr(solvers, name)

@@ -80,6 +80,7 @@ def evidence_for(criterion, weight):
     made = {
         "grad": lambda: drawn(weight.shape),
         "grad_sq": lambda: drawn(weight.shape).square(),
+        "hessian_grad": lambda: drawn(weight.shape),
         "flow": lambda: drawn(weight.shape).abs().double(),
         "movement": lambda: drawn(weight.shape),
         "input_norm": lambda: drawn(inputs).abs(),

@@ -187,7 +187,9 @@ def test_what_cannot_follow_is_refused(weight, message):
 # Evidence of an update: from training steps what they show, from batches the rest.
 
 
-@pytest.mark.parametrize("criterion", [criteria.snip, criteria.wanda, criteria.synflow, criteria.taylor])
+@pytest.mark.parametrize(
+    "criterion", [criteria.snip, criteria.wanda, criteria.grasp, criteria.synflow, criteria.taylor]
+)
 def test_evidence_from_batches(criterion):
     model = network()
     optimizer = SGD(model.parameters())

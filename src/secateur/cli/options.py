@@ -92,7 +92,7 @@ OPTIONS = {
     ),
     "pattern": Option(
         "unstructured, rows, 2:4 or any n:m, 16x1 or any block, columns:64, channels. If left out, unstructured; rows "
-        "for what compares within a row, as wanda does.",
+        "for what compares within a row, as wanda and dsnot do.",
         "PATTERN",
         names=("--pattern", "-p"),
     ),
@@ -109,7 +109,7 @@ OPTIONS = {
         "NAME",
     ),
     "solver": Option(
-        "What chooses the weights, and mends the others: admm, alps or sparsegpt. wanda, ria and magnitude only "
+        "What chooses the weights, and mends the others: admm, alps or sparsegpt. dsnot, wanda, ria and magnitude only "
         "choose.",
         "NAME",
     ),

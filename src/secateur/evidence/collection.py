@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from secateur.evidence.gradients import GRADIENTS, Gradients, Place, averaged, flow_of, places_of
+from secateur.evidence.gradients import GRADIENTS, Gradients, Place, averaged, flow_of, hessian_product, places_of
 from secateur.evidence.layers import Layer, layer_of
 from secateur.evidence.statistics import STATISTICS, Evidence, Sums, checked_words, needs, sum_over_ranks
 from secateur.support import (
@@ -27,6 +27,7 @@ from secateur.support import (
     is_sharded,
     loss_of,
     moved,
+    repeatable,
     replicating_group,
     run_batch,
     track,
@@ -162,14 +163,15 @@ def collect(
 ) -> Evidence:
     """``{name: {word: tensor}}``: what a criterion names, gathered by running the model; what `make_masks` takes.
 
-    One pass over the batches, none but the first batch's shapes for ``flow``. The loss is
+    One pass over the batches, two for ``hessian_grad``, none but the first batch's shapes for ``flow``. The loss is
     differentiated only where gradients are asked for. The model is as it was afterwards, also after an exception:
     modes, gradients, buffers, random states; the weights never change. Under an autocast of the caller's, gradients
     and sums are in float32 or wider all the same.
 
     Memory: for each word one tensor of float32 (or the weight's dtype, if wider) for each weight asked for, the Gram
     matrix or some vectors; ``grad_sq`` holds a batch's gradients beside. Gradients of other weights are dropped as
-    they arrive. ``flow`` is dearer: a float64 copy of the model.
+    they arrive. ``flow`` and ``hessian_grad`` are dearer: a float64 copy of the model, and a graph for a second
+    derivative.
 
     Args:
         model: any module. Of one in DistributedDataParallel (or the module inside it) or ``fully_shard``, each rank
@@ -210,9 +212,10 @@ def collect(
     places = places_of(inner, weights)
     group = replicating_group(*next(iter(places.values()))[0][1:3])
     sharded = [name for name in places if is_sharded(weights[name])]
-    if sharded and "flow" in words:
-        raise TypeError(f"{sharded[0]} is sharded, and flow can't be gathered on shards; gather it before.")
+    if sharded and (impossible := [word for word in ("hessian_grad", "flow") if word in words]):
+        raise TypeError(f"{sharded[0]} is sharded, and {impossible[0]} can't be gathered on shards; gather it before.")
     check_batches(batches)
+    batches = repeatable(batches) if "hessian_grad" in words else batches
 
     found: Evidence = {name: {} for name in places}
     device = device_of(inner)
@@ -243,6 +246,12 @@ def collect(
         gradients.refuse_unreached()
         _merge(found, "grad", averaged(gradients.sums, count, group))
         _merge(found, "grad_sq", averaged(gradients.squares, count, group))
+        if "hessian_grad" in words:
+            slopes = {name: entry["grad"] for name, entry in found.items()}
+            products = hessian_product(
+                inner, places, slopes, (moved(batch, device) for batch in batches), loss, forward
+            )
+            _merge(found, "hessian_grad", averaged(products, count, group))
         for name, entry in statistics.results(weights, groups_of_ranks(group, weights)).items():
             found[name] |= entry
         if "flow" in words:

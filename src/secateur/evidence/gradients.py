@@ -1,16 +1,16 @@
 """Where a model holds its weights: the modules and keys of each, of which a tied one has several. What takes a backward
-pass: gradients and their squares, and the flow of absolute values.
+pass: gradients and their squares, Hessian products, and the flow of absolute values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from secateur.support import Forward, mapped, private, run_batch
+from secateur.support import Forward, Loss, loss_of, mapped, private, run_batch, track
 from secateur.targets import identity_of
 
 # ---- Where a model holds its weights: the modules and keys of each, of which a tied one has several.
@@ -58,12 +58,12 @@ def distinct(places: list[Place]) -> list[nn.Parameter]:
     return list({id(place.parameter): place.parameter for place in places}.values())
 
 
-# ---- What takes a backward pass: gradients and their squares, and the flow of absolute values.
+# ---- What takes a backward pass: gradients and their squares, Hessian products, and the flow of absolute values.
 #
 # Law: sums are in float32 or wider, the flow in float64; a weight that no loss reaches is an error that names it.
 
 _UNREACHED = "{name}: {what} on it; leave it out with exclude=, or pass batches or a loss= that do."
-GRADIENTS = frozenset(["grad", "grad_sq"])
+GRADIENTS = frozenset(["grad", "grad_sq", "hessian_grad"])
 
 
 class Gradients:
@@ -139,6 +139,42 @@ def averaged(sums: dict[str, Tensor], count: int, group: Any) -> dict[str, Tenso
             distributed.all_reduce(tensor, group=group)
         count = int(total)
     return {name: tensor.div_(count) for name, tensor in sums.items()}
+
+
+def hessian_product(
+    model: nn.Module,
+    places: Mapping[str, list[Place]],
+    slopes: Mapping[str, Tensor],
+    batches: Iterable[Any],
+    loss: Loss | None,
+    forward: Forward | None,
+) -> dict[str, Tensor]:
+    """Sum over batches of the gradient of ``g · gradient``, with g, the slopes, held fixed."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    wanted = [(name, parameter) for name, found in places.items() for parameter in distinct(found)]
+    parameters = [parameter for _, parameter in wanted]
+    products: dict[str, Tensor] = {name: torch.zeros_like(slope) for name, slope in slopes.items()}
+    recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
+    # neither the fused attention kernels nor cuDNN's recurrent ones have a second derivative
+    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), torch.backends.cudnn.flags(enabled=not recurrent):
+        for number, batch in enumerate(track(batches, "gathering evidence, second pass")):
+            value = loss_of(run_batch(model, batch, forward), batch, loss, number)
+            gradients = torch.autograd.grad(value, parameters, create_graph=True, allow_unused=True)
+            terms = [
+                (slopes[name].to(gradient.dtype) * gradient).sum()
+                for (name, _), gradient in zip(wanted, gradients, strict=True)
+                if gradient is not None and gradient.requires_grad
+            ]
+            if not terms:
+                continue  # a loss that is linear in the weights: H = 0
+            parts = torch.autograd.grad(
+                torch.stack([term.to(value.device) for term in terms]).sum(), parameters, allow_unused=True
+            )
+            for (name, _), part in zip(wanted, parts, strict=True):
+                if part is not None:
+                    products[name].add_(part)
+    return products
 
 
 class _Runner(nn.Module):

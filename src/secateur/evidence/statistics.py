@@ -24,6 +24,7 @@ VOCABULARY = {
     "grad": "the loss's gradient, the mean over batches, of the weight's shape",
     "grad_sq": "the gradient's square, the mean over batches, of the weight's shape; batches of one example give the "
     "diagonal of the empirical Fisher matrix",
+    "hessian_grad": "Hg, the Hessian of the mean loss times its gradient g, of the weight's shape",
     "flow": "the gradient of the summed outputs with respect to |w| in the network of absolute values, at an input of "
     "ones, in float64, of the weight's shape",
     "movement": "the sum over training steps of -w * gradient, of the weight's shape; gathered by a Pruner",

@@ -82,7 +82,8 @@ def oneshot(
             `secateur.solvers`, and `from_criterion` makes one of any criterion. It may ask
             for ``gram``, ``input_norm``, ``input_mean`` and ``input_var``. Or a word, such as ``"sparsegpt"``.
         pattern: `Unstructured` by default, and `Rows` where the solver's scores compare within an output, as Wanda's
-            do; or a word, such as ``"2:4"``. Experts, and other matrices that share a tensor, compete apart.
+            and DSnoT's do; or a word, such as ``"2:4"``. Experts, and other matrices that share a tensor, compete
+            apart.
         allocate: how the sparsity is shared out among the weights; see `secateur.allocation`. `uniform` gives all the
             same; any other is asked about Wanda's scores on the dense model, which costs one more run if it looks at
             them.

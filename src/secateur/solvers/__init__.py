@@ -13,6 +13,7 @@ from secateur.solvers.adapters import with_refit as with_refit
 from secateur.solvers.adapters import with_rounding as with_rounding
 from secateur.solvers.admm import admm as admm
 from secateur.solvers.alps import alps as alps
+from secateur.solvers.dsnot import dsnot as dsnot
 from secateur.solvers.elimination import Elimination as Elimination
 from secateur.solvers.elimination import aimed as aimed
 from secateur.solvers.elimination import eliminated as eliminated
