@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from secateur import Block, Channels, Rows, Unstructured, criteria, make_masks
-from secateur.allocation import by_name, dealt_out, erk, everywhere, owl, uniform
+from secateur.allocation import above, by_name, dealt_out, erk, everywhere, owl, uniform
 
 PATTERNS = [Unstructured(), Rows(), Block(2, 3), Block(16, 1), Channels(0), Channels(1)]
 EXACT = {
@@ -250,6 +250,21 @@ def test_by_name_through_the_pipeline_and_within_masks():
     assert all(bool((masks[name] | ~later[name]).all()) for name in weights)
 
 
+# ---- above ---------------------------------------------------------------------------------------------------------
+
+
+def test_above():
+    scores = {"a": torch.tensor([[0.9, 0.2, 0.5, 0.1], [0.0, 0.1, 0.05, 0.2]]), "b": torch.tensor([[0.1, 0.3]])}
+    assert above(0.15)(scores, 1.0, Unstructured()) == {"a": 4, "b": 1}
+    counts = above(0.15)(scores, 1.0, Rows())
+    assert counts["a"].tolist() == [3, 1]
+    assert counts["b"] == 1
+    assert above(5)(scores, 1.0, Rows()) == {"a": 0, "b": 0}
+    assert above(5)(scores, 0.5, Rows()) == {"a": 2, "b": 1}
+    assert above(-math.inf)(scores, 1.0, Unstructured()) == {"a": 8, "b": 2}
+    assert above(0.2)(scores, 1.0, Channels(1)) == {"a": 2, "b": 1}  # of channels the means: .45, .15, .275, .15
+
+
 # ---- messages ------------------------------------------------------------------------------------------------------
 
 SCORES = {"layers.0.weight": torch.rand(8), "layers.1.weight": torch.rand(8), "head.weight": torch.rand(4)}
@@ -263,6 +278,8 @@ SCORES = {"layers.0.weight": torch.rand(8), "layers.1.weight": torch.rand(8), "h
         (lambda: owl({"h.0.w": -torch.rand(4)}, 0.5, Unstructured()), r"h\.0\.w: scores that are negative on average"),
         (lambda: owl(SCORES, 50, Unstructured()), "For 50 percent write 0.5"),
         (lambda: erk(SCORES, 50, Unstructured()), "For 50 percent write 0.5"),
+        (lambda: above(0.5)(SCORES, 50, Unstructured()), "For 50 percent write 0.5"),
+        (lambda: above(math.nan), "not NaN"),
         (lambda: by_name({"*": 50}), "For 50 percent write 0.5"),
         (lambda: by_name({"*": 0.5})(SCORES, 50, Unstructured()), "For 50 percent write 0.5"),
         (lambda: by_name({"layer.*": 0.5})(SCORES, 0.5, Unstructured()),
@@ -292,6 +309,7 @@ def test_an_allocation_that_is_made_is_a_value():
     for made, scope in (
         (by_name({"head.*": 0.0}), "model"),
         (by_name({"head.*": 0.25}, otherwise=uniform), "layer"),
+        (above(1.5), "model"),
     ):
         again = pickle.loads(pickle.dumps(made))
         assert again.compares == made.compares == scope

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from secateur import Rows, criteria, make_masks, schedules, sparsify
-from secateur.allocation import uniform
+from secateur.allocation import above, uniform
 from secateur.evidence import collect, needs
 from secateur.targets import find_targets
 from support.laws import CRITERIA
@@ -152,6 +152,22 @@ def test_movement():
     assert mask.tolist() == [False, True, True]
 
 
+def test_soft_movement_is_a_threshold_on_the_sigmoid():
+    scores = torch.tensor([[-3.0, -2.0, 0.0, 1.0], [-9.0, -2.3, -2.1, 5.0]])
+    close(
+        criteria.soft_movement(W[:2], movement=scores)[0],
+        [1 / (1 + math.e**3), 1 / (1 + math.e**2), 0.5, 1 / (1 + 1 / math.e)],
+    )
+    masks = make_masks({"w": W[:2]}, 0.995, criterion=criteria.soft_movement, allocate=above(0.1),
+                       evidence={"w": {"movement": scores}})  # fmt: skip
+    assert torch.equal(masks["w"], torch.sigmoid(scores) > 0.1)
+    assert torch.equal(masks["w"], scores > math.log(0.1 / 0.9))
+    far = torch.tensor([[30.0, 31.0], [-700.0, -699.0]])
+    apart = criteria.soft_movement(far, movement=far)
+    assert apart[0, 0] < apart[0, 1]
+    assert 0 < apart[1, 0] < apart[1, 1]
+
+
 def test_wanda():
     close(criteria.wanda(W, input_norm=NORM), [[1, 16, 4.5, 0.5], [3, 1, 54, 0.375], [5, 3, 22.5, 0.125]])
     mask = make_masks({"w": W}, 0.5, pattern=Rows(), allocate=uniform, criterion=criteria.wanda,
@@ -290,6 +306,7 @@ def test_every_criterion_prunes_a_model_with_what_is_collected(criterion):
         (lambda: criteria.grasp(W, hessian_grad=G[None]), r"hessian_grad has shape \(1, 3, 4\)"),
         (lambda: criteria.synflow(W, flow=G[:1]), r"flow has shape \(1, 4\)"),
         (lambda: criteria.movement(W, movement=G[:, :1]), r"movement has shape \(3, 1\)"),
+        (lambda: criteria.soft_movement(W, movement=G[:, :1]), r"movement has shape \(3, 1\)"),
         (lambda: criteria.wanda(W, input_norm=NORM.T), r"input_norm has shape \(4, 1\); it must broadcast to the w"),
         (lambda: criteria.ria(W, input_norm=NORM[None]), r"input_norm has shape \(1, 1, 4\); it must broadcast"),
         (lambda: criteria.ria(W, input_norm=NORM, power=-1), "finite and not negative, not -1"),

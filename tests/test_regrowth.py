@@ -96,7 +96,8 @@ def test_sr_ste_is_zhous_update():
     assert pruner.step == 12
 
 
-def test_movement_is_sanhs():
+@pytest.mark.parametrize("penalty", [0.0, 0.3])
+def test_movement_is_sanhs(penalty):
     """Scores accumulate over all weights at the masked forward pass; removed weights keep their values and return."""
     torch.manual_seed(0)
     made = nn.Linear(10, 6, bias=False).double()
@@ -106,7 +107,7 @@ def test_movement_is_sanhs():
     optimizer = torch.optim.SGD(made.parameters(), lr=0.05)
     Pruner(
         made, optimizer, lambda step: 0.0 if step < 3 else 0.5, criterion=lambda _weight, *, movement: movement,
-        regrow=regrowth.held(), every=1, verbose=False,
+        regrow=regrowth.held(penalty=penalty), every=1, verbose=False,
     )  # fmt: skip
     returned = 0
     for step in range(20):
@@ -118,6 +119,8 @@ def test_movement_is_sanhs():
         leaf = (weight * mask).requires_grad_()
         (inputs @ leaf.T - inputs[:, :6].roll(step, 1)).square().sum().backward()
         scores = scores - leaf.grad * weight
+        risen = scores.sigmoid()
+        scores = scores - penalty * risen * (1 - risen)
         weight = weight - 0.05 * leaf.grad * mask
         if step >= 2:
             before = mask
@@ -133,6 +136,8 @@ def test_movement_is_sanhs():
     [
         (lambda: regrowth.rigl(fraction=1.0), "lies between 0 and 1; got 1.0"),
         (lambda: regrowth.sr_ste(decay=-1), "not negative; got -1"),
+        (lambda: regrowth.held(penalty=-1), "not negative"),
+        (lambda: regrowth.held(penalty=float("nan")), "finite"),
         (lambda: regrowth.sr_ste(decay=float("nan")), "finite"),
         (lambda: regrowth.Held(decay=0.1), "needs straight_through=True"),
         (lambda: regrowth.rigl(until="soon"), "got 'soon'"),

@@ -39,7 +39,7 @@ SCOPES: dict[str, dict[str, Any]] = {
     "model": {"pattern": Unstructured(), "allocate": everywhere},
 }
 AT_ONCE = ("random", "magnitude", "ln_norm", "lamp", "wanda", "ria", "taylor", "snip", "synflow", "grasp")
-GATHERED = ("random", "magnitude", "movement")  # while a Pruner trains
+GATHERED = ("random", "magnitude", "movement", "soft_movement")  # while a Pruner trains
 FROM_SCRATCH = ("random", "grasp", "snip", "synflow")  # before training
 
 

@@ -27,6 +27,7 @@ __all__ = [
     "Allocation",
     "Counts",
     "Tables",
+    "above",
     "by_name",
     "check_nesting",
     "check_sparsity",
@@ -422,6 +423,48 @@ class _ByName:
                 f"sparsity {sparsity} keeps {kept}; give the sparsity that they come to, or leave tensors unnamed."
             )
         return {name: counts[name] for name in scores}
+
+
+def above(threshold: float) -> Allocation:
+    """The allocation that keeps the units whose scores are above a threshold; the sparsity is the most that may go.
+
+    In each group the count is ``max(units above the threshold, units - round(sparsity · units))``, so that no tensor is
+    emptied: at 0.995 at least half a percent stays, as in the code of movement pruning (Sanh et al. 2020,
+    arXiv:2005.07683), and at 1 the threshold decides alone. What the sparsity comes to, `secateur.sparsity_of` the
+    masks says.
+
+    Args:
+        threshold: in the scores' own scale; for `secateur.criteria.soft_movement` between 0 and 1.
+
+    >>> from secateur.patterns import Unstructured
+    >>> above(0.1)({"a": torch.tensor([0.3, 0.1, 0.2, 0.0]), "b": torch.zeros(8)}, 0.75, Unstructured())
+    {'a': 2, 'b': 2}
+    """
+    if math.isnan(threshold):
+        raise ValueError("a threshold is a number in the scores' own scale, not NaN.")
+    return _Above(threshold)
+
+
+@dataclass(frozen=True)
+class _Above:
+    """What `above` makes, a value as `_ByName` is."""
+
+    __name__: ClassVar[str] = "above"
+    threshold: float
+    compares: ClassVar[criteria.Scope] = "model"
+
+    def __call__(self, scores: Mapping[str, Tensor], sparsity: float, pattern: Pattern) -> Counts:
+        check_sparsity(sparsity)
+        tables = Tables(scores, pattern)
+        counts: Counts = {}
+        for name in scores:
+            table = tables[name]
+            groups, units = table.shape
+            left = tables.left_in_groups(name)
+            least = torch.full((groups,), units - round(sparsity * units), device="cpu")
+            over = (table > self.threshold).sum(1).cpu()
+            counts[name] = _one_if_equal(over.maximum(least if left is None else least.minimum(left)))
+        return counts
 
 
 def kept_by_pattern(scores: Mapping[str, Tensor], pattern: Pattern) -> Counts:

@@ -30,6 +30,7 @@ __all__ = [
     "ria",
     "scope_of",
     "snip",
+    "soft_movement",
     "synflow",
     "taylor",
     "wanda",
@@ -305,6 +306,29 @@ def movement(weight: Tensor, *, movement: Tensor) -> Tensor:
     tensor([-1.,  2.])
     """
     return _evidence(weight, movement=movement).clone()
+
+
+@compares("model")
+def soft_movement(weight: Tensor, *, movement: Tensor) -> Tensor:
+    """``σ(S)``: soft movement pruning (Sanh et al. 2020, arXiv:2005.07683).
+
+    The scores of `movement` between 0 and 1, for a threshold τ instead of a count: a weight stays where σ(S) > τ, and
+    the sparsity follows. The authors' code takes τ = 0.1 and keeps at least 0.5 % of each matrix:
+    ``make_masks(weights, 0.995, criterion=soft_movement, allocate=above(0.1), evidence=evidence)``.
+
+    The paper's regularizer, ``λ · Σ σ(S)`` added to the loss, is what makes it sparse, and belongs to the training
+    loop. float64, so that scores far from 0 stay apart (up to |S| of about 36).
+
+    Published with: `secateur.allocation.above`, while fine-tuning.
+
+    Args:
+        weight: any shape.
+        movement: S, of the weight's shape.
+
+    >>> soft_movement(torch.tensor([5.0, -0.1]), movement=torch.tensor([0.0, -3.0]))
+    tensor([0.5000, 0.0474], dtype=torch.float64)
+    """
+    return _evidence(weight, movement=movement).double().sigmoid()
 
 
 # ---- activations ---------------------------------------------------------------------------------------------------

@@ -59,17 +59,19 @@ class Held:
     Args:
         straight_through: removed weights are trained too, by the gradients at the masked model.
         decay: SR-STE's λ: removed weights are drawn to zero by ``λ·w`` in the gradient.
+        penalty: soft movement's λ: each step lowers the accumulated movement S by ``λ·σ'(S)``.
 
     >>> sr_ste(decay=0.01)
-    Held(straight_through=True, decay=0.01)
+    Held(straight_through=True, decay=0.01, penalty=0.0)
     """
 
     straight_through: bool = False
     decay: float = 0.0
+    penalty: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.decay < math.inf:
-            raise ValueError(f"decay is finite and not negative; got {self.decay}.")
+        if not (0 <= self.decay < math.inf and 0 <= self.penalty < math.inf):
+            raise ValueError(f"decay and penalty are finite and not negative; got {self.decay} and {self.penalty}.")
         if self.decay and not self.straight_through:
             raise ValueError("decay acts on removed weights that are trained: it needs straight_through=True.")
 
@@ -114,7 +116,7 @@ def sr_ste(*, decay: float = 2e-4) -> Held:
     return Held(straight_through=True, decay=decay)
 
 
-def held() -> Held:
+def held(*, penalty: float = 0.0) -> Held:
     """Removed weights keep their values, untrained, until their scores rise: what movement pruning needs.
 
     The default of a Pruner whose criterion names ``movement``. Costs a copy of the pruned weights.
@@ -122,7 +124,7 @@ def held() -> Held:
     >>> held().straight_through
     False
     """
-    return Held()
+    return Held(penalty=penalty)
 
 
 def _gradient(_weight: Tensor, *, grad: Tensor) -> Tensor:

@@ -74,8 +74,8 @@ def function():
         ),
         (allocation.by_name({"head.*": 0.25}), "by_name(shares={'head.*': 0.25}, otherwise=None)"),
         (
-            allocation.by_name({"head.*": allocation.erk}, otherwise=allocation.uniform),
-            "by_name(shares={'head.*': erk}, otherwise=uniform)",
+            allocation.by_name({"head.*": allocation.above(1.5)}, otherwise=allocation.uniform),
+            "by_name(shares={'head.*': above(threshold=1.5)}, otherwise=uniform)",
         ),
         (Own(0.5, abs), "Own(power=0.5, then=abs)"),
         (Plain(), "Plain"),

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from secateur import NM, Block, Channels, Rows, criteria, regrowth, schedules
-from secateur.allocation import erk, everywhere, uniform
+from secateur.allocation import above, erk, everywhere, uniform
 from secateur.patterns import Unstructured
 from secateur.support import Undo
 from secateur.training import choosing
@@ -54,6 +54,20 @@ def test_drop_and_grow_keeps_each_tensors_count():
         assert {name: int(mask.sum()) for name, mask in after[1].items()} == counts
         moved += sum(int((before[name] != mask).sum()) for name, mask in after[1].items())
     assert moved > 0
+
+
+def test_soft_movement_keeps_what_is_above_a_threshold():
+    model = network()
+    optimizer = SGD(model.parameters())
+    pruner = quiet(
+        model, optimizer, schedules.constant(0.995), criterion=criteria.soft_movement, allocate=above(0.45),
+        regrow=regrowth.held(penalty=0.02),
+    )  # fmt: skip
+    seen = [pruner.metrics()["sparsity"] for _ in train(model, optimizer, 40)]
+    assert seen[0] < 0.2
+    assert seen[-1] > 0.5, "the penalty lowers all scores"
+    for name, mask in pruner.masks.items():
+        assert torch.equal(mask, pruner._zeros.memory.movement[name].double().sigmoid() > 0.45), name
 
 
 def test_masks_of_units_within_which_to_go_on():
@@ -104,11 +118,14 @@ def test_sums_over_steps_are_those_of_the_formulas():
     weight, gradients = torch.randn(5), torch.randn(3, 5)
     movement = squares = None
     for grad in gradients:
-        movement = choosing.movement_after(movement, weight, grad)
+        movement = choosing.movement_after(movement, weight, grad, 0.0)
         squares = choosing.squares_after(squares, grad)
     torch.testing.assert_close(movement, -(gradients * weight).sum(0))
     torch.testing.assert_close(squares, gradients.square().sum(0))
-    assert choosing.movement_after(None, weight.half(), gradients[0].half()).dtype == torch.float32
+    soft = choosing.movement_after(None, weight, gradients[0], 0.5)
+    plain = -(gradients[0] * weight)
+    torch.testing.assert_close(soft, plain - 0.5 * plain.sigmoid() * (1 - plain.sigmoid()))
+    assert choosing.movement_after(None, weight.half(), gradients[0].half(), 0.0).dtype == torch.float32
     assert choosing.squares_after(None, gradients[0].double()).dtype == torch.float64
 
 

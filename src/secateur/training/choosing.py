@@ -122,11 +122,15 @@ def share_removed(rules: Rules, weights: Mapping[str, Tensor], masks: Mapping[st
     return 1 - kept / max(units, 1)
 
 
-def movement_after(total: Tensor | None, weight: Tensor, grad: Tensor) -> Tensor:
-    """``S - w·g``, of a step; written into S, if there is one."""
+def movement_after(total: Tensor | None, weight: Tensor, grad: Tensor, penalty: float) -> Tensor:
+    """``S - w·g``, of a step; with a penalty λ less ``λ·σ'(S)``. Written into S, if there is one."""
     wide = torch.float64 if weight.dtype == torch.float64 else torch.float32
     step = grad.to(wide) * weight.to(wide)
-    return step.neg_() if total is None else total.sub_(step)
+    total = step.neg_() if total is None else total.sub_(step)
+    if penalty:
+        risen = torch.sigmoid(total)
+        total.sub_(penalty * risen * (1 - risen))
+    return total
 
 
 def squares_after(total: Tensor | None, grad: Tensor) -> Tensor:

@@ -199,7 +199,12 @@ class Zeros:
         gradients, memory, rules = gradients_of(self.weights), self.memory, self.rules
         if "movement" in rules.watched and isinstance(rules.regrow, Held):
             moved = {
-                name: movement_after(memory.movement.get(name), self._dense(name, self.weights[name].detach()), grad)
+                name: movement_after(
+                    memory.movement.get(name),
+                    self._dense(name, self.weights[name].detach()),
+                    grad,
+                    rules.regrow.penalty,
+                )
                 for name, grad in gradients.items()
             }
             memory = replace(memory, movement=moved)
