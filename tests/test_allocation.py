@@ -306,13 +306,13 @@ def test_messages(call, message):
 def test_an_allocation_that_is_made_is_a_value():
     """It goes to another process, where it says the same counts and over what it ranks."""
     scores = {name: weight.abs() for name, weight in network().items()}
-    for made, scope in (
-        (by_name({"head.*": 0.0}), "model"),
-        (by_name({"head.*": 0.25}, otherwise=uniform), "layer"),
-        (above(1.5), "model"),
+    for made, name, scope in (
+        (by_name({"head.*": 0.0}), "by_name", "model"),
+        (by_name({"head.*": 0.25}, otherwise=uniform), "by_name", "layer"),
+        (above(1.5), "above", "model"),
     ):
         again = pickle.loads(pickle.dumps(made))
         assert again.compares == made.compares == scope
-        assert again.__name__ == made.__name__ == "by_name"
+        assert again.__name__ == made.__name__ == name
         ours, theirs = (each(scores, 0.6, Unstructured()) for each in (again, made))
-        assert {name: int(count) for name, count in ours.items()} == {n: int(count) for n, count in theirs.items()}
+        assert {n: int(count) for n, count in ours.items()} == {n: int(count) for n, count in theirs.items()}

@@ -325,7 +325,7 @@ def test_an_unknown_solver_is_an_error_with_the_nearest():
 
 
 def test_what_is_neither_a_word_nor_a_value_is_a_type_error():
-    with pytest.raises(TypeError, match="criterion is a function, or the word for one such as 'lamp', not 3"):
+    with pytest.raises(TypeError, match="criterion is a function, or the word for one such as 'grasp', not 3"):
         sparsify(two_layers(), 0.5, criterion=3)
     with pytest.raises(TypeError, match="allocation is a function, or the word"):
         sparsify(two_layers(), 0.5, allocate=0.5)
