@@ -71,7 +71,7 @@ NORMS = [nn.BatchNorm1d(2), nn.BatchNorm2d(2), nn.SyncBatchNorm(2)]
         (private.normalizations(), [*NORMS, nn.InstanceNorm3d(2)], nn.LayerNorm(2)),
         (private.ChannelNorm, [*NORMS, nn.InstanceNorm2d(2)], nn.GroupNorm(1, 2)),
     ],
-    ids=str,
+    ids=["convolution", "its class", "transposed", "batch normalization", "normalizations", "their class"],
 )
 def test_kinds_of_layers_and_what_comes_of_them(tells, those, others):
     is_one = tells if inspect.isfunction(tells) else lambda layer: isinstance(layer, tells)
