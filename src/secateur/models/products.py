@@ -295,6 +295,8 @@ class Products(TorchFunctionMode):
             Any, tuple[Tensor, WeightView]
         ] = {}  # in this forward pass; the tensors are held, so none is new
         self.counted: set[tuple[WeightView, Any]] = set()
+        self.pieces: set[WeightView] = set()  # of those
+        self.entries: Counter[str] = Counter()  # of each parameter's matrices that were counted
         self.convolved: list[Tensor] = []  # what was padded: a key says what it says as long as its tensor lives
         self.tokens = Tokens()
         self.states: Tensor | None = None
@@ -309,6 +311,8 @@ class Products(TorchFunctionMode):
         self.tokens, self.states, self.stops = tokens, states, stops
         self.seen.clear()
         self.counted.clear()
+        self.pieces.clear()
+        self.entries.clear()
         self.convolved.clear()
         return self
 
@@ -398,8 +402,10 @@ class Products(TorchFunctionMode):
     def _met_one(self, piece: WeightView, inputs: Inputs, key: Any) -> None:
         if (piece, key) in self.counted:
             return  # the same product twice, such as a function that hands on to another
-        self.repeated = self.repeated or any(piece == other for other, _ in self.counted)
+        self.repeated = self.repeated or piece in self.pieces
         self.counted.add((piece, key))
+        self.pieces.add(piece)
+        self.entries[piece.name] += math.prod(piece.shape)
         self._add(piece, inputs, key)
         if self.stops and self._has_seen_all():
             raise AllMetError
@@ -410,12 +416,9 @@ class Products(TorchFunctionMode):
 
     def _has_met_all(self) -> bool:
         """Each matrix of all parameters; never where one of them was used twice in a pass that did not stop."""
-        if self.repeated or len(self.counted) < len(self.parameters):  # `Pairs` asks at every call
+        if self.repeated or len(self.entries) < len(self.parameters):  # `Pairs` asks at every call
             return False
-        entries = dict.fromkeys((name for name, _ in self.parameters.values()), 0)
-        for piece, _ in self.counted:
-            entries[piece.name] += math.prod(piece.shape)
-        return all(entries[name] == parameter.numel() for name, parameter in self.parameters.values())
+        return all(self.entries[name] == parameter.numel() for name, parameter in self.parameters.values())
 
     def _add(self, piece: WeightView, inputs: Inputs, key: Any) -> None:
         first = self.seen.setdefault(key, (inputs.x, piece))[1]
