@@ -39,6 +39,20 @@ def test_a_quotient_that_is_a_dimension_holds():
     assert not is_frozen(width)
 
 
+def test_halves_of_a_padding_that_is_odd_say_nothing_of_the_kernel():
+    """As timm pads: 5 is 2 and 3. By exact halves the kernel of 7 would be 6, or 8, and no equation would hold."""
+    kernel, width = Attribute(("conv", "kernel_size"), 7), Axis(8)
+    padding = ("-", kernel, 2)
+    before, after = ("//", padding, 2), ("-", padding, ("//", padding, 2))
+    settled = settle([Equation(before, 2, "padding"), Equation(after, 3, "padding"), Equation(width, width, "a view")])
+    assert settled == {}
+    assert not is_frozen(width)
+
+
+def test_what_does_not_hold_of_sizes_that_stay_ends():
+    assert settle([Equation(("//", Axis(3, reasons=["an input"]), 0), 2, "a quotient by nothing")]) == {}
+
+
 def test_an_axis_as_long_as_a_product_is_split_into_factors_that_keep_as_many():
     stream, width = Axis(24), Axis(6)
     settle([Equation(formula_of(Known(24, stream, []) // 4), width, "a view")])

@@ -90,10 +90,15 @@ def settle(equations: Iterable[Equation | Outcome]) -> dict[Attribute, Polynomia
         if changed:
             continue
         if not broken:
-            return {attribute: value for attribute, value in values.items() if any(value)}
+            return _that_move(values)
         split = functools.partial(_split, equations=known, tied=_tied(known))
-        if not _each_apart(broken, values, split):
-            _each_apart(broken, values, functools.partial(_freeze_broken, values=values))
+        freeze_broken = functools.partial(_freeze_broken, values=values)
+        if not _each_apart(broken, values, split) and not _each_apart(broken, values, freeze_broken):
+            return _that_move(values)  # what does not hold is of sizes that all stay
+
+
+def _that_move(values: Mapping[Attribute, Polynomial]) -> dict[Attribute, Polynomial]:
+    return {attribute: value for attribute, value in values.items() if any(value)}
 
 
 def _each_apart(
@@ -169,7 +174,8 @@ def _defined(equations: list[Equation]) -> dict[Attribute, Polynomial]:
                 continue
             rest = {term: -factor / alone for term, factor in difference.items() if term != (attribute,)}
             waiting.remove(equation)
-            if all(factor.denominator == 1 for factor in rest.values()):
+            # a quotient that was rounded, as of a padding of 5 in halves, says of a number what it is not
+            if all(factor.denominator == 1 for factor in rest.values()) and evaluated(rest, {}) == attribute.value:
                 values[attribute] = rest
                 found = True
     return values
