@@ -294,8 +294,7 @@ class Products(TorchFunctionMode):
         self.seen: dict[
             Any, tuple[Tensor, WeightView]
         ] = {}  # in this forward pass; the tensors are held, so none is new
-        self.counted: set[tuple[WeightView, Any]] = set()
-        self.pieces: set[WeightView] = set()  # of those
+        self.counted: dict[WeightView, set[Any]] = {}  # in this forward pass: of each piece the keys of its inputs
         self.entries: Counter[str] = Counter()  # of each parameter's matrices that were counted
         self.convolved: list[Tensor] = []  # what was padded: a key says what it says as long as its tensor lives
         self.tokens = Tokens()
@@ -311,7 +310,6 @@ class Products(TorchFunctionMode):
         self.tokens, self.states, self.stops = tokens, states, stops
         self.seen.clear()
         self.counted.clear()
-        self.pieces.clear()
         self.entries.clear()
         self.convolved.clear()
         return self
@@ -400,15 +398,21 @@ class Products(TorchFunctionMode):
             self._met_one(part, inputs.columns(start, stop), (*key, start))
 
     def _met_one(self, piece: WeightView, inputs: Inputs, key: Any) -> None:
-        if (piece, key) in self.counted:
-            return  # the same product twice, such as a function that hands on to another
-        self.repeated = self.repeated or piece in self.pieces
-        self.counted.add((piece, key))
-        self.pieces.add(piece)
-        self.entries[piece.name] += math.prod(piece.shape)
+        if not self.count_once(piece, key):
+            return
         self._add(piece, inputs, key)
         if self.stops and self._has_seen_all():
             raise AllMetError
+
+    def count_once(self, piece: WeightView, key: Any) -> bool:
+        """Counts a product; False for the same one again, such as of a function that hands on to another."""
+        keys = self.counted.setdefault(piece, set())
+        if key in keys:
+            return False
+        self.repeated = self.repeated or bool(keys)
+        keys.add(key)
+        self.entries[piece.name] += math.prod(piece.shape)
+        return True
 
     def _has_seen_all(self) -> bool:
         """Whether the rest of the pass shows nothing more, before the product that was just met is computed."""

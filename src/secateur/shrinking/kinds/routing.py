@@ -145,8 +145,7 @@ class _Last(Products):
         return leaf.clone()  # what the model changes in place is no leaf
 
     def _met(self, piece: WeightView, inputs: Any, key: Any) -> None:
-        if (piece, key) not in self.counted:
-            self.counted.add((piece, key))
+        if self.count_once(piece, key):
             self.now += [(piece, rows.detach()) for rows in inputs.rows()]
 
 
