@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from secateur.checkpoints import sparsify
+from secateur import sparsify
 from secateur.models import oneshot
 from secateur.models.solving import NOT_A_PRODUCT
 from secateur.targets import KINDS, find_layers, find_targets, kinds_by_name, kinds_within, left_alone

@@ -12,7 +12,6 @@ from . import schedules as schedules
 from . import solvers as solvers
 from . import storage as storage
 from . import targets as targets
-from .checkpoints import sparsify as sparsify
 from .checkpoints import verify_checkpoint as verify_checkpoint
 from .inference import pack as pack
 from .kinds import Blocks as Blocks
@@ -21,6 +20,7 @@ from .kinds import Experts as Experts
 from .models import oneshot as oneshot
 from .models import reached as reached
 from .models import read_calibration as read_calibration
+from .models import sparsify as sparsify
 from .patterns import NM as NM
 from .patterns import Block as Block
 from .patterns import Channels as Channels

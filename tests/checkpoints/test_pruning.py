@@ -12,8 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from secateur import allocation, criteria, patterns
-from secateur.checkpoints import called_as, open_checkpoint, read_header, sparsify
+from secateur import allocation, criteria, patterns, sparsify
+from secateur.checkpoints import called_as, open_checkpoint, read_header
 from secateur.checkpoints.sparsify_directory import choose_targets
 from secateur.pipeline import make_masks
 
@@ -363,7 +363,7 @@ def test_memory_is_that_of_a_few_tensors(tmp_path):
         file.writelines(weight.numpy().data for _ in names)
     script = """
         import sys
-        from secateur.checkpoints import sparsify
+        from secateur import sparsify
 
         def peak():  # of this program; ru_maxrss begins at the parent's
             with open("/proc/self/status") as status:

@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from secateur import patterns
+from secateur import patterns, sparsify
 from secateur.allocation import uniform
-from secateur.checkpoints import RECORD, CheckpointError, open_checkpoint, sparsify, verify_checkpoint
+from secateur.checkpoints import RECORD, CheckpointError, open_checkpoint, verify_checkpoint
 from secateur.checkpoints import verify as verification
 from secateur.support import percent
 

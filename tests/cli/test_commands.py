@@ -76,8 +76,7 @@ def test_the_demo_has_a_page_of_its_own():
 
 
 def test_an_option_is_by_default_what_the_verb_says():
-    from secateur import shrink
-    from secateur.checkpoints import sparsify
+    from secateur import shrink, sparsify
 
     made = typer.main.get_command(cli.app).commands
     for verb, command in ((shrink, "shrink"), (sparsify, "prune")):

@@ -54,6 +54,19 @@ def test_several_texts_and_all_options(dense, text, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["more.jsonl", "text.txt"]
 
 
+def test_texts_with_names_are_told_apart(dense, text, tmp_path):
+    (tmp_path / "more.txt").write_text("hedges")
+    named = ["--data", f"some={text}", "--data", f"more={tmp_path / 'more.txt'}"]
+    ended = run("trim", dense, *named, "--cover", "0.95", "--dry-run", "--json")
+    assert ended.exit_code == 0, ended.output
+    found = json.loads(ended.stdout)["reached"]
+    assert [row["text"] for row in found] == ["some", "more"]
+    assert found[0]["tokens"][0] < found[1]["tokens"][0]
+    said = "has no name, other texts have"
+    fails(run("trim", dense, "--data", text, "--data", f"some={text}", "--dry-run"), said)
+    fails(run("trim", dense, "--data", f"some:2={text}", "--dry-run"), "all of a text is counted, so it has no weight")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -8,8 +8,8 @@ import shutil
 import pytest
 import torch
 
-from secateur import Rows, shrink
-from secateur.checkpoints import CheckpointError, called_as, families, open_checkpoint, sparsify
+from secateur import Rows, shrink, sparsify
+from secateur.checkpoints import CheckpointError, called_as, families, open_checkpoint
 from secateur.checkpoints.run import JOURNAL
 from secateur.models import build_on_meta, oneshot
 from secateur.models import files as block_files

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import zoo
-from secateur import fit, oneshot, reached, recover, sensitivity, shrink
+from secateur import fit, oneshot, reached, recover, sensitivity, shrink, sparsify
 from secateur.kinds import Experts
 from secateur.models import NamedTexts
 from support.families import make
@@ -65,6 +65,7 @@ def test_block_by_block_a_directory_reaches_what_its_model_does(tmp_path):
 
 
 VERBS = {
+    "sparsify": functools.partial(sparsify, sparsity=0.3, criterion="wanda"),
     "shrink": functools.partial(shrink, sparsity=0.3),
     "oneshot": functools.partial(oneshot, sparsity=0.5),
     "recover": functools.partial(recover, steps=2, local=0),

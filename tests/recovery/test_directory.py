@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
-from secateur import verify_checkpoint
-from secateur.checkpoints import CheckpointError, inspect_checkpoint, open_checkpoint, sparsify
+from secateur import sparsify, verify_checkpoint
+from secateur.checkpoints import CheckpointError, inspect_checkpoint, open_checkpoint
 from secateur.checkpoints import run as resumable
 from secateur.models import files as block_files
 from secateur.recovery import directory as recovery

@@ -7,7 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from secateur.checkpoints import CheckpointError, sparsify, verify_checkpoint
+from secateur import sparsify
+from secateur.checkpoints import CheckpointError, verify_checkpoint
 from secateur.models import oneshot
 from secateur.shrinking import shrink
 from support.commands import run

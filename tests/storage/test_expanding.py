@@ -8,7 +8,8 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from secateur.checkpoints import CheckpointError, open_checkpoint, sparsify, verify_checkpoint
+from secateur import sparsify
+from secateur.checkpoints import CheckpointError, open_checkpoint, verify_checkpoint
 from secateur.storage import expand_checkpoint, load_compressed, save_compressed
 from secateur.storage.compressed_files import header_of
 from support.stored import same, sparse, tree

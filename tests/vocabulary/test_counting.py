@@ -40,7 +40,27 @@ def test_counts_are_those_of_the_passages(monkeypatch):
     assert less.counts.sum() > sum(map(len, less.ids))
 
 
+def test_of_texts_with_names_the_last_tenth_of_each_stands_last():
+    lines = {"code": "a rose\n" * 400, "maths": "an edge\n" * 800}
+    found = count(TOKENS.backend, {name: [text] for name, text in lines.items()}, TOKENS.size)
+    alone = {name: count(TOKENS.backend, [text], TOKENS.size) for name, text in lines.items()}
+    tenths = [len(each.passages) // 10 for each in alone.values()]
+    assert min(tenths) > 0
+    assert found.passages[-sum(tenths) :] == [
+        *alone["code"].passages[-tenths[0] :],
+        *alone["maths"].passages[-tenths[1] :],
+    ]
+    assert sorted(found.passages) == sorted(alone["code"].passages + alone["maths"].passages)
+    assert np.array_equal(found.counts, alone["code"].counts + alone["maths"].counts)
+    assert found.by_text == {name: (len(each.passages), int((each.counts > 0).sum())) for name, each in alone.items()}
+    assert alone["code"].by_text == {}
+
+
 def test_what_cannot_be_counted_is_said():
+    with pytest.raises(ValueError, match="the text 'maths' has no tokens"):
+        count(TOKENS.backend, {"code": ["a"], "maths": [""]}, TOKENS.size)
+    with pytest.raises(ValueError, match="no text has a name"):
+        count(TOKENS.backend, {}, TOKENS.size)
     with pytest.raises(ValueError, match="no tokens: there is nothing to count"):
         count(TOKENS.backend, [""], TOKENS.size)
     with pytest.raises(TypeError, match=r"a list of them, \[text\] for a single one"):

@@ -36,6 +36,18 @@ def test_hidden_states_are_the_same_bit_for_bit(family):
     ))  # fmt: skip
 
 
+def test_what_each_text_never_has_is_said_by_its_name():
+    tokenizer = wrapped("byte level")
+    model = model_of("llama", len(tokenizer))
+    whole = len(tokenizer)
+    texts = {"rose": "a rose", "some": TEXT[:200]}
+    has = {name: len({*tokenizer(text, add_special_tokens=False)["input_ids"]}) for name, text in texts.items()}
+    done = shrink_vocabulary(model, tokenizer, {name: [text] for name, text in texts.items()}, exact=True)
+    assert {name: each.tokens for name, each in done.reach.texts.items()} == has
+    assert [row["tokens"] for row in done.json()["reached"]] == [[whole - count, whole] for count in has.values()]
+    assert "Never reached by" in str(done)
+
+
 def test_numbers_of_configurations_follow():
     tokenizer = wrapped("WordLevel")
     model = model_of("tied", len(tokenizer))

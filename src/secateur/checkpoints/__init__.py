@@ -59,8 +59,8 @@ from secateur.checkpoints.slicing import write_cut as write_cut
 from secateur.checkpoints.slicing import write_file as write_file
 from secateur.checkpoints.slicing import write_index as write_index
 from secateur.checkpoints.slicing import write_sliced as write_sliced
-from secateur.checkpoints.sparsification import sparsify as sparsify
 from secateur.checkpoints.sparsify_directory import CheckpointSparsification as CheckpointSparsification
+from secateur.checkpoints.sparsify_directory import sparsify_files as sparsify_files
 from secateur.checkpoints.verify import Verification as Verification
 from secateur.checkpoints.verify import VerifiedTensor as VerifiedTensor
 from secateur.checkpoints.verify import verify_checkpoint as verify_checkpoint

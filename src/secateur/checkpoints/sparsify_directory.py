@@ -65,7 +65,7 @@ class CheckpointSparsification(Reported):
         return pruned(self)
 
 
-def sparsify_directory(
+def sparsify_files(
     source: Path,
     out: Path,
     sparsity: float | None,

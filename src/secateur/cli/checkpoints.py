@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -25,7 +27,7 @@ def inspect(asked: Asked) -> Iterator[Any]:
 @command(
     "prune", "Write a pruned copy of a checkpoint directory.", "directory",
     "out", "sparsity", "pattern", "allocate", "criterion", "seed", "include", "exclude",
-    verb="checkpoints/sparsification.py:sparsify", required=("out",),
+    verb="models/sparsification.py:sparsify", required=("out",),
 )  # fmt: skip
 def prune(asked: Asked) -> Iterator[Any]:
     """Write a pruned copy of a checkpoint directory, without its model code.
@@ -35,7 +37,7 @@ def prune(asked: Asked) -> Iterator[Any]:
     for byte. OUT appears complete or not at all.
     """
     from secateur import allocation
-    from secateur.checkpoints import sparsify
+    from secateur.models import sparsify
     from secateur.patterns import word_of
 
     without_evidence(asked.criterion, "files of weights don't show", "secateur oneshot, which runs the model")
@@ -111,17 +113,45 @@ def vocabulary(asked: Asked) -> Iterator[Any]:
 
     if asked.out is None and not asked.dry_run:
         raise ValueError("give --out OUT, the directory to write; or --dry-run, to see what would leave.")
-    for path in asked.texts or ():
+    files = _by_name(asked.texts or ())
+    for path in itertools.chain(*files.values()):
         documents.checked_kind(path)
+    texts = {name: _documents(its) for name, its in files.items()}
     with asked.recorded():
         done = shrink_vocabulary(
             asked.directory,
             None,
-            (text for path in asked.texts for text in documents.read_documents(path, "text")) if asked.texts else None,
+            texts.get("", texts) if texts else None,
             out=None if asked.dry_run else asked.out,
             **asked.only("keep", "cover", "script", "rank", "exact"),
         )
     yield Answer(done, title=", its vocabulary")
+
+
+def _by_name(given: Iterable[str]) -> dict[str, list[Path]]:
+    """The files of each text; of one that has no name under none.
+
+    >>> {name: [str(path) for path in its] for name, its in _by_name(["code=a.txt,maths=b.txt", "code=c.txt"]).items()}
+    {'code': ['a.txt', 'c.txt'], 'maths': ['b.txt']}
+    """
+    from secateur.models import named_sources
+
+    found: dict[str, list[Path]] = {}
+    for each in given:
+        for name, (weight, path) in (named_sources(each) or {"": (1.0, each)}).items():
+            if weight != 1:
+                raise ValueError(f"{each!r}: all of a text is counted, so it has no weight; write {name}=FILE.")
+            found.setdefault(name, []).append(Path(path))
+    if "" in found and len(found) > 1:
+        raise ValueError(f"{found[''][0]} has no name, other texts have: write NAME=FILE for each, or for none.")
+    return found
+
+
+def _documents(paths: Iterable[Path]) -> Iterator[str]:
+    from secateur.support import documents
+
+    for path in paths:
+        yield from documents.read_documents(path, "text")
 
 
 @command(

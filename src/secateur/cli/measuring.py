@@ -24,10 +24,10 @@ from torch import Tensor, nn
 
 from secateur import native
 from secateur.allocation import uniform
-from secateur.checkpoints import CheckpointError, open_checkpoint, sparsify
+from secateur.checkpoints import CheckpointError, open_checkpoint
 from secateur.cli.terminal import waiting
 from secateur.inference import Packing, pack
-from secateur.models import loaded_model
+from secateur.models import loaded_model, sparsify
 from secateur.patterns import Pattern
 from secateur.report import Reported, Timed, before_and_after
 from secateur.shrinking import WithoutDataWarning, shrink

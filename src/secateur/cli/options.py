@@ -144,7 +144,10 @@ OPTIONS = {
         "FILE",
     ),
     "texts": Option(
-        "Text, .txt or .jsonl, a sample of what will be read. Repeatable.", "FILE", Path, ("--data",), many=True
+        "Text, .txt or .jsonl, a sample of what will be read; or code=a.txt,maths=b.txt, by names. Repeatable.",
+        "FILE",
+        names=("--data",),
+        many=True,
     ),
     "samples": Option("How many sequences of the text.", "N", int, default=128, least=1),
     "sequence_length": Option(
@@ -289,7 +292,7 @@ class Shared(typer.core.TyperCommand):
 def _defaults(verb: str) -> dict[str, Any]:
     """``{parameter: default}`` of a function, as its file says it: a number, a word, or a function by its name.
 
-    >>> _defaults("checkpoints/sparsification.py:sparsify")["criterion"]
+    >>> _defaults("models/sparsification.py:sparsify")["criterion"]
     'magnitude'
     """
     if not verb:

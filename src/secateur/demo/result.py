@@ -1,20 +1,28 @@
 """The results that the report of the demo shows, and what it says in words: ``story.txt.j2`` beside this file, and the
 figures that go into it.
 
-Law: every figure is a cell of the table, or a setting of the run.
+Law: every figure is a cell of the table, a setting of the run, or what `pack` measured.
 """
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from secateur.demo.trials import BATCH, LESS_WORK, Digits, Plan, Trial, parameters_of, run_of
+from secateur.inference import Packing
 from secateur.report import Results, Row, Run, summarize
 
 
 def results_of(
-    plan: Plan, trials: Sequence[Trial], latencies: Mapping[int, float], data: Digits, seconds: float, command: str
+    plan: Plan,
+    trials: Sequence[Trial],
+    latencies: Mapping[int, float],
+    packings: Sequence[Packing],
+    data: Digits,
+    seconds: float,
+    command: str,
 ) -> Results:
     """The table, and what is said of it."""
     dense = trials[0].model
@@ -24,14 +32,14 @@ def results_of(
     return Results(
         f"Pruning a network that reads digits ({parameters_of(dense):,} parameters)",
         tuple(runs),
-        text=story(runs, shown),
+        text=story(runs, shown, packings),
         notes=notes(plan, data, seconds),
         command=command,
         examples=len(data.test_images),
     )
 
 
-def story(runs: Sequence[Run], sparsity: float) -> tuple[str, ...]:
+def story(runs: Sequence[Run], sparsity: float, packings: Sequence[Packing]) -> tuple[str, ...]:
     """What the table says."""
     rows = summarize(runs)
     channels = [row for row in rows if row.method.startswith("channels")]
@@ -47,8 +55,20 @@ def story(runs: Sequence[Run], sparsity: float) -> tuple[str, ...]:
         slim=slim,
         hardest=_best(barest) if len(barest) > 1 and slim not in there else None,
         channels=channels[-1] if channels else None,
+        packings=[_packed(each) for each in packings],
+        batch=BATCH,
     )
     return tuple(re.sub(r"(?<=\d) (?=%|kB|ms)", "\N{NO-BREAK SPACE}", paragraph) for paragraph in told)
+
+
+def _packed(packing: Packing) -> dict[str, Any]:
+    """How many layers skip their zeros, how much faster they are, and why the others do not."""
+    stay = Counter(each.why for each in packing.layers if each.kind == "dense")
+    return {
+        "layers": len(packing.layers),
+        "faster": sorted(each.speedup for each in packing.packed if each.speedup),
+        "stay": [f"{why} ({count})" for why, count in stay.most_common()],
+    }
 
 
 def notes(plan: Plan, data: Digits, seconds: float) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from secateur.demo.trials import (
     choose_methods,
     load_digits,
     milliseconds,
+    packings_of,
     pruned_trials,
     shrunken_trials,
     train_all,
@@ -74,9 +75,11 @@ def run_demo(
         train_all(trials, data, progress)
         first = [trial for trial in trials if trial.seed == seeds[0]]
         times = milliseconds([trial.model for trial in first], progress)
+        packings = packings_of(first, data)
     words = ["secateur demo", *(f"--method {name}" for name in methods or ()), *["--out DIR"] * (out is not None)]
     latencies = dict(zip(map(id, first), times, strict=True))
-    results = results_of(plan, trials, latencies, data, time.perf_counter() - started, " ".join(words))
+    seconds = time.perf_counter() - started
+    results = results_of(plan, trials, latencies, packings, data, seconds, " ".join(words))
     save_results(results, folder / "results.json")
     page = results.report(folder / "report.html")
     print(f"\n{results}\n\nThe report is in {page}, its numbers in {folder / 'results.json'}.")

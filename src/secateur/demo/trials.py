@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from secateur.allocation import erk
-from secateur.checkpoints import sparsify
 from secateur.criteria import lamp, random
+from secateur.inference import Packing, pack
+from secateur.models import sparsify
 from secateur.patterns import NM
 from secateur.pipeline import apply_, reestimate_batchnorm
 from secateur.report import Run, count_multiply_adds
@@ -397,6 +398,13 @@ def milliseconds(models: Sequence[nn.Module], progress: "Progress") -> list[floa
 
     turns = {number: functools.partial(turn, model) for number, model in enumerate(models)}
     return [1000 * min(times) for times in in_turns(turns, ROUNDS, warm_up=0).values()]
+
+
+def packings_of(trials: Sequence[Trial], data: Digits) -> tuple[Packing, Packing]:
+    """What `pack` measures of copies of the network with the most zeros: for one image, and for a batch."""
+    barest = max((trial for trial in trials if trial.masks), key=lambda trial: trial.asked or 0.0)
+    one, many = (pack(copy.deepcopy(barest.model).eval(), data.train_images[:count]) for count in (1, BATCH))
+    return one, many
 
 
 def run_of(trial: Trial, dense: nn.Module, latency_ms: float | None = None) -> Run:

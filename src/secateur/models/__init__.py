@@ -1,10 +1,11 @@
-"""The engine: a model run block by block or layer by layer, in memory or from files, with data; `oneshot`."""
+"""The engine: a model run block by block or layer by layer, in memory or from files; `sparsify` and `oneshot`."""
 
 from secateur.models.batches import NamedTexts as NamedTexts
 from secateur.models.batches import check_finite as check_finite
 from secateur.models.batches import example_for as example_for
 from secateur.models.batches import example_of as example_of
 from secateur.models.batches import longest_sequence as longest_sequence
+from secateur.models.batches import named_sources as named_sources
 from secateur.models.batches import naming_batch as naming_batch
 from secateur.models.batches import read_calibration as read_calibration
 from secateur.models.batches import refuse_empty as refuse_empty
@@ -47,6 +48,7 @@ from secateur.models.products import Tokens as Tokens
 from secateur.models.products import WeightView as WeightView
 from secateur.models.reach import ByText as ByText
 from secateur.models.reach import Reach as Reach
+from secateur.models.reach import TextReach as TextReach
 from secateur.models.reach import reached as reached
 from secateur.models.reach import reached_by_name as reached_by_name
 from secateur.models.replay import Outputs as Outputs
@@ -69,5 +71,6 @@ from secateur.models.solving import Solve as Solve
 from secateur.models.solving import digest as digest
 from secateur.models.solving import held_batches as held_batches
 from secateur.models.solving import own_share as own_share
+from secateur.models.sparsification import sparsify as sparsify
 from secateur.models.walk import run_through as run_through
 from secateur.models.walk import with_all_outputs as with_all_outputs

@@ -100,7 +100,7 @@ def read_calibration(
     directory = Path(tokenizer_directory)
     config = _config(directory)
     vocabulary = _number(config, ("vocab_size",))
-    if (several := _texts(source)) is not None:
+    if (several := named_sources(source)) is not None:
         how = {"tokenizer_directory": directory, "sequence_length": sequence_length, "seed": seed, "field": field}
         return _of_several(several, samples, seed, how)
     assert not isinstance(source, Mapping)
@@ -138,10 +138,10 @@ def read_calibration(
     return [torch.from_numpy(tokens)[None] for tokens in found]
 
 
-def _texts(source: Any) -> dict[str, tuple[float, Any]] | None:
+def named_sources(source: Any) -> dict[str, tuple[float, Any]] | None:
     """``{name: (weight, source)}`` of several texts; None where it is one.
 
-    >>> _texts("code:2=a.txt,maths=b.txt")
+    >>> named_sources("code:2=a.txt,maths=b.txt")
     {'code': (2.0, 'a.txt'), 'maths': (1.0, 'b.txt')}
     """
     if isinstance(source, str) and "=" in source and not Path(source).exists():

@@ -27,6 +27,7 @@ from secateur.selection import LazyScores, in_threads, keep_largest, keep_larges
 from secateur.support import (
     Column,
     Part,
+    Shown,
     Table,
     count_nonzero,
     is_sharded,
@@ -55,6 +56,7 @@ class Masks(Reported, dict[str, Tensor]):
     """``{name: bool mask}``: a dict that prints as a table, which is what verbs return.
 
     It is pickled as an OrderedDict, as state dicts are, so that ``torch.load(weights_only=True)`` reads it.
+    ``reach`` is what each text of the data reached, where they have names.
 
     >>> print(Masks(weight=torch.tensor([[True, False, True, True]]), bias=torch.tensor([False, False])))
     Weight    Shape  Kept  Removed  Sparsity
@@ -63,8 +65,11 @@ class Masks(Reported, dict[str, Tensor]):
     2 in all            3        3       0.5
     """
 
+    reach: Shown | None = None
+
     def content(self) -> Iterable[Part]:
-        """A row for each weight, and their sum."""
+        """A row for each weight, and their sum; what texts reached."""
+        yield from self._by_text()
         told = "The share of each weight that is removed; a line joins what differs in numbers alone."
         counts = self._counts()
         table = self._table("weights", counts, "Weight by weight")
@@ -74,7 +79,12 @@ class Masks(Reported, dict[str, Tensor]):
     def summary(self) -> Iterable[Part]:
         """The same as one table."""
         counts = self._counts()
-        return [self._table("weights", counts if len(counts) == 1 else [*counts, _sum(counts)])]
+        yield from self._by_text()
+        yield self._table("weights", counts if len(counts) == 1 else [*counts, _sum(counts)])
+
+    def _by_text(self) -> Iterator[Part]:
+        if self.reach is not None:
+            yield from [*self.reach.content(), ""]
 
     def _counts(self) -> list[_Count]:
         return [(name, tuple(mask.shape), _count(mask), mask.numel()) for name, mask in self.items()]

@@ -9,7 +9,7 @@ import contextlib
 import json
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -55,6 +55,7 @@ from secateur.vocabulary.files import (
 )
 from secateur.vocabulary.planning import (
     Planned,
+    Texts,
     agree,
     encoding,
     planned,
@@ -187,7 +188,7 @@ def source_of(root: Path) -> Source:
 
 
 def shrink_vocabulary_directory(
-    source: Path | str, out: Path | str | None, texts: Iterable[str] | None, wanted: Asked
+    source: Path | str, out: Path | str | None, texts: Texts | None, wanted: Asked
 ) -> ShrunkVocabulary:
     """`shrink_vocabulary` of a directory into another one, a piece of a tensor in memory at a time."""
     started = time.monotonic()
@@ -299,6 +300,7 @@ def _outcome(dense: Source, plan: Planned, out: Path | None, started: float) -> 
         tuple(sorted(skipped)),
         dense.left_whole,
         plan.sample,
+        reach=plan.reach(dense.axes.rows),
     )
 
 

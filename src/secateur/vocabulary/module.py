@@ -22,7 +22,7 @@ from secateur.vocabulary.axes import Axes, axes_of, builder, embedding_of, numbe
 from secateur.vocabulary.choosing import asked, rows_of_tensor
 from secateur.vocabulary.directory import shrink_vocabulary_directory
 from secateur.vocabulary.files import by_class, changed_config, needed_in, of_tokenizer
-from secateur.vocabulary.planning import Planned, agree, planned, positions_begin_behind
+from secateur.vocabulary.planning import Planned, Texts, agree, planned, positions_begin_behind
 from secateur.vocabulary.result import ShrunkVocabulary
 from secateur.vocabulary.tokens import Ids, Tokens
 
@@ -32,7 +32,7 @@ _TRIED = 500  # texts of each kind that the tokenizers are compared on
 def shrink_vocabulary(
     model: nn.Module | Path | str,
     tokenizer: Any = None,
-    texts: Iterable[str] | None = None,
+    texts: Texts | None = None,
     *,
     keep: int | None = None,
     cover: float | None = None,
@@ -59,7 +59,7 @@ def shrink_vocabulary(
         tokenizer: the module's tokenizer, of the `tokenizers` library inside; a directory has its own.
         texts: documents, of which each is read once. They are a sample: beside their tokens the first of the
             tokenizer's own order stay, as many as nine tenths of the text need for 99.5 % of the last tenth's tokens
-            to stay.
+            to stay. ``{name: documents}`` are several texts; the result says which tokens each never has.
         keep: how many tokens stay at most; with a text and no ``cover`` as many stay. Without a text the tokenizer's
             own order says what is rare.
         cover: the share of the text's tokens that stays, such as 0.9999: the rarest leave as well.
@@ -166,6 +166,7 @@ def shrink_vocabulary(
         plan.counting,
         plan.gone,
         sample=plan.sample,
+        reach=plan.reach(axes.rows),
     )
 
 

@@ -6,7 +6,7 @@ import functools
 import math
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import nn
 
+from secateur.models import Reach, TextReach
 from secateur.support import printable, track
 from secateur.vocabulary.axes import Axes
 from secateur.vocabulary.choosing import Asked, Distance, Rows, choose, distances
@@ -29,6 +30,7 @@ PASSAGE = 200  # characters that a passage has at least, where lines allow it
 LONGEST = 20_000  # characters: what has no line ends is cut here
 HELD = 64_000_000  # characters of passages that are held
 _AT_ONCE = 512  # passages
+Texts = Iterable[str] | Mapping[str, Iterable[str]]  # documents; of texts that have names, by these
 _ENDS = re.compile(r"\n(?=\S)")  # of a line, where the next one is not empty and not indented
 
 
@@ -41,27 +43,48 @@ class Counted:
         words: how many words: what is between white space.
         passages: parts of it, up to a limit.
         ids: the tokens of each of these.
+        by_text: ``{name: passages, different tokens}`` of texts that have names.
     """
 
     counts: npt.NDArray[np.int64]
     words: int = 0
     passages: list[str] = field(default_factory=list)
     ids: list[Ids] = field(default_factory=list)
+    by_text: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def tokens(self) -> int:
         return int(self.counts.sum())
 
 
-def count(backend: Any, texts: Iterable[str], size: int) -> Counted:
-    """Counts the tokens of documents; ``size`` is one more than their highest number.
+def count(backend: Any, texts: Texts, size: int) -> Counted:
+    """Counts the tokens of documents; ``size`` is one more than their highest number. Of texts with names the last
+    tenth of each stands last.
 
     Raises:
         TypeError: something among them is no text.
         ValueError: there is no text at all, half of a surrogate pair in one, or the tokenizer fails on one.
     """
+    if not isinstance(texts, Mapping):
+        return _counted(backend, texts, size)
+    found = {name: _counted(backend, its, size, f"{printable(repr(name))} ") for name, its in texts.items()}
+    if not found:
+        raise ValueError("no text has a name: pass {name: documents}.")
+    ends = [len(each.ids) - len(each.ids) // _TENTH for each in found.values()]
+    parts = [*zip(found.values(), map(slice, ends), strict=True)]
+    parts += [(each, slice(end, None)) for each, end in zip(found.values(), ends, strict=True)]
+    return Counted(
+        np.sum([each.counts for each in found.values()], axis=0),
+        sum(each.words for each in found.values()),
+        [passage for each, part in parts for passage in each.passages[part]],
+        [ids for each, part in parts for ids in each.ids[part]],
+        {name: (len(each.passages), int((each.counts > 0).sum())) for name, each in found.items()},
+    )
+
+
+def _counted(backend: Any, texts: Iterable[str], size: int, name: str = "") -> Counted:
     if isinstance(texts, str):
-        raise TypeError("texts are documents: pass a list of them, [text] for a single one.")
+        raise TypeError(f"texts {name}are documents: pass a list of them, [text] for a single one.")
     found = Counted(np.zeros(size, dtype=np.int64))
     held = 0
     for some in _batches(passage for text in track(texts, "counting") for passage in passages(text)):
@@ -74,7 +97,7 @@ def count(backend: Any, texts: Iterable[str], size: int) -> Counted:
                 found.passages.append(passage)
                 found.ids.append(ids)
     if not found.tokens:
-        raise ValueError("the text has no tokens: there is nothing to count.")
+        raise ValueError(f"the text {name}has no tokens: there is nothing to count.")
     return found
 
 
@@ -284,10 +307,16 @@ class Planned:
     proof: str
     counting: float
 
+    def reach(self, rows: int) -> Reach | None:
+        """Which tokens each text with a name never has, of those that the model knows."""
+        its = {} if self.counted is None else self.counted.by_text
+        found = {name: TextReach(passages, tokens, {}, {}) for name, (passages, tokens) in its.items()}
+        return Reach(found, rows, 0, 0) if found else None
+
 
 def planned(
     tokens: Tokens,
-    texts: Iterable[str] | None,
+    texts: Texts | None,
     asked: Asked,
     needed: Collection[int],
     rows: int,

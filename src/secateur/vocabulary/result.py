@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from secateur.report import Reported
+from secateur.models import ByText
 from secateur.support import Column, Part, Table, percent, printable, some, totals
 from secateur.vocabulary.tokens import Ids
 
@@ -57,7 +57,7 @@ class Sample:
 
 
 @dataclass(frozen=True, eq=False)
-class ShrunkVocabulary(Reported):
+class ShrunkVocabulary(ByText):
     """The result of `shrink_vocabulary`; prints as tables.
 
     Attributes:
@@ -141,6 +141,7 @@ def _printed(done: ShrunkVocabulary) -> Iterator[Part]:
         rows["tokens a word"] = done.tokens[0] / done.words, done.tokens[1] / done.words
     yield totals(rows)
     yield ""
+    yield from done.by_text()
     yield f"The tokenizer's kind is {done.kind}. Shorter: {some([*done.tensors])}."
     if done.tokens is not None and done.seen is not None:
         yield f"Of the text's {done.tokens[0]:,} tokens, {percent(done.seen / done.tokens[0])} stay."

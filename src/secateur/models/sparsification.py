@@ -14,9 +14,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from secateur.allocation import Allocation, Tables, check_sparsity, settled
-from secateur.checkpoints.sparsify_directory import CheckpointSparsification, sparsify_directory
+from secateur.checkpoints import CheckpointSparsification, sparsify_files
 from secateur.criteria import magnitude
 from secateur.evidence import collect, needs
+from secateur.models.reach import reached_by_name
 from secateur.patterns import Pattern, Unstructured
 from secateur.pipeline import Masks, apply_, attached_masks, batchnorms, choose_masks, reestimate_batchnorm
 from secateur.selection import LazyScores
@@ -93,7 +94,8 @@ def sparsify(
             removed and counts.
         batches: what a DataLoader yields: tensors, tuples that begin with the input, or mappings of keyword arguments.
             An iterator that can be gone through only once is kept in a list if it is needed again; a criterion that
-            asks for ``flow`` alone looks at the first batch only.
+            asks for ``flow`` alone looks at the first batch only. The masks say what each text
+            never reached, where texts have names (`read_calibration`).
         loss, forward: see `secateur.evidence.collect`.
         rounds: in how many steps; masks nest.
         reestimate: whether to run `reestimate_batchnorm` after every round; by default if there are batches and a
@@ -136,7 +138,7 @@ def sparsify(
         )
         refuse(why, rounds=None if rounds == 1 else rounds)
         places = directories(model, out)
-        return sparsify_directory(*places, sparsity, pattern, criterion, allocate, include, exclude, seed)
+        return sparsify_files(*places, sparsity, pattern, criterion, allocate, include, exclude, seed)
     refuse("is for directories; of a module call torch.manual_seed before.", seed=seed or None)
     for_directories(out=out)
     weights: dict[str, Tensor] = dict(find_targets(model, include=include, exclude=exclude))
@@ -157,6 +159,7 @@ def sparsify(
     steps = _steps(weights, sparsity, rounds, pattern, within)
     if len(steps) > 1 and asked and evidence is not None:
         raise ValueError("evidence that was gathered before serves one round; pass batches= instead, or rounds=1.")
+    reach = reached_by_name(model, batches, forward=forward)
     if batches is not None and (collecting + reestimating) * len(steps) > 1:
         check_batches(batches)
         first_is_enough = set(asked) == {"flow"} and not reestimating
@@ -188,6 +191,7 @@ def sparsify(
             if reestimating:  # in every round, since the next one's evidence passes through the normalizations
                 assert batches is not None
                 reestimate_batchnorm(model, batches, forward=forward)
+    masks.reach = reach
     return masks
 
 
