@@ -125,7 +125,10 @@ class NM:
         axis = self.axis % len(shape)
         if shape[axis] % self.m:
             side = "an input dimension" if self.axis == 1 else f"a dimension {self.axis}"
-            raise ValueError(f"{self.n}:{self.m} needs {side} divisible by {self.m}; the shape is {tuple(shape)}.")
+            raise ValueError(
+                f"{self.n}:{self.m} needs {side} divisible by {self.m}; the shape is {tuple(shape)}. "
+                "Leave it out by exclude=, or take another pattern."
+            )
         return axis
 
     def pool(self, scores: Tensor) -> Tensor:
