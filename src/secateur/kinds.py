@@ -124,22 +124,29 @@ class Outputs:
     """Outputs of a head that leave a module, such as classes that nobody asks for; what stays is computed as before.
 
     Attributes:
-        name: the module that gives them, or a glob over several with equally many, such as a head for each scale. Where
-            each of several gives a single one, they are modules of a class each.
-        keep: the numbers of those that stay, in ascending order, since they keep their order. None of them: the module
-            leaves as a whole, where the model runs without it.
+        name: the module that gives them, or a glob over several with equally many, such as a head for each scale, or
+            several globs. Where each of several gives a single one, they are modules of a class each.
+            Left out: those of which a model's configuration counts the labels.
+        keep: those that stay: their numbers, in ascending order since they keep their order, or what the model calls
+            them. None of them: the module leaves as a whole, where the model runs without it.
 
-    >>> Outputs("classifier", keep=[0, 2]).keep
-    (0, 2)
+    >>> Outputs("classifier", keep=[0, 2]).keep, Outputs(keep=["person", "car"]) == parse("outputs:person,car")[0]
+    ((0, 2), True)
     """
 
-    name: str
-    keep: Sequence[int]
+    name: str | Sequence[str] = ""
+    keep: Sequence[int | str] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "keep", tuple(map(int, self.keep)))
-        if list(self.keep) != sorted({*self.keep}):
+        keep = (self.keep,) if isinstance(self.keep, str) else self.keep
+        object.__setattr__(self, "keep", tuple(each if isinstance(each, str) else int(each) for each in keep))
+        numbers = [each for each in self.keep if isinstance(each, int)]
+        if numbers != sorted({*numbers}):
             raise ValueError(f"outputs stay in their order: give keep= in ascending order, once each, not {self.keep}.")
+        if not (self.name or self.keep):
+            raise ValueError(
+                "Outputs takes the labels that stay, keep=, or the name of a module that leaves as a whole."
+            )
 
     @property
     def remove(self) -> bool:
@@ -160,7 +167,7 @@ def parse(leave: Kind | str | Iterable[Kind | str] | None) -> tuple[Kind, ...]:
     (Branches(remove=3), Experts(remove=2, rank=None, unreached_first=False, profile=None, plan=None, text='batches'))
     >>> parse("experts")
     Traceback (most recent call last):
-    ValueError: leave= is a kind and how much of it, such as 'experts:25%', 'branches:3' or 'blocks:10%'; got 'experts'.
+    ValueError: leave= is a kind and what of it, as in 'experts:25%', 'branches:3' or 'outputs:cat,dog'; got 'experts'.
     """
     given: Iterable[Any] = () if leave is None else (leave,)
     if isinstance(leave, Iterable) and not isinstance(leave, str):
@@ -178,10 +185,12 @@ def parse(leave: Kind | str | Iterable[Kind | str] | None) -> tuple[Kind, ...]:
 def _of_word(word: str) -> Kind:
     if word.startswith("heads"):
         raise ValueError(f"heads leave by their numbers: leave=Heads({{0: [1, 4]}}), in Python; got {word!r}.")
+    if word.startswith("outputs:") and word != "outputs:":
+        return Outputs(keep=word.removeprefix("outputs:").split(","))
     found = re.fullmatch(r"(experts|branches|blocks):(\d+(?:\.\d+)?)(%?)", word.strip())
     if found is None:
         raise ValueError(
-            f"leave= is a kind and how much of it, such as 'experts:25%', 'branches:3' or 'blocks:10%'; got {word!r}."
+            f"leave= is a kind and what of it, as in 'experts:25%', 'branches:3' or 'outputs:cat,dog'; got {word!r}."
         )
     kind, number, percent = found.groups()
     amount = float(number) / 100 if percent else float(number)

@@ -46,6 +46,7 @@ class Detector(nn.Module):
         super().__init__()
         self.names = {number: f"thing {number}" for number in range(classes)}
         self.nc, self.bins = classes, bins
+        self.yaml = {"nc": classes, "depth": classes}  # what it was built from
         self.no = classes + 4 * bins
         self.stem, self.deep = nn.Conv2d(3, 8, 3, 2, 1), nn.Conv2d(8, 8, 3, 2, 1)
         self.cv2, self.cv3 = (
@@ -112,6 +113,7 @@ def test_classes_of_a_detector_leave_every_scale_and_the_numbers_that_count_them
     torch.testing.assert_close(found, picked(expected, [0, 5], boxes=4))
     torch.testing.assert_close(small, [picked(each, [0, 5], boxes=16) for each in maps])
     assert (model.nc, model.no, model.names) == (2, 18, {0: "thing 0", 1: "thing 5"})
+    assert (model.yaml, dense.yaml) == ({"nc": 2, "depth": 7}, {"nc": 7, "depth": 7})
     assert [each[1].out_channels for each in model.cv3] == [6, 6]
     verify_shrunken(dense, model, PICTURES)
     save_shrunken(model, tmp_path / "small.safetensors")
@@ -119,6 +121,58 @@ def test_classes_of_a_detector_leave_every_scale_and_the_numbers_that_count_them
     torch.testing.assert_close(run(again), run(model), rtol=0, atol=0)
     shrink(model, PICTURES, 0.1)  # and units leave what is left
     assert run(model)[0].shape == found.shape
+
+
+class Chooser(Detector):
+    """As detectors without suppression of their own: the best of all places and classes."""
+
+    read = True  # how many classes there are, also in training
+
+    def forward(self, x):
+        found = self.stem(x).relu()
+        boxes, things = self.cv2[0](found).flatten(2), self.cv3[0](found)
+        things = things.view(len(x), self.nc, -1) if self.read else things.flatten(2)
+        if self.training:
+            return boxes, things
+        boxes, things = torch.cat([boxes, things.sigmoid()], 1).transpose(1, 2).split([16, self.nc], 2)
+        places = things.amax(2).topk(6).indices[..., None]
+        boxes, things = (each.gather(1, places.expand(-1, -1, each.shape[2])) for each in (boxes, things))
+        best, index = things.flatten(1).topk(6)
+        at = (index // things.shape[2])[..., None]
+        return torch.cat([boxes.gather(1, at.expand(-1, -1, 16)), best[..., None], (index % self.nc)[..., None]], 2)
+
+
+def test_where_outputs_are_chosen_from_that_is_among_those_that_stay():
+    model = Chooser().eval()
+    with torch.no_grad():  # those that leave are never chosen
+        model.cv3[0][-1].bias[[1, 2, 3, 4, 6]] = -100.0
+    dense = copy.deepcopy(model)
+    found, raw = run(model), run(dense.train())
+    done = shrink(model, PICTURES, leave=Outputs("cv3.0", keep=["thing 5", "thing 0"]))
+    assert "In one of its modes the model chooses between them: now between those that stay." in str(done)
+    found[..., 17] = (found[..., 17] == 5).float()
+    torch.testing.assert_close(run(model), found)
+    torch.testing.assert_close(run(copy.deepcopy(model).train()), (raw[0], picked(raw[1], [0, 5])))
+    verify_shrunken(dense, model, PICTURES)
+
+
+def test_where_the_mode_that_chooses_does_not_run_nothing_leaves():
+    model = Chooser().eval()
+    model.read = False
+    with pytest.raises(
+        ValueError, match=r"the outputs of cv3.0 cannot leave: without them it raises RuntimeError: spl"
+    ):
+        shrink(model, PICTURES, leave=Outputs("cv3.0", keep=[0, 5]))
+    assert (model.nc, len(model.names), model.cv3[0][-1].out_channels) == (7, 7, 7)
+
+
+def test_names_that_are_not_there_are_told_with_those_near():
+    model = Detector()
+    with pytest.raises(ValueError, match=r"cv3 has no output that is called 'thing8'; near are 'thing 6', .*"):
+        shrink(model, PICTURES, leave=Outputs("cv3", keep=["thing 1", "thing8"]))
+    with pytest.raises(ValueError, match="Detector has no configuration with a label for each output, so name the mod"):
+        shrink(model, PICTURES, leave="outputs:thing 1")
+    assert model.nc == 7
 
 
 def test_labels_of_a_configuration_follow(tmp_path):

@@ -8,6 +8,7 @@ import contextlib
 import copy
 import functools
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -247,7 +248,7 @@ def _differs_after(
     stage = copy.deepcopy(original)
     for plan in plans_of(shrunken)[len(plans_of(original)) :]:
         for part in (Plan({}, [], modules=plan.modules), replace(plan, modules={})) if plan.modules else (plan,):
-            coupling = find_coupling(stage, example_inputs, outputs=plan.outputs)
+            coupling = coupling_of_outputs(stage, example_inputs, plan.outputs)
             words = _differs_by(probe, calm, coupling, part, example_inputs)
             if words is not None:
                 return words
@@ -321,6 +322,36 @@ def _differs_by(probe: nn.Module, calm: float, coupling: Coupling, plan: Plan, i
     words = [compared(probe, expected[form], found[form], runs(form, branches, without, whole=True)) for form in forms]
     carry_out(probe, plan, None)
     return certain(next((each for each in words if isinstance(each, Unsure)), words[0]))
+
+
+_CHOOSES = re.compile(r"(a?max|argmax|topk|sort|argsort) (over|along) it|a view to \d+")
+
+
+def coupling_of_outputs(
+    model: nn.Module,
+    example_inputs: Any,
+    paths: Sequence[str],
+    *,
+    modes: Iterable[bool] | None = None,
+    more_inputs: Sequence[Any] = (),
+) -> Coupling:
+    """The coupling by which outputs of these modules leave what the model returns.
+
+    Where it returns them in one mode, and in the other only chooses between them, as a detector without suppression of
+    its own does, that mode alone is watched: what is chosen then is chosen from those that stay.
+    """
+    watched = functools.partial(find_coupling, model, example_inputs, more_inputs=more_inputs, outputs=paths)
+    found = watched(modes=modes)
+    modes = {training for _, training in found.passes}
+    if not paths or len(modes) == 1 or any(group.returned and not group.chosen for group in found.groups):
+        return found
+    for mode in sorted(modes):
+        alone = watched(modes=[mode])
+        places = [each for group in alone.groups if group.returned and not group.chosen for each in group.members]
+        reasons = [why for each in places for why in found.frozen.get(each, "").split("; ")]
+        if places and all(_CHOOSES.fullmatch(why) for why in reasons if why):
+            return alone
+    return found
 
 
 def differs_without_heads(probe: nn.Module, coupling: Coupling, plan: Plan, inputs: Sequence[Any]) -> str | None:

@@ -292,7 +292,7 @@ class Choice:
     kept: dict[str, npt.NDArray[np.bool_]]
     scope: Scope
     plan: Plan
-    fields: dict[Place, int]
+    fields: dict[Place, Any]
     left: float
     beside: tuple[float, float]
     in_blocks: Mapping[str, str] = field(default_factory=dict)
