@@ -1,0 +1,188 @@
+"""Detectors of Ultralytics, trained and judged on drawn scenes by Ultralytics' own trainers and validators.
+
+Law: the trainer keeps the module that it is given, widths and all, and every form of a detector is trained with the
+same pictures, batches, rates and seeds, and judged by the same validator: COCO's mAP, of intersections of 50 to 95 %.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+HOME = Path(os.environ.setdefault("YOLO_CONFIG_DIR", "/tmp/secateur-ultralytics"))
+os.environ.update(YOLO_OFFLINE="true", YOLO_AUTOINSTALL="false", YOLO_VERBOSE="false")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is trained on, and how long.
+
+    Attributes:
+        data: the file that tells Ultralytics of the scenes.
+        folder: where trainers write.
+        size: of a picture's side, in pixels.
+        batch: pictures of a step.
+        device: as Ultralytics names it.
+    """
+
+    data: Path
+    folder: Path
+    size: int = 160
+    batch: int = 64
+    device: str = "cpu"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A detector: its name, Ultralytics' description of it, its task, and its learning rate (of AdamW)."""
+
+    name: str
+    yaml: str
+    task: str = "detect"
+    rate: float = 2e-3
+
+
+SUBJECTS = {
+    each.name: each
+    for each in (
+        Subject("YOLO11n", "yolo11n.yaml"),
+        Subject("YOLO26n", "yolo26n.yaml"),
+        Subject("YOLOv8n-seg", "yolov8n-seg.yaml", "segment"),
+        Subject("RT-DETR", "yolov8n-rtdetr.yaml", "rtdetr", 5e-4),  # the smallest that Ultralytics describes
+    )
+}
+TUNING = 0.5  # times the rate, after a detector became smaller
+
+
+def classes_of(task: str) -> tuple[type[Any], type[Any]]:
+    """Ultralytics' trainer and validator; a trainer that neither judges nor saves between."""
+    at_home()
+    if task == "rtdetr":
+        from ultralytics.models.rtdetr.train import RTDETRTrainer as Trainer  # type: ignore
+        from ultralytics.models.rtdetr.val import RTDETRValidator as Validator
+    elif task == "segment":
+        from ultralytics.models.yolo.segment import SegmentationTrainer as Trainer
+        from ultralytics.models.yolo.segment import SegmentationValidator as Validator
+    else:
+        from ultralytics.models.yolo.detect import DetectionTrainer as Trainer
+        from ultralytics.models.yolo.detect import DetectionValidator as Validator
+
+    class Quiet(Trainer):  # type: ignore[misc, valid-type, unused-ignore]
+        def validate(self) -> tuple[dict[str, float], float]:
+            return {}, 0.0
+
+        def save_model(self) -> bool:
+            return False
+
+        def save_metrics(self, metrics: dict[str, float]) -> None:
+            pass
+
+        def final_eval(self) -> None:
+            pass
+
+    return Quiet, Validator
+
+
+def at_home() -> None:
+    """Ultralytics looks for a font whenever it reads scenes, in the network if need be: one lies where it looks."""
+    import matplotlib
+    from ultralytics.utils import LOGGER, USER_CONFIG_DIR  # type: ignore[import-not-found, unused-ignore]
+
+    LOGGER.setLevel(logging.ERROR)
+    font = Path(USER_CONFIG_DIR) / "Arial.ttf"
+    if not font.exists():
+        shutil.copy(Path(matplotlib.get_data_path()) / "fonts/ttf/DejaVuSans.ttf", font)
+
+
+def _told(subject: Subject, setting: Setting, **more: Any) -> dict[str, Any]:
+    return {
+        "data": str(setting.data), "task": "detect" if subject.task == "rtdetr" else subject.task,
+        "imgsz": setting.size, "batch": setting.batch, "device": setting.device, "workers": 0,
+        "project": str(setting.folder), "plots": False, "verbose": False, **more,
+    }  # fmt: skip
+
+
+def described(subject: Subject, width: float | None = None) -> dict[str, Any]:
+    """Ultralytics' description of a detector, all of it as wide as is said."""
+    from ultralytics.nn.tasks import yaml_model_load  # type: ignore[import-not-found, unused-ignore]
+
+    told: dict[str, Any] = yaml_model_load(subject.yaml)
+    if width is not None:
+        scale = told.get("scale") or next(iter(told["scales"]))
+        depth, _, most = told["scales"][scale]
+        told = {**told, "scales": {scale: [depth, width, most]}, "scale": scale}
+    return told
+
+
+def built(subject: Subject, classes: int, width: float | None = None) -> nn.Module:
+    """A detector with random weights."""
+    from ultralytics.nn import tasks
+
+    kind = {"detect": "DetectionModel", "segment": "SegmentationModel", "rtdetr": "RTDETRDetectionModel"}[subject.task]
+    made: nn.Module = getattr(tasks, kind)(described(subject, width), nc=classes, verbose=False)
+    return made
+
+
+@torch.enable_grad()
+def train(model: nn.Module, subject: Subject, setting: Setting, epochs: int, seed: int, *, tuning: bool) -> nn.Module:
+    """The model, trained for so many epochs; it comes back as the running mean of its weights, on the processor."""
+    trainer_class, _ = classes_of(subject.task)
+    rate = subject.rate * (TUNING if tuning else 1.0)
+    trainer = trainer_class(
+        overrides=_told(
+            subject, setting, model=subject.yaml, epochs=epochs, seed=seed, optimizer="AdamW", lr0=rate, cos_lr=True,
+            momentum=0.9, warmup_epochs=0 if tuning else 3, mosaic=0.0, close_mosaic=0, amp=False, val=False,
+            save=False, cache="ram", deterministic=False, patience=0, mode="train", exist_ok=True,
+            name=f"{subject.name}-{seed}-{os.getpid()}", nbs=setting.batch,
+        )
+    )  # fmt: skip
+    for parameter in model.parameters():
+        parameter.requires_grad_(parameter.is_floating_point())
+    trainer.model = model  # which `setup_model` leaves alone: the widths stay
+    trainer.train()
+    made: nn.Module = copy.deepcopy(trainer.ema.ema).cpu().float().eval()
+    return made
+
+
+def judge(model: nn.Module, subject: Subject, setting: Setting) -> dict[str, float]:
+    """mAP50-95 of boxes, and of masks where there are some."""
+    _, validator_class = classes_of(subject.task)
+    told = _told(
+        subject, setting, model=subject.yaml, mode="val", rect=False, exist_ok=True, name=f"judged-{os.getpid()}"
+    )
+    validator = validator_class(args=told)
+    found = validator(model=copy.deepcopy(model).eval())  # a validator fuses what it is given
+    return {
+        letter: float(found[key])
+        for letter, key in (("boxes", "metrics/mAP50-95(B)"), ("masks", "metrics/mAP50-95(M)"))
+        if key in found
+    }
+
+
+def pictures(setting: Setting, count: int, batch: int = 16) -> list[Tensor]:
+    """Training pictures without labels, (batch, 3, side, side) between 0 and 1: what a detector is called with."""
+    import numpy as np
+    from PIL import Image
+
+    files = sorted((setting.data.parent / "images/train").glob("*.png"))[:count]
+    every = torch.stack([torch.from_numpy(np.array(Image.open(file))) for file in files])
+    return list((every.permute(0, 3, 1, 2).float() / 255).split(batch))
+
+
+def multiply_adds(model: nn.Module, size: int) -> int:
+    """Of one picture in use, as torch counts them, whoever made the model."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    device = next(model.parameters()).device
+    counter = FlopCounterMode(display=False)
+    with torch.no_grad(), counter:
+        copy.deepcopy(model).eval()(torch.zeros(1, 3, size, size, device=device))
+    return counter.get_total_flops() // 2
