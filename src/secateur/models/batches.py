@@ -21,7 +21,18 @@ from torch import Tensor, nn
 
 from secateur.checkpoints import CheckpointError, read_json
 from secateur.models.replay import LostOutputError
-from secateur.support import Forward, documents, is_empty, mapped, printable, run_batch, tensors_in, track
+from secateur.support import (
+    Forward,
+    device_of,
+    documents,
+    is_empty,
+    mapped,
+    moved,
+    printable,
+    run_batch,
+    tensors_in,
+    track,
+)
 
 # ---- Calibration data: token batches from a text file, a file of JSON records, or what the caller has.
 #
@@ -452,8 +463,9 @@ _BESIDE = ("use_cache", "output_router_logits")
 
 
 def example_of(model: nn.Module, batch: Any, rows: int | None = _ROWS) -> Any:
-    """The example inputs that a batch gives, as `run_batch` passes them: its first rows, or all of them."""
-    given = batch if isinstance(batch, Mapping | Tensor) else batch[0]
+    """The example inputs that a batch gives, as `run_batch` passes them, where the model is: its first rows, or all of
+    them."""
+    given = moved(batch if isinstance(batch, Mapping | Tensor) else batch[0], device_of(model))
     sizes = {each.shape[0] if each.dim() else 0 for each in tensors_in(given)}
     if rows is not None and len(sizes) == 1 and min(sizes) > rows:
         given = mapped(given, lambda tensor: tensor[:rows])

@@ -327,7 +327,7 @@ def counts_of(matrix: Tensor, met: InputStats, slopes: Tensor | None = None) -> 
     are larger than all others by orders of magnitude, and normalizations undo that.
     """
     if slopes is not None:
-        return slopes.double() / (2 * int(met.sums.tokens))
+        return slopes.to(matrix.device).double() / (2 * int(met.sums.tokens))
     sums = met.sums if met.around is None else met.around
     assert sums.totals is not None  # one of the words
     mean = sums.totals.double() / int(sums.tokens)
