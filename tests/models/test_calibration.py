@@ -288,6 +288,7 @@ def _file(name, content):
         (lambda folder: folder, "not a regular file"),
         (_file("a.parquet", b"PAR1"), r"read from .txt, .jsonl and .json, not from .parquet"),
         (_file("a.txt", "w1 w2".encode("utf-16")), "UTF-16 text; save it as UTF-8"),
+        (_file("a.txt", "w1 w2".encode("utf-16-le")), "full of NUL near byte 0, as UTF-16 and UTF-32 are"),
         (_file("a.txt", b"w1 \xff\xfe\xfa w2"), "not UTF-8 text near byte 3"),
         (_file("a.jsonl", b'{"text": "w1"}\n{"text": '), "a.jsonl, the line at byte 15: not a JSON record"),
         (_file("a.jsonl", b'{"text": "w1"}\n\xff\n'), "the line at byte 15: not a JSON record"),
@@ -296,7 +297,10 @@ def _file(name, content):
         (_file("a.jsonl", b'{"text": 3}'), "no text in the field 'text'"),
         (_file("a.jsonl", b"3\n"), "the line at byte 0: not a record or a string"),
         (_file("a.json", b"[1]"), "record 0: not a record or a string"),
-        (_file("a.json", b'["w1", '), "a.json: damaged: not valid JSON"),
+        (_file("a.json", b'["w1", '), "a.json: damaged: not valid JSON in or behind record 1"),
+        (_file("a.json", b'["w1" "w2"]'), "a.json: damaged: not valid JSON in or behind record 1"),
+        (_file("a.json", b'["w1", ' + b"[" * 50_000), "a.json: damaged: not valid JSON in or behind record 1"),
+        (_file("a.json", b" [ ] "), "a.json has no tokens"),
         (lambda _: [], "the calibration data is empty"),
         (lambda _: {"input_ids": [1]}, "a single batch; pass a list of batches"),
         (lambda _: [""], "the list of documents has no tokens"),
@@ -325,6 +329,18 @@ def test_errors(model, tmp_path, make, message):
     with pytest.raises(ValueError, match=message) as caught:
         read_calibration(make(tmp_path), tokenizer_directory=model, samples=2, sequence_length=10)
     assert "\n" not in str(caught.value)
+
+
+def test_of_an_array_little_more_than_a_record_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(documents, "PIECE", 32)
+    texts = ["w1 ] , [", '\u00e9 "' * 30, "", "w2"]
+    (tmp_path / "a.json").write_text("\ufeff \n" + json.dumps([{"text": each} for each in texts], indent=1) + "\n")
+    assert [*documents.read_documents(tmp_path / "a.json")] == texts
+    (tmp_path / "a.json").write_text(json.dumps(texts[:2])[:-1] + ", no JSON")
+    read = documents.read_documents(tmp_path / "a.json")
+    assert [next(read), next(read)] == texts[:2]
+    with pytest.raises(ValueError, match="in or behind record 2"):
+        next(read)
 
 
 def test_other_errors(model, tmp_path):

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from secateur.checkpoints import CheckpointError, begun, open_checkpoint
+from secateur.checkpoints import CheckpointError, begun, open_checkpoint, verify_checkpoint
 from secateur.search import Levels, choosing, directory, fit, sensitivity
 from secateur.search.directory import FILE, LEVELS, _remove_stages, check_outside
 from secateur.search.fitting import Units
@@ -228,6 +228,18 @@ def test_of_another_choice_what_one_verb_made_is_removed(dense, tmp_path):
         fitted(dense, tmp_path / "out", **BOTH | {"budget": {"params": 0.85}})
     (after,) = (tmp_path / "out.unfinished" / "result").glob("shrunk-*")
     assert before != after
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_what_one_verb_made_is_made_again_where_it_is_damaged(dense, tmp_path, name):
+    with interrupted(directory, "oneshot"):
+        fitted(dense, tmp_path / "out", **BOTH)
+    (smaller,) = (tmp_path / "out.unfinished" / "result").glob("shrunk-*")
+    text = bytearray((smaller / name).read_bytes())
+    text[-2] ^= 1
+    (smaller / name).write_bytes(text)
+    fitted(dense, tmp_path / "out", **BOTH)
+    assert verify_checkpoint(tmp_path / "out", dense).ok
 
 
 def unlike_the_choice(monkeypatch):

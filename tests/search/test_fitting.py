@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from secateur import oneshot, shrink
 from secateur.patterns import Block
@@ -43,6 +44,15 @@ def test_of_a_pattern_that_fixes_the_share_it_is_chosen_which_matrices_get_it():
     }
     assert {layer.name for layer in done.pruned.layers} == halves
     assert parameters(model) - zeros(model) <= 0.7 * done.dense["params"]
+
+
+def test_the_model_inside_another_one_is_fitted():
+    alone, inside = blocks(2), blocks(2)
+    wrapped = nn.DataParallel(inside)
+    done = [fit(each, inputs(), budget={"params": 0.7}, shares=(0.5,), finals=1) for each in (alone, wrapped)]
+    assert done[1].model is wrapped
+    assert widths(inside) == widths(alone)
+    assert done[1].choice == done[0].choice
 
 
 def test_entries_leave_together_where_a_pattern_says_so():

@@ -351,6 +351,7 @@ def rewritten(path, change):
         lambda _, header: header["kept.1.0"].update(dtype="I8"),
         lambda _, header: header["units.0"].update(dtype="F32"),
         lambda _, header: header["units.0"].update(shape=[2, 2]),
+        lambda said, _: said["levels"][0].update(error=0.0625),
     ],
 )
 def test_a_hostile_file_gives_one_error(tmp_path, change):
@@ -371,6 +372,15 @@ def test_cut_short(tmp_path):
     path = write_entry(tmp_path, entry())
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(ValueError, match="damaged: no safetensors file"):
+        read_entry(tmp_path, "up.weight", "digest")
+
+
+def test_a_value_that_changed_on_the_disk_is_not_used(tmp_path):
+    path = write_entry(tmp_path, entry())
+    text = bytearray(path.read_bytes())
+    text[-2] ^= 1
+    path.write_bytes(text)
+    with pytest.raises(ValueError, match="damaged: holds other values than were written"):
         read_entry(tmp_path, "up.weight", "digest")
 
 

@@ -1,6 +1,7 @@
 """Laws of `shrink`: what is left computes what the original does with zeros, and a call that fails changes nothing."""
 
 import copy
+import functools
 
 import pytest
 import torch
@@ -9,8 +10,9 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 
 import zoo
-from secateur import shrink, verify_shrunken
+from secateur import fit, load_shrunken, save_shrunken, shrink, verify_shrunken
 from secateur.coupling import find_coupling
+from secateur.inference import load_packed
 from secateur.models import divergence
 from secateur.pipeline import reestimate_batchnorm
 from secateur.shrinking import request as subject
@@ -187,12 +189,33 @@ def test_models_of_which_nothing_can_be_said(model, x, words):
         shrink(model, x, 0.5)
 
 
-def test_the_model_inside_a_compiled_one_is_shrunken():
+@pytest.mark.parametrize("wrap", [functools.partial(torch.compile, backend="eager"), nn.DataParallel])
+def test_the_model_inside_another_one_is_shrunken_and_saved_by_its_own_names(wrap, tmp_path):
     model, x = small(), torch.randn(2, 4)
-    compiled = torch.compile(model, backend="eager")
-    assert shrink(compiled, x, 0.5, target="units").model is compiled
+    wrapped = wrap(model)
+    assert shrink(wrapped, x, 0.5, target="units", include="0.*").model is wrapped
     assert model[0].out_features == 8
-    assert compiled(x).shape == (2, 3)
+    assert wrapped(x).shape == (2, 3)
+    save_shrunken(wrapped, tmp_path)
+    assert torch.equal(load_shrunken(wrap(small()), tmp_path)(x), model(x))
+    assert torch.equal(load_shrunken(small(), tmp_path)(x), model(x))
+
+
+def test_replicas_that_send_gradients_of_the_old_shapes_are_refused(tmp_path):
+    model, x = small(), torch.randn(2, 4)
+    replicated = nn.parallel.DistributedDataParallel.__new__(nn.parallel.DistributedDataParallel)
+    nn.Module.__init__(replicated)
+    replicated.module = model
+    before = state_of(model)
+    for call in (
+        lambda: shrink(replicated, x, 0.5),
+        lambda: fit(replicated, [x], budget={"params": 0.5}),
+        lambda: load_shrunken(replicated, tmp_path),
+        lambda: load_packed(replicated, tmp_path / "packed"),
+    ):
+        with pytest.raises(ValueError, match=r"DistributedDataParallel .* pass model\.module"):
+            call()
+        assert is_unchanged(model, before)
 
 
 def test_parameters_stay_the_same_objects_and_optimizers_go_on():

@@ -3,6 +3,7 @@
 import dataclasses
 import re
 from collections import OrderedDict
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -93,6 +94,15 @@ def test_layers_that_are_alike_share_a_row_unless_all_are_asked_for():
     assert "blocks.*.0.weight (x3)" in [row[0] for row in few]
     assert len(every) == len(done.scope.groups)
     assert {row[0] for row in every} == {group.name for group in done.scope.groups}
+
+
+def test_of_many_reasons_the_first_are_printed_and_a_reader_of_python_is_told_of_no_option():
+    made = shrink(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), torch.zeros(1, 4), 0.5)
+    many = dataclasses.replace(
+        made, scope=SimpleNamespace(groups=(), frozen={(f"{at}", 0): f"{at}" for at in range(12)})
+    )
+    assert "and for 2 more reasons; a report and JSON have all." in lines_of(many.summary())
+    assert len(tables_of(many.content())["whole"].json()) == 12
 
 
 def test_a_name_that_holds_control_characters_is_fit_to_be_printed():

@@ -55,6 +55,7 @@ from secateur.support import (
     printable,
     private,
     records,
+    unwrapped,
     write_whole,
 )
 
@@ -123,6 +124,7 @@ def save_packed(model: nn.Module, path: str | os.PathLike[str]) -> PackedFile:
     """
     from safetensors.torch import save as to_bytes
 
+    model = unwrapped(model)
     forms = {name: _form(module) for name, module in _packed_modules(model)}
     if not forms:
         raise ValueError(f"no layer of {type(model).__name__} is packed; save its state_dict instead.")
@@ -173,6 +175,7 @@ def load_packed(model: nn.Module, path: str | os.PathLike[str]) -> PackedFile:
     """
     from safetensors import SafetensorError, safe_open
 
+    model = unwrapped(model, resized=True)
     if not Path(path).is_file():
         raise FileNotFoundError(f"{path} is not a file.")
     try:

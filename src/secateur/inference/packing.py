@@ -67,6 +67,7 @@ from secateur.support import (
     to_int8,
     track,
     unchanged,
+    unwrapped,
 )
 
 # ---- Layers that skip what was removed, put in a model where they are measured to be faster.
@@ -262,6 +263,7 @@ def pack(
     if not at_least > 0:
         raise ValueError(f"at_least says how many times faster, so it is positive; got {at_least}.")
     _check_words(values, inputs, kernels_too)
+    model = unwrapped(model)
     device = device_of(model) or torch.device("cpu")
     if semi_structured and (why := why_no_semi_structured_device(device)):
         raise ValueError(f"{why}; leave semi_structured out.")

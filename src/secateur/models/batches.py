@@ -270,7 +270,7 @@ def _from_file(path: Path, text: _Text, samples: int, generator: np.random.Gener
     kind = documents.checked_kind(path)
     size = path.stat().st_size
     if kind == ".json" and documents.first_byte(path) == b"[":
-        return _packed(text.joined(documents.array(path, size, field)), text, samples, generator, str(path))
+        return _packed(text.joined(documents.array(path, field)), text, samples, generator, str(path))
     lines = kind != ".txt"
     if size > _SPARSE * samples * text.body:
         spread = (_records if lines else _places)(path, size, text, samples, generator, field)

@@ -6,6 +6,7 @@ what was chosen: what took long stays in ``<out>.unfinished``, for the same comm
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -28,6 +29,7 @@ from secateur.checkpoints import (
     library_versions,
     open_checkpoint,
     unfinished_folder,
+    verify_checkpoint,
 )
 from secateur.models import OneShot, digest, loaded_model, oneshot
 from secateur.patterns import Pattern
@@ -204,6 +206,8 @@ def _written(
     shrunk: CheckpointShrinking | None = None
     if units:
         where = smaller if entries else result
+        if where.exists() and not _holds(where, source):
+            shutil.rmtree(where)
         if not where.exists():
             done: Any = shrink(
                 source,
@@ -225,6 +229,13 @@ def _written(
     pruned = oneshot(where, batches, solver=asked.solver, out=result, device=device, **told_of_it)
     check_all_pruned(pruned, entries, pattern)
     return _Done(result, shrunk, pruned)
+
+
+def _holds(folder: Path, source: Path) -> bool:
+    """Whether what a verb wrote for a run that was stopped is still that."""
+    with contextlib.suppress(CheckpointError):
+        return verify_checkpoint(folder, source).ok
+    return False
 
 
 def _remove_stages(folder: Path, but: str = "-") -> None:

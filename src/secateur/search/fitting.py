@@ -200,6 +200,7 @@ def fit(
     for_directories(out=out, device=device)
     if forward is not None and example_inputs is None:
         raise ValueError("with forward= the batches do not say what the model is called with; pass example_inputs=.")
+    given, model = model, unwrapped(model, resized="shrink" in asked.over)
     reach = reached_by_name(model, batches, forward=forward)
     known = asked.given(model)
     made = asked.made(model, every, folder) if known is None else known.levels
@@ -227,7 +228,7 @@ def fit(
         finished=finished[0],
         finished_score=finished[1],
         seconds=time.monotonic() - started,
-        model=model,
+        model=given,
         shrunk=shrunk,
         pruned=pruned,
         apart=known is None,

@@ -46,7 +46,7 @@ from secateur.support import (
 )
 
 _HINT = " Make the levels again, in another folder."
-_KEY = "secateur"
+_KEY, _SUM = "secateur", "sha256"
 _KINDS = ("width", "heads", "layer")
 
 
@@ -141,9 +141,9 @@ def write_entry(folder: Path, entry: Stored) -> Path:
     """Writes the levels of a group into a folder."""
     from safetensors.torch import save
 
-    said = {each.name: plain(getattr(entry, each.name)) for each in fields(Entry)}
+    said = json.dumps({each.name: plain(getattr(entry, each.name)) for each in fields(Entry)}, allow_nan=False)
     tensors = {name: each.detach().cpu().contiguous() for name, each in entry.tensors.items()}
-    return write_whole(file_of(folder, entry.name), save(tensors, {_KEY: json.dumps(said, allow_nan=False)}))
+    return write_whole(file_of(folder, entry.name), save(tensors, {_KEY: said, _SUM: digest([said, tensors])}))
 
 
 def lies_in(folder: Path, entry: Stored) -> bool:
@@ -176,8 +176,8 @@ class _OfFile(LazyTensors):
     def dtype(self, name: str) -> str:
         return str(self._file.get_slice(name).get_dtype())
 
-    def said(self) -> str:
-        return str((self._file.metadata() or {}).get(_KEY, ""))
+    def said(self, key: str = _KEY) -> str:
+        return str((self._file.metadata() or {}).get(key, ""))
 
 
 def read_entry(folder: Path, name: str, digest: str) -> Stored:
@@ -208,7 +208,7 @@ def read_entry(folder: Path, name: str, digest: str) -> Stored:
 
 
 def _check_tensors(read: Fields, entry: Entry, tensors: _OfFile) -> None:
-    """Their names, types and sizes, and that units are units."""
+    """Their names, types, sizes and values, and that units are units."""
     wanted: dict[str, tuple[str, int | None]] = {f"units.{at}": ("I32", None) for at in range(len(entry.members))}
     for at, level in enumerate(entry.levels, 1):
         if entry.kind != "layer":
@@ -225,6 +225,8 @@ def _check_tensors(read: Fields, entry: Entry, tensors: _OfFile) -> None:
         units = tensors[f"units.{at}"].numpy()
         if len(units) and not (units.min() >= -1 and units.max() < entry.sizes[group]):
             raise read.wrong("", f"holds units.{at} of units that group {group} has not")
+    if tensors.said(_SUM) != digest([tensors.said(), tensors]):
+        raise read.wrong("", "holds other values than were written: their SHA-256 is another")
 
 
 def together(dense: Tensor, several: Sequence[Tensor]) -> Tensor:

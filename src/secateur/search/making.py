@@ -35,6 +35,7 @@ from secateur.models import (
     digest,
     example_of,
     full_name,
+    naming_batch,
     parts_of,
     shorter,
     slopes,
@@ -177,7 +178,8 @@ def make_levels(
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
     example = example_of(inner, held[0]) if example_inputs is None else example_inputs
-    coupling = find_coupling(inner, example)
+    with contextlib.nullcontext() if example_inputs is not None else naming_batch(held, held[0]):
+        coupling = find_coupling(inner, example)
     request = Request(include=include, exclude=exclude or (), round_to=round_to, verify=verify)
     parts = parts_of(inner)
     tied: list[TiedGroups] = []

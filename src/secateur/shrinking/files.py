@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from secateur.shrinking.apply import carry_out
 from secateur.shrinking.kinds.heads import plan_without_heads, pruned_heads
 from secateur.shrinking.plan import Plan, plan_in, plans_of
-from secateur.support import Fields, Undo, private, tensors_of, write_whole
+from secateur.support import Fields, Undo, private, tensors_of, unwrapped, write_whole
 
 _FORMAT = "secateur shrink plan"
 _VERSIONS = (1, 2)  # plans that need no more are written as 1, which earlier versions of secateur read
@@ -42,6 +42,7 @@ def save_shrunken(model: nn.Module, directory: str | Path) -> None:
     """
     from safetensors.torch import save
 
+    model = unwrapped(model)
     plans = plans_of(model)
     if not plans:
         raise ValueError("this model was not shrunken, so there is no plan to save; save its state_dict instead.")
@@ -82,7 +83,7 @@ def load_shrunken(model: nn.Module, directory: str | Path) -> nn.Module:
     ...     load_shrunken(nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3)), folder)[0].weight.shape
     torch.Size([8, 4])
     """
-    directory = Path(directory)
+    directory, given, model = Path(directory), model, unwrapped(model, resized=True)
     path = directory / "plan.json"
     if heads := None if path.exists() else pruned_heads(directory):
         path, plans = directory / "config.json", [plan_without_heads(model, heads)]
@@ -109,7 +110,7 @@ def load_shrunken(model: nn.Module, directory: str | Path) -> nn.Module:
                 raise ValueError(f"{directory / 'model.safetensors'}: {name} is of dtype {dtypes}.")
         for name, tensor in mine.items():
             _put(model, tensor, tensors.pop(name), undo)
-        return model
+        return given
     except BaseException:
         undo.roll_back()
         raise

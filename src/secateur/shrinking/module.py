@@ -51,6 +51,7 @@ from secateur.support import (
     private,
     refuse,
     tensors_of,
+    unwrapped,
 )
 
 # what leaves before units, in this order: the value that `leave=` takes, and who chooses, proves and repairs
@@ -305,8 +306,7 @@ def shrink(
         raise ValueError("Blocks leave a directory; of a module residual branches leave: leave=Branches(...).")
     if batches is None and asked.experts.rank not in (None, "criterion"):
         raise ValueError(f'the rank "{asked.experts.rank}" of experts runs the model on real inputs; pass batches=.')
-    given, inside = model, private.inside_compiled(model)
-    model = model if inside is None else inside
+    given, model = model, unwrapped(model, resized=True)
     _check_values(model)
     held = None if batches is None else _held(batches)  # run through several times
     if example_inputs is None:

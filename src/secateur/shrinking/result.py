@@ -331,7 +331,7 @@ def _made_up_for(patched: Mapping[str, float]) -> str:
 
 
 def _first_of(reason: str) -> str:
-    """As many of several reasons as a line has room for; --verbose shows all.
+    """As many of several reasons as a line has room for.
 
     >>> _first_of("cumsum; an input of the model; softmax along it; one of it is taken by its number; not reached")
     'cumsum; an input of the model; softmax along it; 2 more'
@@ -368,7 +368,7 @@ def _whole(frozen: Mapping[tuple[str, int], str], *, full: bool) -> Iterator[Par
     )
     if len(by_reason) > _SHOWN:
         more = len(by_reason) - _SHOWN
-        yield f"and for {more} more reason{'s' * (more > 1)}: --verbose shows all."
+        yield f"and for {more} more reason{'s' * (more > 1)}; a report and JSON have all."
 
 
 def experts_content(done: ShrunkExperts, *, full: bool) -> Iterator[Part]:

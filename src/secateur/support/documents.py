@@ -7,12 +7,14 @@ from __future__ import annotations
 import codecs
 import contextlib
 import errno
+import itertools
 import json
 import os
+import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TextIO
 
 from secateur.support.progress import track
 from secateur.support.text import printable
@@ -94,8 +96,8 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
 # Law: only what is read is held, no character is cut, and whatever is wrong with a file is one line that says where.
 
 _LINE = 256 << 20  # bytes: a longer line is no record
-_JSON = 1 << 30  # bytes of a JSON array, which cannot be read in part
 PIECE = 1 << 20  # bytes of text tokenized at once
+_FIRST, _NEXT = re.compile(r"\s*\[\s*(\])?"), re.compile(r"\s*(?:,|(\]))\s*")  # what is before a record, and the end
 
 
 def read_documents(path: Path, field: str = "text") -> Iterator[str]:
@@ -113,7 +115,7 @@ def read_documents(path: Path, field: str = "text") -> Iterator[str]:
     """
     kind = checked_kind(path)
     if kind == ".json" and first_byte(path) == b"[":
-        yield from array(path, path.stat().st_size, field)
+        yield from array(path, field)
         return
     with open(path, "rb") as file:
         yield from pieces(file, path) if kind == ".txt" else records_in(file, path, field)
@@ -167,15 +169,35 @@ def text_of(record: Any, where: str, field: str) -> str:
     return found.encode("utf-8", "replace").decode()  # half a surrogate pair, which JSON can spell, is no text
 
 
-def array(path: Path, size: int, field: str) -> Iterator[str]:
-    if size > _JSON:
-        raise ValueError(f"{path}: a JSON array of {size:,} bytes must be read whole; make it .jsonl, a record a line.")
-    try:
-        records = json.loads(path.read_bytes().removeprefix(codecs.BOM_UTF8))
-    except (ValueError, RecursionError):
-        raise ValueError(f"{path}: damaged: not valid JSON.") from None
-    for number, record in enumerate(track(records, "tokenizing")):
-        yield text_of(record, f"{path}, record {number}", field)
+def array(path: Path, field: str) -> Iterator[str]:
+    """The documents of a JSON array, of which little more than a record is held."""
+    held, at = "", 0
+    with open(path, encoding="utf-8-sig") as file:
+        for number in track(itertools.count(), "tokenizing"):
+            try:
+                held, at, record = _record_in(file, held, at, _NEXT if number else _FIRST)
+            except (ValueError, RecursionError):
+                raise ValueError(f"{path}: damaged: not valid JSON in or behind record {number}.") from None
+            if at < 0:
+                return
+            yield text_of(record, f"{path}, record {number}", field)
+
+
+def _record_in(file: TextIO, held: str, at: int, before: re.Pattern[str]) -> tuple[str, int, Any]:
+    """The text that is held, where a record of it ends, and the record; -1 and None behind the last."""
+    while True:
+        try:
+            if (found := before.match(held, at)) is None:
+                raise ValueError
+            if found[1]:
+                return held, -1, None
+            record, end = json.JSONDecoder().raw_decode(held, found.end())
+            return held, end, record
+        except ValueError:  # as of a record that is not all there yet
+            more = file.read(max(PIECE, len(held) - at)) if len(held) - at < _LINE else ""
+            if not more:
+                raise
+            held, at = held[at:] + more, 0
 
 
 def first_byte(path: Path) -> bytes:
@@ -216,6 +238,8 @@ def decoded(data: bytes, path: Path, at: int, *, begins: bool = False) -> str:
         while cut < min(len(data), 4) and data[cut] & 0xC0 == 0x80:
             cut += 1
         data = data[cut:]
+    if data.count(0) > len(data) // 8:  # which is valid UTF-8 of letters that nobody wrote
+        raise ValueError(f"{path}: full of NUL near byte {at:,}, as UTF-16 and UTF-32 are; save it as UTF-8.")
     try:
         return codecs.getincrementaldecoder("utf-8")().decode(data, final=False)
     except UnicodeDecodeError as error:

@@ -359,9 +359,18 @@ def usable(device: torch.device | str | None) -> torch.device:
     return found
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The module inside DistributedDataParallel, DataParallel and torch.compile's OptimizedModule, if it is in any."""
+def unwrapped(model: nn.Module, *, resized: bool = False) -> nn.Module:
+    """The module inside DistributedDataParallel, DataParallel and torch.compile's OptimizedModule, if it is in any.
+
+    Raises:
+        ValueError: its parameters are to be ``resized``, and DistributedDataParallel would go on with those they were.
+    """
     while True:
+        if resized and isinstance(model, nn.parallel.DistributedDataParallel):
+            raise ValueError(
+                "DistributedDataParallel sends gradients of the shapes that it was made with: pass model.module, on "
+                "every rank with the same data, and wrap what comes of it."
+            )
         if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
             model = model.module
         elif (inside := private.inside_compiled(model)) is not None:
@@ -549,12 +558,15 @@ def in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def restored(model: nn.Module) -> Iterator[None]:
-    """A context that restores buffers, and numbers and flags of modules: they often say how much a buffer holds."""
+    """A context that restores buffers, and numbers and flags of modules: they often say how much a buffer holds.
+    Compiled modules run uncompiled inside.
+    """
     saved = [(buffer, buffer.clone()) for buffer in model.buffers()]
     plain = [(module, name, value) for module in model.modules() for name, value in vars(module).items()]
     plain = [each for each in plain if type(each[2]) in (bool, int, float)]
     try:
-        yield
+        with _uncompiled():
+            yield
     finally:
         for buffer, value in saved:
             if buffer.shape == value.shape and not value.is_meta:

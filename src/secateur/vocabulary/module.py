@@ -108,7 +108,7 @@ def shrink_vocabulary(
         refuse("is for modules: a directory has its own; leave it out, and name a text by texts=.", tokenizer=tokenizer)
         return shrink_vocabulary_directory(model, out, texts, wanted)
     for_directories(out=out)
-    inside: Any = unwrapped(model)
+    inside: Any = unwrapped(model, resized=True)
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise TypeError(
