@@ -156,8 +156,20 @@ def shrunk(model: Any, job: Job, setting: Any, told: Told) -> Any:
     batches = [each.to(device) for each in pictures(setting, told.calibrated)]
     model = model.to(device)
     example = torch.zeros(1, 3, told.size, told.size, device=device)
+    handle = model.register_forward_hook(lambda _module, _args, outputs: without_features(outputs))
     shrink(model, example, job.level, target="macs", batches=batches, round_to=8 if job.method == EIGHTS else None)
+    handle.remove()
+    for block in model.modules():
+        if hasattr(block, "forward_split"):  # which only an exporter calls: no pass reads the number
+            block.c = block.cv1.conv.out_channels // 2
     return model.cpu()
+
+
+def without_features(outputs: Any) -> Any:
+    """Of what a detector returns all but the features before its head, of which training reads the shapes alone."""
+    if isinstance(outputs, dict):
+        return {key: without_features(each) for key, each in outputs.items() if key != "feats"}
+    return tuple(map(without_features, outputs)) if isinstance(outputs, tuple) else outputs
 
 
 def width_for(subject: Any, level: float, size: int) -> float:
