@@ -1,5 +1,6 @@
 """How a model is run: what a batch and example inputs mean, and that it is afterwards as it was."""
 
+import types
 from pathlib import Path
 
 import pytest
@@ -22,12 +23,43 @@ from secateur.support import (
     restored,
     rounding_scales,
     run_batch,
+    seeded,
     tensors_in,
     tensors_of,
     to_int8,
     whole,
 )
 from secateur.support import machine as module
+
+
+@pytest.fixture(params=["asleep", "in use"])
+def gpus(monkeypatch, request):
+    """Two GPUs that torch sees; what is asked of their generators."""
+    kind, asked = types.ModuleType("gpu"), []
+    kind.is_initialized = lambda: request.param == "in use"
+    kind.device_count = lambda: 2
+    kind.get_rng_state = lambda device: asked.append(f"read {device}") or device
+    kind.set_rng_state = lambda state, device: asked.append(f"put {state} to {device}")
+    monkeypatch.setattr(torch, "gpu", kind, raising=False)
+    monkeypatch.setattr(torch, "get_device_module", lambda *_: kind)
+    accelerator = types.SimpleNamespace(type="gpu")
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: accelerator)
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
+    real = torch.device
+    monkeypatch.setattr(torch, "device", lambda name: accelerator if name == "gpu" else real(name))
+    monkeypatch.setattr(torch, "manual_seed", lambda number: asked.append(f"seed {number}"))
+    return request.param, asked
+
+
+def test_generators_of_gpus_are_restored_and_none_is_woken(gpus):
+    """To ask a GPU that nobody uses for its generator takes memory there, and ends forking of processes."""
+    state, asked = gpus
+    before = torch.get_rng_state()
+    with seeded():
+        torch.rand(1)
+    assert torch.equal(torch.get_rng_state(), before)
+    of_gpus = ["read 0", "read 1", "seed 20000", "put 0 to 0", "put 1 to 1"]
+    assert asked == (of_gpus if state == "in use" else [])
 
 
 class Sum(nn.Module):

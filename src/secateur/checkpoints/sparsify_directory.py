@@ -25,7 +25,17 @@ from secateur.checkpoints.writing import copy_tree, new_directory, other_weights
 from secateur.patterns import Pattern, word_of
 from secateur.pipeline import apply_, iterate_masks
 from secateur.report import Reported
-from secateur.support import LazyTensors, Part, described, matched, matches, printable, track
+from secateur.support import (
+    LazyTensors,
+    Part,
+    described,
+    matched,
+    matches,
+    printable,
+    restoring_generators,
+    seed_torch,
+    track,
+)
 from secateur.targets import VECTORS, kinds_by_name
 
 
@@ -84,8 +94,8 @@ def sparsify_files(
     previous = previous_record(source)
     targets, left_alone = choose_targets(checkpoint, pattern, include=include, exclude=exclude)
     weights = _Weights(checkpoint, targets)
-    with torch.random.fork_rng(devices=[]), new_directory(out) as temporary:
-        torch.manual_seed(seed)
+    with restoring_generators(), new_directory(out) as temporary:
+        seed_torch(seed)
         masks = iterate_masks(weights, sparsity, pattern=pattern, criterion=criterion, allocate=allocate)
         first = next(masks)  # counts are ready now: what can be refused is refused before the copy
         copied = list(track(copy_tree(source, temporary), "copying"))

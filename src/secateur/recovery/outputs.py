@@ -23,7 +23,20 @@ from secateur.models import Tokens, longest_sequence, naming_batch, refuse_empty
 from secateur.recovery.descent import Descent, order_of, widened_batch
 from secateur.recovery.losses import NO_TEXT, OutputLoss, chosen_for, count_rows, features_of, loss_between, text_loss
 from secateur.recovery.result import Judged
-from secateur.support import Between, Fields, Forward, device_of, in_mode, mapped, moved, plain, run_batch, track
+from secateur.support import (
+    Between,
+    Fields,
+    Forward,
+    device_of,
+    in_mode,
+    mapped,
+    moved,
+    plain,
+    restoring_generators,
+    run_batch,
+    seed_torch,
+    track,
+)
 
 # ---- Text to train on that the teacher writes itself, where none is given: `Sampled`.
 #
@@ -130,9 +143,8 @@ def _drawn(teacher: Any, count: int, length: int, seed: int) -> Tensor:
 
     device = device_of(teacher) or torch.device("cpu")
     own = teacher.generation_config
-    cuda = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=cuda), in_mode(teacher, training=False):
-        torch.manual_seed(seed % (1 << 63))
+    with restoring_generators(), in_mode(teacher, training=False):
+        seed_torch(seed % (1 << 63))
         first = _first(teacher, count).to(device)
         # what a directory says of chats, such as a lower temperature or words that are never said, is left out
         kind: Any = GenerationConfig

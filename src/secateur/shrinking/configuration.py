@@ -34,7 +34,7 @@ from secateur.shrinking.costs import by_tie
 from secateur.shrinking.oracle import lending_of
 from secateur.shrinking.plan import plan_of
 from secateur.shrinking.proof import difference, outputs, probe_of
-from secateur.support import ONE_AT_A_TIME, Undo, private, tensors_of, track
+from secateur.support import ONE_AT_A_TIME, Undo, private, restoring_generators, tensors_of, track
 
 # ---- Sizes as powers of numbers, and the solution of equations between them.
 #
@@ -148,7 +148,7 @@ class Described:
     ) -> nn.Module:
         """A fresh model of the same class, in evaluation mode; without weights its parameters are on meta anyway."""
         without = parameters_on_meta() if without_weights else contextlib.nullcontext()
-        with ONE_AT_A_TIME, torch.device(device), torch.random.fork_rng(), without:
+        with ONE_AT_A_TIME, torch.device(device), restoring_generators(), without:
             made: nn.Module = self.kind(self.configuration(changes))
         return made.eval()
 
@@ -452,7 +452,7 @@ class Configured(Described):
 
         # models look for the class of a configuration in tables: it has to be this one, and no subclass
         kinds = {type(part) for _, part in configurations_in(config)}
-        with ONE_AT_A_TIME, contextlib.ExitStack() as undo, torch.random.fork_rng(), torch.device("meta"):
+        with ONE_AT_A_TIME, contextlib.ExitStack() as undo, restoring_generators(), torch.device("meta"):
             for kind in (each for each in kinds if not hasattr(each, "__getattr__")):
                 kind.__getattr__ = missing
                 undo.callback(delattr, kind, "__getattr__")

@@ -44,6 +44,7 @@ from secateur.support.running import moved as moved
 from secateur.support.running import refuse as refuse
 from secateur.support.running import repeatable as repeatable
 from secateur.support.running import restored as restored
+from secateur.support.running import restoring_generators as restoring_generators
 from secateur.support.running import run_batch as run_batch
 from secateur.support.running import run_example as run_example
 from secateur.support.running import running_as as running_as

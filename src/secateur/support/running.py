@@ -578,12 +578,35 @@ def restored(model: nn.Module) -> Iterator[None]:
 
 
 def seed_torch(number: int) -> None:
-    """`torch.manual_seed`; where there is no device but the CPU, without writing down the stack for one to come, which
+    """`torch.manual_seed`; where no device but the CPU is in use, without writing down the stack for one to come, which
     takes longer than a pass of a small model."""
-    if torch.accelerator.is_available():
+    if _devices_in_use()[1]:
         torch.manual_seed(number)
     else:
         torch.default_generator.manual_seed(number)
+
+
+def _devices_in_use() -> tuple[str, list[int]]:
+    """The kind of device beside the CPU, and the numbers of those there are; none until one of them has been used: to
+    set up a GPU takes memory on each of them, and processes cannot be forked any more."""
+    found = torch.accelerator.current_accelerator()
+    if found is None:
+        return "cuda", []
+    of_kind = torch.get_device_module(found)
+    in_use = getattr(of_kind, "is_initialized", torch.accelerator.is_available)()
+    return found.type, [*range(torch.accelerator.device_count())] if in_use else []
+
+
+def restoring_generators() -> contextlib.AbstractContextManager[None]:
+    """A context after which torch's random generators are as they were before, those of devices in use, too.
+
+    >>> with restoring_generators():
+    ...     first = torch.rand(1)
+    >>> bool(torch.rand(1) == first)
+    True
+    """
+    kind, devices = _devices_in_use()
+    return torch.random.fork_rng(devices, device_type=kind)
 
 
 @contextlib.contextmanager
@@ -592,7 +615,7 @@ def seeded() -> Iterator[None]:
 
     In one thread at a time: the generators are the process's.
     """
-    with ONE_AT_A_TIME, torch.random.fork_rng():
+    with ONE_AT_A_TIME, restoring_generators():
         before = random.getstate(), np.random.get_state()  # noqa: NPY002  what a model may use
         try:
             seed_torch(20_000)
