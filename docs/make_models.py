@@ -21,7 +21,8 @@ HEAD = """# Models of other libraries
 
 - `shrink` by 30 % of the parameters. A checker that shares no code with the library's own proof compares the result
   with the original whose removed entries are zero, in evaluation and in training mode.
-- On some of as many kinds, `shrink` by 20 % of a model in `channels_last`, and of one in bfloat16.
+- On some of as many kinds, `shrink` by 20 % of a model in `channels_last`, in bfloat16 and in float16, and whether on
+  the meta device, without values, the same is coupled.
 - `sparsify` by half, a step of a `Pruner`, saving and loading, and `oneshot` where the inputs are pictures.
 
 Where a model takes any, pictures have 96 pixels a side, which shows as much as 224 and costs a sixth. Families that
@@ -39,7 +40,7 @@ a processor. **Stays whole** names what keeps most parameters, beside the model'
 
 <!-- Made from tests/wild/rows.json: python docs/make_models.py -->
 """
-_OTHERS = ("sparsify", "pruner", "oneshot", "saved", "channels_last", "bfloat16")
+_OTHERS = ("sparsify", "pruner", "oneshot", "saved", "channels_last", "bfloat16", "float16", "meta")
 _LONG = 160
 
 

@@ -6,6 +6,7 @@ import copy
 import importlib.util
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -85,7 +86,8 @@ def test_layouts_are_tried_and_one_that_is_lost_is_found(
     original: nn.Module, example: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert one._in_channels_last(original, example.double()) == "right"
-    assert one._in_bfloat16(original, example.double()) == "right"
+    for half in (torch.bfloat16, torch.float16):
+        assert one._in_half(original, example.double(), half) == "right"
 
     def elsewhere(model: nn.Module, *asked):
         done = shrink(model, *asked)
@@ -95,7 +97,22 @@ def test_layouts_are_tried_and_one_that_is_lost_is_found(
     monkeypatch.setattr(one, "shrink", elsewhere)
     assert one._in_channels_last(original, example.double()).startswith("wrong: stem.weight is no longer")
     monkeypatch.setattr(one, "shrink", lambda *asked: replace(shrink(*asked), model=original))
-    assert one._in_bfloat16(original, example.double()) == "wrong: a parameter has another dtype"
+    assert one._in_half(original, example.double(), torch.bfloat16) == "wrong: a parameter has another dtype"
+
+
+def test_what_is_coupled_without_values_is_held_to_what_is_with_them(
+    original: nn.Module, example: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert one._on_meta(original, example.double()) == "right"
+    found = one.find_coupling(original, example.double()).groups
+
+    def of_some(kept):
+        return lambda model, _: SimpleNamespace(groups=found[: kept[model.head.weight.is_meta]])
+
+    monkeypatch.setattr(one, "find_coupling", of_some({False: len(found), True: 1}))
+    assert one._on_meta(original, example.double()) == f"less: 1 of {len(found)} groups"
+    monkeypatch.setattr(one, "find_coupling", of_some({False: 0, True: 1}))
+    assert one._on_meta(original, example.double()).startswith("wrong: without values stem.weight")
 
 
 def test_a_row_says_what_is_bad() -> None:

@@ -411,6 +411,13 @@ def test_the_least_calm_probe_decides():
     assert on_calm_probes(nn.Linear(2, 2), compare) == asked[-1] <= 0.5
     assert asked == sorted(asked, reverse=True)
 
+    def between(probe, calm):
+        if not 0.8 < calm < 0.85:
+            raise IncomparableError("rounding" if calm > 0.8 else BLIND)
+        return calm
+
+    assert on_calm_probes(nn.Linear(2, 2), between) > 0.8
+
     def never(*_):
         raise IncomparableError(BLIND)
 
@@ -426,3 +433,25 @@ def test_a_slice_that_has_no_effect_would_not_show():
     with torch.no_grad():
         model.weight[1] = model.weight[0]  # its neighbour's
     assert not would_show(model, plan, [lambda: [model(A).detach()]])
+
+
+def test_what_the_slopes_clearly_say_is_not_run():
+    """And what they say is small is: of weights that hardly reach the outputs."""
+    torch.manual_seed(0)
+    model, ran = nn.Sequential(nn.Linear(3, 4, bias=False), nn.Linear(4, 2)).double(), []
+
+    def run():
+        ran.append(1)
+        return [model(A).detach()]
+
+    plan = Plan({f"{at}.weight": (tuple(model[at].weight.shape), {0: torch.arange(2).numpy()}) for at in (0, 1)}, [])
+    outputs(model, A, backward=True)
+    assert would_show(model, plan, [run])
+    assert len(ran) == 1
+    with torch.no_grad():
+        model[0].weight.mul_(1e-5)
+        model[1].bias.fill_(1.0)
+    model.zero_grad()
+    outputs(model, A, backward=True)
+    assert would_show(model, plan, [run])
+    assert len(ran) == 4

@@ -31,7 +31,7 @@ from .checker import Verdict, disturbed, in_double, judge
 from .models import Wild
 
 VERBS = ("sparsify", "pruner", "saved", "oneshot")  # beside `shrink`
-LAYOUTS = ("channels_last", "bfloat16")  # in which `shrink` is tried, on its own
+LAYOUTS = ("channels_last", "bfloat16", "float16", "meta")  # in which `shrink` is tried, on its own; what is coupled
 SHARE, LESS = 0.3, 0.2  # of the parameters; in a layout
 _MOST = re.compile(r"at most ([0-9.]+) ?% of the params can leave")
 _REASONS = 3  # of what stays whole, that a row says
@@ -70,7 +70,9 @@ def tried(wild: Wild, path: Path, verbs: Collection[str]) -> None:
         "sparsify": lambda: _sparsified(model),
         "pruner": lambda: _stepped(model, example),
         "channels_last": lambda: _in_channels_last(model, example),
-        "bfloat16": lambda: _in_bfloat16(model, example),
+        "bfloat16": lambda: _in_half(model, example, torch.bfloat16),
+        "float16": lambda: _in_half(model, example, torch.float16),
+        "meta": lambda: _on_meta(model, example),
     }
     if done is not None:
         others["saved"] = lambda: _saved(wild, done.model, example)
@@ -166,21 +168,39 @@ def _in_channels_last(model: nn.Module, example: Any) -> str:
     return _said(judge(model, done, example))
 
 
-def _in_bfloat16(model: nn.Module, example: Any) -> str:
-    """`shrink` of weights in bfloat16; what is left of them is judged in float64."""
-    wide, model = next(model.parameters()).dtype, copy.deepcopy(model).bfloat16()
-    narrow = _each(example, lambda value: value.bfloat16())
+def _in_half(model: nn.Module, example: Any, half: torch.dtype) -> str:
+    """`shrink` of weights in a half; what is left of them is judged in float64."""
+    wide, model = next(model.parameters()).dtype, copy.deepcopy(model).to(half)
+    narrow = _each(example, lambda value: value.to(half))
     if not _runs(model, narrow):
-        return "none: the model does not run in bfloat16"
+        return f"none: the model does not run in {half}"
     done = shrink(copy.deepcopy(model), narrow, LESS)
     before, after = ({name: each.dtype for name, each in of.named_parameters()} for of in (model, done.model))
     if before != after:
         return "wrong: a parameter has another dtype"
     if not _runs(done.model, narrow):
-        return "wrong: it does not run in bfloat16"
-    rounded = any(plan.scales for plan in done.plans)  # what is multiplied is rounded to bfloat16
+        return f"wrong: it does not run in {half}"
+    rounded = any(plan.scales for plan in done.plans)  # what is multiplied is rounded
     smaller = replace(done, model=copy.deepcopy(done.model).to(wide))
-    return _said(judge(model.to(wide), smaller, example, torch.finfo(torch.bfloat16).eps if rounded else None))
+    return _said(judge(model.to(wide), smaller, example, torch.finfo(half).eps if rounded else None))
+
+
+def _on_meta(model: nn.Module, example: Any) -> str:
+    """What leaves together in a model without values is what does in one with them, or less."""
+    empty, places = copy.deepcopy(model).to("meta"), tree_map(_emptied, example)
+    if not _runs(empty, places):
+        return "none: the model does not run on meta"
+    with_values, without = (
+        {(each.name, each.size, each.members) for each in find_coupling(*of).groups}
+        for of in ((model, example), (empty, places))
+    )
+    if more := without - with_values:
+        return f"wrong: without values {min(more)[0]} may leave, too"
+    return "right" if without == with_values else f"less: {len(without)} of {len(with_values)} groups"
+
+
+def _emptied(value: Any) -> Any:
+    return value.to("meta") if isinstance(value, Tensor) else value
 
 
 def _each(example: Any, change: Callable[[Tensor], Tensor], of: int | None = None) -> Any:

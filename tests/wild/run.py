@@ -46,7 +46,7 @@ def main() -> int:
     read.add_argument("registry", nargs="*", help="of these only")
     read.add_argument("--only", help="a glob of names")
     read.add_argument("--quick", action="store_true", help="the fixed few")
-    read.add_argument("--layouts", action="store_true", help="only `shrink` in channels_last and bfloat16, of some")
+    read.add_argument("--layouts", action="store_true", help="only `shrink` in other layouts, of some")
     read.add_argument("--part", default="0/1", help="every nth model from the kth on: K/N")
     read.add_argument("--json", type=Path, help="where the rows are, or become")
     read.add_argument("--limit", type=float, default=180.0, help="seconds of the processor for one model, all verbs")
@@ -77,13 +77,14 @@ def _asked_of(row: dict[str, Any], wild: Wild, asked: argparse.Namespace) -> lis
     verbs = [*LAYOUTS] if asked.layouts else ["shrink", *(each for each in VERBS if wild.images or each != "oneshot")]
     verbs = [each for each in verbs if each not in asked.without.split(",")]
     if asked.missing and row.get("status") == "right":
-        return [each for each in verbs if each != "shrink" and each not in row]
+        return [each for each in verbs if each != "shrink" and row.get(each, "timeout").startswith("timeout")]
     return verbs
 
 
 def _kept(row: dict[str, Any], verbs: Sequence[str]) -> dict[str, Any]:
     """What a row says that trying the verbs does not say anew."""
-    return {name: each for name, each in row.items() if "shrink" not in verbs or name in (*VERBS, *LAYOUTS)}
+    others = ({*VERBS, *LAYOUTS} if "shrink" in verbs else {*row}) - {"stopped"}
+    return {name: each for name, each in row.items() if name in others}
 
 
 def _rows(path: Path | None, listed: Sequence[Wild]) -> dict[tuple[str, str], dict[str, Any]]:
@@ -118,6 +119,9 @@ def _run(wild: Wild, limit: float, verbs: Sequence[str]) -> dict[str, Any]:
         elif process.exitcode:
             row["stopped"] = f"the process ended with {process.exitcode}"
             row["status"] = "crash" if row.get("status", "timeout") == "timeout" else row["status"]
+        if "stopped" in row and ("most" in row or "shrink" not in verbs):
+            running = [each for each in verbs if each != "shrink" and each not in row]
+            row |= dict.fromkeys(running[:1], f"timeout: {row['stopped']}")
         return row
 
 
@@ -130,7 +134,7 @@ def _child(wild: Wild, path: Path, limit: float, verbs: Sequence[str]) -> None:
 
 def is_bad(row: dict[str, Any]) -> bool:
     others = (str(row.get(verb, "")) for verb in (*VERBS, *LAYOUTS))
-    return row.get("status") in _BAD or any(each.startswith(("wrong", "crash")) for each in others)
+    return row.get("status") in _BAD or any(each.startswith(_BAD) for each in others)
 
 
 def _line(row: dict[str, Any]) -> str:
