@@ -23,7 +23,8 @@ HEAD = """# Models of other libraries
   with the original whose removed entries are zero, in evaluation and in training mode.
 - On some of as many kinds, `shrink` by 20 % of a model in `channels_last`, in bfloat16 and in float16, and whether on
   the meta device, without values, the same is coupled.
-- `sparsify` by half, a step of a `Pruner`, saving and loading, and `oneshot` where the inputs are pictures.
+- `sparsify` by half, a step of a `Pruner`, saving and loading, and `oneshot` where the inputs are pictures. Of more
+  than 5 million parameters it solves all layers from one run: stage by stage it runs the pictures once for each layer.
 
 Where a model takes any, pictures have 96 pixels a side, which shows as much as 224 and costs a sixth. Families that
 have no small model have fewer or narrower blocks here (`tests/wild/registries`).

@@ -33,6 +33,7 @@ from .models import Wild
 VERBS = ("sparsify", "pruner", "saved", "oneshot")  # beside `shrink`
 LAYOUTS = ("channels_last", "bfloat16", "float16", "meta")  # in which `shrink` is tried, on its own; what is coupled
 SHARE, LESS = 0.3, 0.2  # of the parameters; in a layout
+STAGED = 5e6  # parameters: a network of one block runs its batches once for each stage, a layer; larger ones have one
 _MOST = re.compile(r"at most ([0-9.]+) ?% of the params can leave")
 _REASONS = 3  # of what stays whole, that a row says
 
@@ -250,7 +251,8 @@ def _stepped(model: nn.Module, example: Any) -> str:
 
 def _oneshot(wild: Wild, model: nn.Module) -> str:
     pruned = copy.deepcopy(model).float()
-    oneshot(pruned, [(wild.example(),), (wild.example(),)], 0.5, solver="sparsegpt")
+    stages = None if sum(each.numel() for each in model.parameters()) <= STAGED else False
+    oneshot(pruned, [(wild.example(),), (wild.example(),)], 0.5, solver="sparsegpt", stages=stages)
     return "right" if any(bool((each == 0).any()) for each in pruned.parameters()) else "wrong: nothing is zero"
 
 
