@@ -3,6 +3,7 @@
 import functools
 import itertools
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -184,6 +185,11 @@ def test_the_length_is_at_most_the_models(model, tmp_path):
 )
 def test_how_long_a_sequence_may_be(config, expected):
     assert longest_sequence(config) == expected
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(32, 32), (32.0, 32), (10**30, None), ([9], None), (0.5, None)])
+def test_a_tokenizers_own_limit_may_be_anything(limit, expected):
+    assert longest_sequence({}, SimpleNamespace(model_max_length=limit)) == expected
 
 
 def test_the_tokenizers_own_limit_counts(tmp_path):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from secateur import NM, criteria, prune
+from secateur import NM, criteria, prune, recover, sensitivity, shrink
 from secateur.allocation import owl
 from secateur.models import oneshot
 from secateur.models.batches import which, with_batch_in_errors
@@ -12,6 +12,7 @@ from secateur.models.replay import LostOutputError
 from secateur.solvers import from_criterion, sparsegpt
 from support.families import batches, make
 from support.stacks import MAGNITUDE, data, stack
+from support.unchanged import is_unchanged, state_of
 
 
 def test_the_model_is_left_as_it_was_but_for_its_weights():
@@ -112,6 +113,24 @@ def test_a_batch_is_named_by_its_number_and_its_shape(error):
         with_batch_in_errors(batches, None)(Refusing(error), batches[1])
     assert raised.value.__cause__ is error
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        lambda model, batches: oneshot(model, batches, 0.5),
+        lambda model, batches: shrink(model, sparsity=0.5, batches=batches),
+        lambda model, batches: sensitivity(model, batches),
+        lambda model, batches: recover(model, stack(), batches),
+    ],
+    ids=["oneshot", "shrink", "sensitivity", "recover"],
+)
+def test_verbs_name_the_batch_that_a_model_does_not_run_on(verb):
+    model = stack()
+    before = state_of(model)
+    with pytest.raises(ValueError, match=r"does not run on batch 0 of 1 \(shape \(3, 99\), float32\)"):
+        verb(model, [torch.zeros(3, 99)])
+    assert is_unchanged(model, before)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Adapters of peft merged under the mask: the count of zeros is the same, to the last one."""
 
 import copy
+import functools
 
 import pytest
 import torch
@@ -86,6 +87,33 @@ def test_what_is_wrong_is_said():
     layer.weight = nn.Parameter(torch.ones(8, 6, dtype=torch.int8), requires_grad=False)
     with pytest.raises(ValueError, match="the Linear below it has no weight of floating numbers"):
         merge_keeping_zeros(adapted)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda adapted: adapted.base_model.model[0].lora_B["default"].weight.data.fill_(torch.nan), "would hold NaN"),
+        (lambda adapted: adapted.to("meta"), "0: the weight below it has no values"),
+    ],
+)
+def test_weights_that_are_no_numbers_are_named_and_nothing_changes(change, said):
+    adapted = peft.get_peft_model(network(), peft.LoraConfig(r=2, target_modules=["0"], init_lora_weights=False))
+    change(adapted)
+    names = [*adapted.state_dict()]
+    with pytest.raises(ValueError, match=said):
+        merge_keeping_zeros(adapted)
+    assert [*adapted.state_dict()] == names
+
+
+@pytest.mark.parametrize("wrap", [nn.DataParallel, functools.partial(torch.compile, backend="eager")])
+def test_the_model_inside_another_one_is_merged(wrap):
+    base = network()
+    sparsify(base, 0.5)
+    names, zeros = [*base.state_dict()], base[0].weight == 0
+    adapted = peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=["0"], init_lora_weights=False))
+    merged = merge_keeping_zeros(wrap(adapted))
+    assert [*merged.model.state_dict()] == names
+    assert torch.equal(merged.model[0].weight == 0, zeros)
 
 
 @pytest.mark.parametrize("injected", [False, True])

@@ -196,8 +196,8 @@ def longest_sequence(config: Mapping[str, Any], tokenizer: Any = None) -> int | 
     positions = _number(config, _POSITIONS)
     if positions is not None and config.get("model_type") in _OFFSET_MODELS:
         positions -= (_number(config, ("pad_token_id",)) or 0) + 1
-    limit = getattr(tokenizer, "model_max_length", None)  # an absurdly large number where there is none
-    known = [each for each in (positions, limit) if each is not None and 0 < each < 1 << 40]
+    limit = getattr(tokenizer, "model_max_length", None)  # an absurdly large number where there is none, or anything
+    known = [int(each) for each in (positions, limit) if isinstance(each, int | float) and 1 <= each < 1 << 40]
     return min(known, default=None)
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur.checkpoints import HEADER_KEY, Checkpoint, CheckpointError, Run, begun, blaming_config
-from secateur.models.batches import passes, which
+from secateur.models.batches import naming_batch, passes, which
 from secateur.models.blocks import find_blocks, parts_of, widened
 from secateur.models.bounds import Form, form_of
 from secateur.models.files import BlockFiles, Written, build_on_meta
@@ -239,7 +239,8 @@ class InMemory(Host):
         with self.prepared(), torch.no_grad(), contextlib.ExitStack() as stack:
             for module in self.model.modules():
                 stack.callback(module.register_forward_pre_hook(lambda module, _: calls.update([module])).remove)
-            run_batch(self.model, moved(self.batches[0], self.device), self.forward)
+            with naming_batch(self.batches, self.batches[0], self.forward):
+                run_batch(self.model, moved(self.batches[0], self.device), self.forward)
         return calls
 
     def slopes(self, names: Iterable[str], batches: Sequence[Any]) -> dict[WeightView, Tensor]:

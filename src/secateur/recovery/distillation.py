@@ -176,7 +176,8 @@ def merge_keeping_zeros(model: nn.Module) -> Merged:
         The model without adapters, as ``model``, and the zeros that it has and would have had.
 
     Raises:
-        ValueError: there are no adapters, they are merged already, or a weight below one holds no floating numbers.
+        ValueError: there are no adapters, they are merged already, a weight below one holds no floating numbers or no
+            values, or would hold NaN or infinity.
 
     >>> from peft import LoraConfig, get_peft_model
     >>> network = nn.Sequential(nn.Linear(4, 4, bias=False))
@@ -187,6 +188,7 @@ def merge_keeping_zeros(model: nn.Module) -> Merged:
     >>> int((merged.model[0].weight == 0).sum()), merged.plain_sparsity
     (6, 0.0)
     """
+    model = unwrapped(model)
     layers = dict(_adapted_layers(model))
     if not layers:
         raise ValueError(f"{type(model).__name__} has no adapters to merge: it is no model of peft's.")
@@ -200,6 +202,8 @@ def merge_keeping_zeros(model: nn.Module) -> Merged:
                 f"{name}: the {type(layer.base_layer).__name__} below it has no weight of floating numbers of its own; "
                 "where masks are attached, write the zeros first, with secateur.prune.remove."
             )
+        if weight.is_meta:
+            raise ValueError(f"{name}: the weight below it has no values, but is on the meta device; load it first.")
         weights[f"{_plain(name)}.weight"] = weight
     copies = {name: saved for name, saved in _saved_copies(model) if name not in weights}
     with Undo() as undo, torch.no_grad():
@@ -217,6 +221,8 @@ def merge_keeping_zeros(model: nn.Module) -> Merged:
             weights[name], olds[name] = saved, old
         plain = {name: _zeros(weight) for name, weight in weights.items()}
         for name, weight in weights.items():
+            if not bool(weight.isfinite().all()):
+                raise ValueError(f"{name}: merged, it would hold NaN or infinity; its adapter or it does already.")
             weight.copy_(settled(olds[name], weight, olds[name].ne(0)))
     sizes = {name: weight.numel() for name, weight in weights.items()}
     return Merged(merged, {name: _zeros(weight) for name, weight in weights.items()}, plain, sizes)

@@ -6,6 +6,7 @@ the model as it was.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,7 +24,15 @@ from secateur.checkpoints import places
 from secateur.coupling import Branch, Coupling, Scope, find_coupling
 from secateur.criteria import magnitude
 from secateur.kinds import Blocks, Branches, Experts, Heads, Kind, Outputs
-from secateur.models import ByText, InMemory, example_of, reached_by_name, shorter, with_batch_in_errors
+from secateur.models import (
+    ByText,
+    InMemory,
+    example_of,
+    naming_batch,
+    reached_by_name,
+    shorter,
+    with_batch_in_errors,
+)
 from secateur.pipeline import reestimate_batchnorm
 from secateur.shrinking.apply import carry_out
 from secateur.shrinking.calibrated import calibrated_selection
@@ -309,7 +318,8 @@ def shrink(
     given, model = model, unwrapped(model, resized=True)
     _check_values(model)
     held = None if batches is None else _held(batches)  # run through several times
-    if example_inputs is None:
+    by_batch = example_inputs is None
+    if by_batch:
         example_inputs = _example_in(model, held, forward, target)
     inputs = [example_inputs, *more_inputs]
     watched = functools.partial(
@@ -319,7 +329,8 @@ def shrink(
         modes=None if modes is None else tuple(modes),
         more_inputs=inputs[1:],
     )
-    coupling = before = watched()
+    with naming_batch(held, held[0]) if by_batch and held else contextlib.nullcontext():
+        coupling = before = watched()
     reach = reached_by_name(model, batches, forward=forward)
     dense, work = _totals(model), coupling.multiply_adds({})
     dense_outputs = None  # compared with the dense outputs when batch normalizations are re-estimated
