@@ -93,7 +93,7 @@ def test_a_dry_run_writes_nothing(dense, tmp_path):
         (["--leave", "experts:1"], "give --out DIR"),
         (["--out", "small", "--without-data"], "give --sparsity FRACTION, how much leaves, or --leave experts:25%"),
         (["--dry-run", "--leave", "experts:1"], "pass --data FILE"),
-        (["--dry-run", "--leave", "experts"], "leave= is a kind and how much of it"),
+        (["--dry-run", "--leave", "experts"], "leave= is a kind and what of it"),
         (["--dry-run", "--leave", "heads:2"], "heads leave by their numbers: leave=Heads"),
         (["--dry-run", "--leave", "experts:1", "--plan", "gone.json"], "gone.json: no such file"),
         (["--dry-run", "--leave", "experts:1", "--data", "gone.txt"], "gone.txt"),

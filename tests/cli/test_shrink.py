@@ -7,6 +7,7 @@ import re
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import BertConfig, BertForSequenceClassification
 
 from secateur import shrink
 from support.commands import fails, run
@@ -121,3 +122,18 @@ def test_a_directory_loses_whole_blocks_and_by_data(tmp_path):
     fails(told, "its blocks leave by what a text shows; pass --data FILE")
     told = run("shrink", str(tmp_path / "folder"), "-s", "0.2", "--weights", "some.pt", "--dry-run")
     fails(told, "is a directory: leave out --weights")
+
+
+def test_labels_leave_a_directory_by_their_names(tmp_path):
+    sizes = {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 8}
+    labels = {"id2label": {0: "ant", 1: "bee", 2: "cat"}, "label2id": {"ant": 0, "bee": 1, "cat": 2}}
+    BertForSequenceClassification(BertConfig(vocab_size=9, **sizes, **labels)).save_pretrained(tmp_path / "dense")
+    result = run("shrink", tmp_path / "dense", "--leave", "outputs:bee,cat", "--out", tmp_path / "small")
+    assert result.exit_code == 0, result.output
+    assert re.search(r"^classifier\.weight +3 -> 2 *$", result.stdout, re.MULTILINE), result.stdout
+    config = json.loads((tmp_path / "small" / "config.json").read_text())
+    assert (config["id2label"], config["label2id"]) == ({"0": "bee", "1": "cat"}, {"bee": 0, "cat": 1})
+    assert run("verify", tmp_path / "small", "--source", tmp_path / "dense").exit_code == 0
+    more = ["--leave", "outputs:bea", "--out", tmp_path / "other"]
+    fails(run("shrink", tmp_path / "dense", *more), "no output that is called 'bea'; near are 'bee'")
+    assert not (tmp_path / "other").exists()

@@ -258,9 +258,10 @@ def test_what_cannot_be_asked_for(dense, tmp_path):
             shrink(dense, out=tmp_path / "small", **wrong)
     with pytest.raises(ValueError, match=r"leave out uniform, or Branches; of a directory .* leave=Blocks\(\.\.\.\)"):
         shrink(dense, leave="branches:1", out=tmp_path / "small")
-    for kind in (Heads({0: [1]}), Outputs("lm_head", keep=[0])):
-        with pytest.raises(ValueError, match=f"{type(kind).__name__} leave a module; load the model"):
-            shrink(dense, leave=kind, out=tmp_path / "small")
+    with pytest.raises(ValueError, match="Heads leave a module; load the model"):
+        shrink(dense, leave=Heads({0: [1]}), out=tmp_path / "small")
+    with pytest.raises(ValueError, match="no field of its configuration names these outputs"):
+        shrink(dense, leave=Outputs("lm_head", keep=[0]), out=tmp_path / "small")
     with pytest.raises(ValueError, match="report= is for modules: a directory is called as its configuration says"):
         shrink(dense, sparsity=0.4, out=tmp_path / "small", report=print)
     with pytest.raises(ValueError, match="cannot be watched on the meta device"):

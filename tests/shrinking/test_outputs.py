@@ -1,17 +1,26 @@
 """Outputs of a head that leave: what stays is what it was, whatever the others would have been, or they stay."""
 
 import copy
+import re
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import ViTConfig, ViTForImageClassification
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    ViTConfig,
+    ViTForImageClassification,
+    YolosConfig,
+    YolosForObjectDetection,
+)
 
-from secateur import load_shrunken, save_shrunken, shrink
+from secateur import load_shrunken, save_shrunken, shrink, verify_checkpoint
 from secateur.kinds import Outputs
-from secateur.shrinking import verify_shrunken
+from secateur.shrinking import directory, verify_shrunken
 from support.told import tables_of
 
 PICTURES = torch.linspace(-1, 1, 2 * 3 * 16 * 16).reshape(2, 3, 16, 16)
@@ -191,6 +200,88 @@ def test_labels_of_a_configuration_follow(tmp_path):
     model.save_pretrained(tmp_path)
     again = ViTForImageClassification.from_pretrained(tmp_path).eval()
     torch.testing.assert_close(run(again).logits, run(model).logits)
+
+
+LABELS = ["ant", "bee, honeybee", "cat", "dog"]
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """Directories of a classifier of texts and of a detector, whose head has one output more than labels."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 24}
+    labels = {"id2label": dict(enumerate(LABELS)), "label2id": {name: at for at, name in enumerate(LABELS)}}
+    image = {"image_size": [16, 16], "patch_size": 8, "num_detection_tokens": 3}
+    bert = BertConfig(vocab_size=30, max_position_embeddings=64, **sizes, **labels)
+    BertForSequenceClassification(bert).save_pretrained(tmp_path / "bert")
+    YolosForObjectDetection(YolosConfig(**sizes, **image, **labels)).save_pretrained(tmp_path / "yolos")
+    return tmp_path
+
+
+def test_labels_leave_a_directory(saved):
+    done = shrink(saved / "bert", leave="outputs:Dog,bee, honeybee", out=saved / "small")
+    dense = BertForSequenceClassification.from_pretrained(saved / "bert").eval()
+    small = BertForSequenceClassification.from_pretrained(saved / "small").eval()
+    ids = {"input_ids": torch.arange(2, 12)[None], "attention_mask": torch.ones(1, 10, dtype=torch.long)}
+    with torch.no_grad():
+        torch.testing.assert_close(small(**ids).logits, dense(**ids).logits[:, [1, 3]], rtol=0, atol=1e-6)
+    assert small.config.id2label == {0: "bee, honeybee", 1: "dog"}
+    assert (small.config.label2id, small.num_labels) == ({"bee, honeybee": 0, "dog": 1}, 2)
+    assert done.counts == {"classifier.weight": (4, 2)}
+    assert done.parameters == (dense.num_parameters(), small.num_parameters())
+    for name, tensor in small.state_dict().items():  # what stays has its bytes
+        whole = dense.state_dict()[name]
+        assert torch.equal(tensor, whole if whole.shape == tensor.shape else whole[[1, 3]])
+    found = verify_checkpoint(saved / "small", saved / "bert")
+    assert found.ok, found
+    assert len(tables_of(done.content())["fields"].rows) == 2
+    _forged(saved / "small")
+    assert not verify_checkpoint(saved / "small", saved / "bert").ok
+
+
+def _forged(directory):
+    """Another label's weights in place of one that stays."""
+    tensors = load_file(directory / "model.safetensors")
+    tensors["classifier.weight"] = tensors["classifier.weight"].flip(0).contiguous()
+    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+
+
+def test_what_no_label_names_stays(saved):
+    shrink(saved / "yolos", leave=Outputs(keep=["cat"]), out=saved / "small")
+    dense, small = (YolosForObjectDetection.from_pretrained(saved / name).eval() for name in ("yolos", "small"))
+    found, whole = run(small), run(dense)
+    torch.testing.assert_close(found.logits, whole.logits[..., [2, 4]])  # the cat, and that there is nothing
+    torch.testing.assert_close(found.pred_boxes, whole.pred_boxes)
+    assert (small.config.id2label, small.config.num_labels) == ({0: "cat"}, 1)
+    assert verify_checkpoint(saved / "small", saved / "yolos").ok
+    shrink(dense, PICTURES, leave="outputs:2")  # the model itself
+    assert dense.config.id2label == {0: "cat"}
+    torch.testing.assert_close(run(dense).logits, found.logits)
+
+
+def test_labels_of_a_large_directory_are_proved_on_a_smaller_model(saved, monkeypatch):
+    whole = BertForSequenceClassification.from_pretrained(saved / "bert").num_parameters()
+    monkeypatch.setattr(directory, "PROVED", whole - 300)
+    done = shrink(saved / "bert", leave="outputs:ant,cat", out=saved / "small")
+    assert re.fullmatch(r"on BertForSequenceClassification with random weights and \S.*", done.proof), done.proof
+    small = load_file(saved / "small" / "model.safetensors")["classifier.weight"]
+    assert torch.equal(small, load_file(saved / "bert" / "model.safetensors")["classifier.weight"][[0, 2]])
+
+
+@pytest.mark.parametrize(
+    ("leave", "said"),
+    [
+        ("outputs:cot", "the model has no output that is called 'cot'; near are 'cat'"),
+        ("outputs:1,4", "the model has outputs 0 to 3, and no 4"),
+        ("outputs:0,1,2,3", "keep= names all of them, so that none leaves"),
+        (Outputs("classifier", keep=[0]), "outputs leave by their names or numbers: leave out batches="),
+    ],
+)
+def test_labels_that_are_not_there_leave_no_directory(saved, leave, said):
+    batches = [torch.ones(1, 4, dtype=torch.long)] if isinstance(leave, Outputs) else None
+    with pytest.raises(ValueError, match=said):
+        shrink(saved / "bert", leave=leave, out=saved / "small", batches=batches)
+    assert {path.name for path in saved.iterdir()} == {"bert", "yolos"}
 
 
 class Reads(nn.Module):

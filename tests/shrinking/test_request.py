@@ -52,7 +52,7 @@ def test_every_target_can_be_asked_for(target):
     [
         ({"target": "size"}, ValueError, "target must be one of 'params', .*, not 'size'"),
         ({"sparsity": 1.5}, ValueError, r"got 1\.5"),
-        ({"leave": "branches:-50%"}, ValueError, "a kind and how much of it"),
+        ({"leave": "branches:-50%"}, ValueError, "a kind and what of it"),
         ({"leave": 0.5}, TypeError, r"leave= is a value of Experts, .*, not 0\.5"),
         ({"leave": "experts:100%"}, ValueError, "a share is less than 100 %"),
         ({"leave": ["experts:1", "experts:2"]}, ValueError, "names Experts twice"),

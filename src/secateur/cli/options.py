@@ -159,8 +159,9 @@ OPTIONS = {
     # ---- what leaves, beside weights
     "leave": Option(
         "What leaves before units: experts:25%, branches:3 or, of a directory, blocks:10%. Branches are those that "
-        "change their stream least on the example; blocks and experts, those that the text needs least. In Python also "
-        "heads by their numbers and outputs of a head: shrink(leave=Heads(...) or Outputs(...)). Repeatable.",
+        "change their stream least on the example; blocks and experts, those that the text needs least. "
+        "outputs:person,car names the labels that stay, by name or number. In Python also heads by their numbers, and "
+        "outputs of a module: shrink(leave=Heads(...) or Outputs(...)). Repeatable.",
         "KIND:AMOUNT",
         many=True,
     ),

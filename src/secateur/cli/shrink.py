@@ -39,8 +39,9 @@ def shrink(asked: Asked) -> Iterator[Any]:
     run that was stopped goes on if the same command is given again, and under torchrun the text is shared out.
 
     With --leave experts:25% those of each mixture leave that the text needs least, and with --leave blocks:10% whole
-    blocks. With --profile alone nothing leaves: what the model's outputs lose without a share of its experts is
-    printed, and what the text says is kept for --plan.
+    blocks. With --leave outputs:person,car all labels of a classifier leave but these; that needs no text. With
+    --profile alone nothing leaves: what the model's outputs lose without a share of its experts is printed, and what
+    the text says is kept for --plan.
     """
     without_evidence(asked.criterion, "this command does not collect", "secateur.shrink from Python, with evidence=")
     if asked.out is None and not asked.dry_run and asked.profile is None:
@@ -61,12 +62,14 @@ HOW = ("target", "criterion", "allocate", "include", "exclude", "round_to")
 def _directory(asked: Asked) -> Answer:
     """A directory of shards."""
     from secateur.cli.measuring import inputs_of
+    from secateur.kinds import Outputs
     from secateur.shrinking import shrink as shrink_directory
     from secateur.support import printable
 
     if asked.weights is not None:
         raise ValueError(f"{asked.model} is a directory: leave out --weights.")
     leave = _kinds(asked)
+    needs_none = any(isinstance(each, Outputs) for each in leave)
     example = None if asked.example is None else inputs_of(asked.example)
     asked["uniform"] = False  # always, and so not said
     if asked.data is None:
@@ -77,7 +80,7 @@ def _directory(asked: Asked) -> Answer:
     how = asked.only("include", "exclude")
     if not leave:
         how = {**asked.only(*HOW), "criterion": asked.criterion or "magnitude", "sparsity": asked.sparsity}
-    with calibration(asked) as calibrated, asked.recorded():
+    with calibration(asked, needed=not needs_none) as calibrated, asked.recorded():
         done = shrink_directory(
             asked.model,
             leave=leave,
@@ -185,14 +188,14 @@ def loading(out: Path, factory: str, expression: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def calibration(asked: Asked) -> Iterator[dict[str, Any]]:
+def calibration(asked: Asked, *, needed: bool = True) -> Iterator[dict[str, Any]]:
     """What a verb is given of a text: the batches, and where they are run; nothing without data.
 
     Raises:
         ValueError: there is no data, a model of repeated blocks, and no word that this is meant.
     """
     if asked.data is None:
-        if not asked.without_data and asked.plan is None:
+        if needed and not asked.without_data and asked.plan is None:
             _ask_for_data(Path(asked.model))
         yield {}
         return

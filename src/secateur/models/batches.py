@@ -495,8 +495,9 @@ def example_for(model: nn.Module) -> dict[str, Any]:
         tokens = torch.tensor([[7, 6, 5, 4, 1], [1, 2, 3, 5, 4]])
         # with a mask, no model has to look for padding, which it cannot on meta
         found = {name: tokens, "attention_mask": torch.ones_like(tokens)}
-    elif name == "pixel_values" and isinstance(getattr(config, "image_size", None), int):
-        found = {name: torch.zeros(2, getattr(config, "num_channels", 3), config.image_size, config.image_size)}
+    elif name == "pixel_values" and isinstance(size := getattr(config, "image_size", None), int | list | tuple):
+        height, width = (size, size) if isinstance(size, int) else size
+        found = {name: torch.zeros(2, getattr(config, "num_channels", 3), height, width)}
     else:
         raise ValueError(f"give example_inputs: {type(model).__name__} takes {name}, of which no example is known.")
     if config.is_encoder_decoder and "decoder_input_ids" in known:

@@ -41,11 +41,13 @@ from secateur.checkpoints import (
     write_sliced,
 )
 from secateur.coupling import Coupling, Scope, find_coupling
+from secateur.kinds import Outputs
 from secateur.models import InFiles, digest, example_for, find_blocks, held_batches
 from secateur.shrinking.apply import Place, with_fields
 from secateur.shrinking.calibrated import Calibrated, calibrated_selection
 from secateur.shrinking.configuration import Configured, Described, has_configuration
 from secateur.shrinking.files import json_of_plans
+from secateur.shrinking.kinds.outputs import choose_outputs
 from secateur.shrinking.plan import Factors, Indices, Plan, factors_of, multiplied
 from secateur.shrinking.request import InDirectory, PruningTarget, Request, pruning_target
 from secateur.shrinking.result import ShrunkDirectory, directory_content
@@ -137,7 +139,7 @@ def facts_of(
 
 
 def shrink_units_directory(place: InDirectory, asked: Request, example_inputs: Any) -> CheckpointShrinking:
-    """`shrink` of a directory into another one: channels, heads and hidden units leave."""
+    """`shrink` of a directory into another one: channels, heads and hidden units leave, or outputs of a head."""
     started = time.monotonic()
     if asked.target == "latency":
         raise ValueError("target must be one of 'params', 'macs', 'units' for a checkpoint, not 'latency'.")
@@ -147,12 +149,21 @@ def shrink_units_directory(place: InDirectory, asked: Request, example_inputs: A
     if not has_configuration(model):
         raise ValueError(f"{type(model).__name__} has no config that could say the new sizes; load it and use shrink.")
     example_inputs = example_for(model) if example_inputs is None else example_inputs
+    outputs = next((each for each in asked.leave if isinstance(each, Outputs)), None)
+    if outputs is not None and place.batches is not None:
+        raise ValueError(
+            "outputs leave by their names or numbers: leave out batches=, and shrink what that wrote by it."
+        )
     if place.batches is not None:
         every, held = held_batches(place.batches)
         walk = _to_walk(place, checkpoint, model, held)
-    dense = _dense(checkpoint, model, example_inputs, verify=asked.verify)
+    if outputs is None:
+        dense = _dense(checkpoint, model, example_inputs, verify=asked.verify)
     if place.batches is None:
-        choice = choose(dense.subject, asked)
+        if outputs is None:
+            choice = choose(dense.subject, asked)
+        else:
+            dense, choice = _without_outputs(checkpoint, model, example_inputs, outputs, verify=asked.verify)
         planned = _planned(dense, asked, choice, place, started)
         if place.out is None:
             return planned
@@ -209,7 +220,7 @@ class _Dense:
     checkpoint: Checkpoint
     files: Mapping[str, str]  # name in the files: name in the model
     subject: PruningTarget
-    configured: Configured
+    configured: Described
     proof: str
 
     def cuts(self, plan: Plan) -> dict[str, Cuts]:
@@ -224,6 +235,36 @@ def _dense(checkpoint: Checkpoint, model: nn.Module, example_inputs: Any, *, ver
     real, proof, scope = _proof(configured, example_inputs, verify=verify)
     subject = PruningTarget(model, scope, [example_inputs], parameters, parameters.blocks, configured, real)
     return _Dense(checkpoint, files, subject, configured, proof)
+
+
+def _without_outputs(
+    checkpoint: Checkpoint, model: nn.Module, example_inputs: Any, outputs: Outputs, *, verify: bool
+) -> tuple[_Dense, Choice]:
+    """What stays without outputs of a head; the configuration has to say it.
+
+    Where the model is too large to be proved on, a smaller one of its class is, and of that the same outputs leave.
+    """
+    described, inputs, proof = Described(model), [example_inputs], "not proved, as asked"
+    proved_on = None
+    if sum(each.numel() for each in model.parameters()) <= PROVED:
+        model = described.build({}, "cpu")
+        proved_on, proof = (model, described.proved_on({})) if verify else (None, proof)
+    else:
+        coupling = coupling_on_meta(model, example_inputs)  # which says what is wrong with the example
+        small = Configured(model, Scope.of(coupling)).reduced(PROVED) if verify else None
+        if small is not None:
+            built, proof = described.build(small, "cpu"), described.proved_on(small)
+            choose_outputs(built, outputs, inputs, Described(built), proved_on=built)
+        elif verify:
+            proof = "not proved: no model of this class was small enough"
+    choice = choose_outputs(model, outputs, inputs, described, proved_on=proved_on)
+    if not choice.fields:
+        raise ValueError(
+            f"{checkpoint.root}: no field of its configuration names these outputs, so from_pretrained could not load "
+            "what is left; load the model, shrink it, and use save_shrunken."
+        )
+    subject = PruningTarget(model, choice.scope, inputs, {}, lambda _: ())
+    return _Dense(checkpoint, tensor_names(model, checkpoint, choice.plan), subject, described, proof), choice
 
 
 def _planned(dense: _Dense, asked: Request, choice: Choice, place: InDirectory, started: float) -> CheckpointShrinking:
@@ -272,8 +313,13 @@ def coupling_on_meta(model: nn.Module, example_inputs: Any) -> Coupling:
         ) from error
 
 
-def tensor_names(model: nn.Module, checkpoint: Checkpoint) -> dict[str, str]:
-    """``{name in the files: name in the model}`` of all tensors of the model that the files hold."""
+def tensor_names(model: nn.Module, checkpoint: Checkpoint, plan: Plan | None = None) -> dict[str, str]:
+    """``{name in the files: name in the model}`` of all tensors of the model that the files hold.
+
+    Raises:
+        CheckpointError: one of the model's parameters is not there; where outputs alone leave by the plan, one of those
+            that it makes smaller.
+    """
     tensors = tensors_of(model)
     first = {id(tensor): name for name, tensor in tensors.items()}
     mine = {name: first[id(tensor)] for name, tensor in model.state_dict(keep_vars=True).items()}
@@ -297,7 +343,8 @@ def tensor_names(model: nn.Module, checkpoint: Checkpoint) -> dict[str, str]:
                 "model in 16 or 32 bits first."
             )
         tensors[mine[same]].data = tensors[mine[same]].data.to(entry.torch_dtype)
-    missing = [name for name, _ in model.named_parameters() if name not in found.values()]
+    needed = plan.tensors if plan is not None and plan.outputs else dict(model.named_parameters())
+    missing = [name for name in needed if name not in found.values()]
     if missing:
         others = [name for name in checkpoint.entries if name not in found]
         hint = f", which hold {printable(others[0])}" if others else ""

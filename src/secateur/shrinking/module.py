@@ -192,8 +192,8 @@ def shrink(
             the smaller of the two nearest models is taken. None: the units that are zero in all members leave, or, with
             ``leave``, nothing but that.
         leave: what leaves first: `Branches`, `Experts`, `Heads`, `Outputs` of a module, each a value or a word such as
-            ``"experts:25%"`` or ``["branches:3", Experts(2)]``; units make up what is missing to ``sparsity``. Of a
-            directory one kind leaves a run, `Experts` or `Blocks`, and nothing else.
+            ``"experts:25%"`` or ``["branches:3", "outputs:person,car"]``; units make up what is missing to
+            ``sparsity``. Of a directory one kind leaves a run, `Experts`, `Blocks` or `Outputs`, and nothing else.
         criterion: ``(weight, *, <evidence>) -> scores``, higher = keep, or its name; see `secateur.criteria`.
         allocate: how many units each group keeps, or its word; it is given the groups by their names. By default the
             same fraction of each, but the width of a residual stream stays until others have lost half, and heads as
@@ -413,15 +413,15 @@ def _shrunk_directory(
             f"{source}: of a directory one kind leaves a run, or units by sparsity=. Ask for one of them, and then for "
             "the next with OUT as the directory."
         )
-    if asked.leave and not isinstance(asked.leave[0], Blocks | Branches | Experts):
+    if asked.leave and not isinstance(asked.leave[0], Blocks | Branches | Experts | Outputs):
         kind = type(asked.leave[0]).__name__
         raise ValueError(f"{source}: {kind} leave a module; load the model for this, and save what is left.")
     if asked.leave and isinstance(asked.leave[0], Experts):
         refuse("is not needed: a directory's experts are found by its configuration.", example_inputs=example_inputs)
         return shrink_experts_directory(place, asked)
-    if asked.leave:
+    if asked.leave and not isinstance(asked.leave[0], Outputs):
         return shrink_blocks_directory(place, asked, example_inputs)
-    if asked.sparsity is None:
+    if asked.sparsity is None and not asked.leave:
         raise ValueError(f"{source}: say how much leaves, by sparsity= or by leave=.")
     return shrink_units_directory(place, asked, example_inputs)
 

@@ -6,6 +6,7 @@ the record says have new values.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,7 +49,7 @@ def structure_of(directory: Path, read: Fields) -> Structure:
     try:
         model = meta_model_of(checkpoint)
         if is_plan:
-            tensor_names(model, checkpoint)
+            tensor_names(model, checkpoint, plan)
     except UnknownModelError:
         unchecked.append("no model can be built of config.json here: whether the files hold it")
     except CheckpointError as error:
@@ -73,10 +74,9 @@ def _plan(path: Path) -> Plan:
 
 
 def _planned(dense: Checkpoint, plan: Plan) -> Beside:
-    try:
-        names = tensor_names(meta_model_of(dense), dense)
-    except UnknownModelError:  # a class of somebody's own: names in the files are those of the plan
-        names = {name: name for name in dense}
+    names = {name: name for name in dense}
+    with contextlib.suppress(UnknownModelError):  # a class of somebody's own: names in the files are those of the plan
+        names |= tensor_names(meta_model_of(dense), dense, plan)
     scales, parts, problems = factors_of(plan), {}, list[str]()
     for name, mine in names.items():
         shape, cuts = plan.tensors.get(mine, (dense.entries[name].shape, {}))
