@@ -13,7 +13,7 @@ export PYTHONPATH :=
 # what is compiled once is there for every process that tests start, and for the next run
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo docs tutorial test examples lint types doctests unit tested shuffled portable sanitize wheel tried wild wild-quick real clean
+.PHONY: demo docs tutorial test examples lint types doctests unit tested shuffled portable sanitize wheel tried wild wild-quick detectors real clean
 demo: $(VENV)/.demo
 	$(VENV)/bin/python -m secateur demo --out demo-report
 
@@ -43,11 +43,22 @@ wild: $(WILD)/.installed
 wild-quick: $(WILD)/.quick
 	PYTHONPATH=src OMP_NUM_THREADS=1 $(WILD)/bin/python -m tests.wild.run --quick
 
+# detectors of Ultralytics: shrink, train, resume, tune, export and load, and the page that says how
+detectors: $(WILD)/.detectors
+	PYTHONPATH=src OMP_NUM_THREADS=1 YOLO_CONFIG_DIR=$(WILD) YOLO_AUTOINSTALL=False YOLO_OFFLINE=True \
+	  $(WILD)/bin/python -m pytest tests/wild/detectors.py
+
 # secateur is not installed there, but what it needs: the kernels are not compiled for it
 WILD_NEEDS := pip install -q --no-compile -c constraints.txt torch filelock lazy_loader numpy rich safetensors typer
 $(WILD)/.quick: pyproject.toml constraints.txt tests/wild/requirements.txt
 	$(PYTHON) -m venv $(WILD)
 	$(WILD)/bin/python -m $(WILD_NEEDS) -c tests/wild/requirements.txt diffusers timm torch_geometric torchvision transformers
+	touch $@
+
+$(WILD)/.detectors: $(WILD)/.quick tests/wild/requirements_alone.txt
+	$(WILD)/bin/python -m $(WILD_NEEDS) -c tests/wild/requirements.txt \
+	  hypothesis jinja2 matplotlib opencv-python-headless pillow polars psutil pytest pyyaml requests scipy
+	$(WILD)/bin/python -m pip install -q --no-compile --no-deps $$(grep ultralytics tests/wild/requirements_alone.txt)
 	touch $@
 
 $(WILD)/.installed: pyproject.toml constraints.txt tests/wild/requirements.txt tests/wild/requirements_alone.txt

@@ -23,6 +23,7 @@ SOURCE = ROOT / "src/secateur"
 WORDS = ["targets", "criteria", "patterns", "allocation", "schedules", "regrowth", "kinds"]
 ROOMS = ["prune", "evidence", "solvers", "models", "coupling", "inference", "storage", "report"]
 FRAMEWORKS = ["integrations.transformers", "integrations.lightning"]
+ELSEWHERE = ["integrations.ultralytics"]  # of what the environment of the tests has not
 BESIDE = ["pipeline", "training", "shrinking", "vocabulary", "checkpoints"]  # of these, what guides name
 FROM_THE_ROOT = dict.fromkeys(("CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "examples/README.md")) | {
     "README.md": "index.md"
@@ -101,7 +102,7 @@ def reference() -> dict[str, str]:
     }
     pages = {"verbs": page_of("secateur: the verbs", None, verbs)}
     taken = {name.rpartition(".")[2] for name in verbs}
-    for module in [*WORDS, *ROOMS, *BESIDE, *FRAMEWORKS]:
+    for module in [*WORDS, *ROOMS, *BESIDE, *FRAMEWORKS, *ELSEWHERE]:
         names = named_by_guides(module) if module in BESIDE else exported(module)
         names = [name for name in names if name not in taken]
         if names:

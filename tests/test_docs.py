@@ -55,10 +55,12 @@ def test_code_blocks_run(page, tmp_path, monkeypatch):
 
 
 def test_every_block_is_run_or_is_what_was_printed():
-    """Python here, commands in tests/cli/test_pages.py, cards of criteria as doctests; `py` is code of others."""
+    """Python here, commands in tests/cli/test_pages.py, cards of criteria as doctests; `py` is code of others, or runs
+    where Ultralytics is (tests/wild/detectors.py)."""
     for page in PAGES:
         allowed = {"python", "console", "text"}
-        allowed |= {"criteria.md": {"pycon"}, "architecture.md": {"arrows"}, "recipes.md": {"py"}}.get(page.name, set())
+        more = {"criteria.md": {"pycon"}, "architecture.md": {"arrows"}, "recipes.md": {"py"}, "detector.md": {"py"}}
+        allowed |= more.get(page.name, set())
         allowed |= {"py"} if page.parent.name == "migrate" else set()
         fences = re.findall(r"^ *(?:```|~~~)(.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)[::2]
         assert set(fences) <= allowed, page

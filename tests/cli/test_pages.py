@@ -40,6 +40,7 @@ ELSEWHERE = {
     "pip": "make demo, make test and make wheel install",
     "torchrun": "tests/models runs several processes",
     "secateur demo": "tests/cli/test_demo.py",
+    "secateur detector": "tests/wild/detectors.py",
     "python": "tests/test_env.py, benchmarks, and tests/test_docs.py itself",
 }
 # A stand-in has no 12 000 tokens, and its time is that of the calls between layers.

@@ -16,19 +16,20 @@ ROOT = Path(__file__).parents[2]
 def test_adapters_are_short():
     for path in (ROOT / "src/secateur/integrations").glob("*.py"):
         lines = path.read_text(encoding="utf-8").splitlines()
-        assert len(lines) <= 125, path.name  # a Pruner's and a teacher's each
+        # a Pruner's and a teacher's each; of Ultralytics also what makes a detector smaller, and keeps it so
+        assert len(lines) <= (300 if path.stem == "ultralytics" else 125), path.name
         assert "torchvision" not in path.read_text(encoding="utf-8")
     for name in ("accelerate_loop.py", "plain_loop.py"):
         assert len((ROOT / "examples" / name).read_text(encoding="utf-8").splitlines()) < 80
 
 
-@pytest.mark.parametrize("name", ["transformers", "lightning"])
+@pytest.mark.parametrize("name", ["transformers", "lightning", "ultralytics"])
 def test_adapters_enter_by_the_doors(name):
     text = (ROOT / "src/secateur/integrations" / f"{name}.py").read_text(encoding="utf-8")
     entered = {node.module for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)}
     ours = {module for module in entered if module.startswith("secateur")}
     assert "secateur.training" in ours
-    assert ours <= {"secateur.training", "secateur.recovery", "secateur.support"}
+    assert ours <= {"secateur.training", "secateur.recovery", "secateur.support", "secateur.shrinking"}
 
 
 @pytest.mark.examples

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from secateur.cli import calibrated, checkpoints, shrink, timing
+from secateur.cli import calibrated, checkpoints, detector, shrink, timing
 from secateur.cli.options import COMMANDS, SHARED, Shared, taking
 from secateur.version import __version__
 
@@ -47,8 +47,20 @@ _OWN = inspect.Parameter("version", inspect.Parameter.KEYWORD_ONLY, default=Fals
 _OPTIONS = [_OWN, *(option.parameter(name, option.default, required=False) for name, option in SHARED.items())]
 app.callback()(taking(_OPTIONS, _secateur))
 
-del calibrated, checkpoints, shrink, timing  # which made the commands
-_FIRST = ["inspect", "prune", "verify", "shrink", "vocabulary", "sensitivity", "oneshot", "recover", "fit", "pack"]
+del calibrated, checkpoints, detector, shrink, timing  # which made the commands
+_FIRST = [
+    "inspect",
+    "prune",
+    "verify",
+    "shrink",
+    "detector",
+    "vocabulary",
+    "sensitivity",
+    "oneshot",
+    "recover",
+    "fit",
+    "pack",
+]
 for name in [*_FIRST, *sorted({*COMMANDS} - {*_FIRST})]:
     run, line = COMMANDS[name]
     app.command(name, short_help=line, cls=Shared)(run)

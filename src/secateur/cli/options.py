@@ -64,6 +64,12 @@ ARGUMENTS = {
         "A Hugging Face directory, of which no code is run; or module:factory, what makes the model, called without "
         "arguments: the module is imported, and its code is run.",
     ),
+    "detector": (
+        str,
+        "BEST.pt",
+        "A .pt of Ultralytics. It is a pickle: it is read as classes of torch and Ultralytics alone, and none "
+        "is loaded from elsewhere.",
+    ),
 }
 
 OPTIONS = {
@@ -149,7 +155,9 @@ OPTIONS = {
         names=("--data",),
         many=True,
     ),
-    "samples": Option("How many sequences of the text.", "N", int, default=128, least=1),
+    "samples": Option("How many sequences of the text, or pictures.", "N", int, default=128, least=1),
+    "pictures": Option("Pictures without labels: a folder, a file, a video.", "FOLDER", names=("--data",)),
+    "imgsz": Option("The side of a picture in pixels; what the model was trained at if left out.", "N", int, least=32),
     "sequence_length": Option(
         "Tokens in each; at most 2048 if left out, less if the model takes less.", "N", int, least=1
     ),
