@@ -16,7 +16,8 @@ import secateur
 MODULES = sorted(
     module.name
     for module in pkgutil.walk_packages(secateur.__path__, "secateur.")
-    if module.name not in {"secateur.__main__", "secateur.version"}
+    # the last needs what only `make detectors` installs
+    if module.name not in {"secateur.__main__", "secateur.version", "secateur.integrations.ultralytics"}
 )
 WORDS = {"allocation", "criteria", "kinds", "patterns", "regrowth", "schedules", "targets"}
 ROOMS = {"models", "coupling", "evidence", "inference", "prune", "report", "solvers", "storage"}

@@ -182,7 +182,7 @@ def test_integrations_are_adapters_only():
     """The arrow to recovery leads on to nearly every room; an adapter takes a pruner, a teacher, or what makes a
     detector smaller, and writes a file."""
     taken = {(place, name) for path in FILES if room_of(path) == "integrations" for place, name, _ in entered(path)}
-    detectors = {("shrinking", "Shrunk"), ("shrinking", "shrink")}
+    detectors = {("shrinking", "Shrunk"), ("shrinking", "shrink"), ("kinds", "Outputs")}
     assert taken == {("training", "Pruner"), ("recovery", "Distillation"), ("support", "write_whole"), *detectors}
 
 

@@ -17,7 +17,7 @@ def test_adapters_are_short():
     for path in (ROOT / "src/secateur/integrations").glob("*.py"):
         lines = path.read_text(encoding="utf-8").splitlines()
         # a Pruner's and a teacher's each; of Ultralytics also what makes a detector smaller, and keeps it so
-        assert len(lines) <= (300 if path.stem == "ultralytics" else 125), path.name
+        assert len(lines) <= (330 if path.stem == "ultralytics" else 125), path.name
         assert "torchvision" not in path.read_text(encoding="utf-8")
     for name in ("accelerate_loop.py", "plain_loop.py"):
         assert len((ROOT / "examples" / name).read_text(encoding="utf-8").splitlines()) < 80
@@ -29,7 +29,13 @@ def test_adapters_enter_by_the_doors(name):
     entered = {node.module for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)}
     ours = {module for module in entered if module.startswith("secateur")}
     assert "secateur.training" in ours
-    assert ours <= {"secateur.training", "secateur.recovery", "secateur.support", "secateur.shrinking"}
+    assert ours <= {
+        "secateur.training",
+        "secateur.recovery",
+        "secateur.support",
+        "secateur.shrinking",
+        "secateur.kinds",
+    }
 
 
 @pytest.mark.examples

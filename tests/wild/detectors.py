@@ -283,6 +283,21 @@ def test_checkpoints_with_means_in_half_precision_or_folded_are_taken(folder: Pa
     assert again.model.eval()(example)[0].isfinite().all()
 
 
+@pytest.mark.parametrize("name", ["dense.pt", "yolo26n.yaml", "yolov8n-seg.yaml"])
+def test_only_the_classes_that_are_used(name: str, folder: Path) -> None:
+    dense = ultralytics.YOLO(str(folder / name) if name.endswith(".pt") else name)
+    disturbed(dense.model)
+    small = shrink_detector(dense, None, classes=[1], imgsz=SIDE)
+    assert small.names == {0: dense.names[1]}
+    assert small.model.yaml["nc"] == small.model.model[-1].nc == 1
+    example = torch.rand(1, 3, SIDE, SIDE)
+    with torch.no_grad():
+        both = [model.eval()(example)[1] for model in (dense.model, small.model)]
+    found, wanted = (each.get("one2many", each) for each in both[::-1])
+    assert torch.equal(found["boxes"], wanted["boxes"])
+    torch.testing.assert_close(found["scores"], wanted["scores"][:, 1:2])
+
+
 class Evil:
     def __reduce__(self):
         return os.mkdir, ("evil",)
@@ -319,7 +334,8 @@ def test_the_command(folder: Path, tmp_path: Path) -> None:
     assert size(YOLO(out)) < size(YOLO(folder / "dense.pt"))
     assert "milliseconds" in page.read_text() or "ms" in page.read_text()
     fails(run(*usual, "--sparsity", 0.2, "--out", out), "name a .pt that does not exist")
-    fails(run(*usual, "--out", tmp_path / "b.pt"), "one of the two")
+    fails(run(*usual, "--out", tmp_path / "b.pt"), "give --budget macs=0.6")
+    fails(run(*usual, "--budget", "macs=0.8", "--sparsity", 0.2, "--dry-run"), "give one of the two")
     fails(run(*usual, "--sparsity", 0.2), "--out small.pt")
     fails(run(*usual, "--budget", "macs=300", "--dry-run"), "one share")
     fails(run("detector", folder / "dense.pt", "--sparsity", 0.2, "--dry-run"), "give --data FOLDER")

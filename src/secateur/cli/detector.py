@@ -16,8 +16,8 @@ from secateur.cli.terminal import Answer, Asked, one_process, waiting, warnings_
 
 @command(
     "detector", "Make a detector of Ultralytics smaller, by pictures without labels.", "detector",
-    "pictures", "budget", "sparsity", "target", "out", "samples", "imgsz", "exclude", "round_to", "without_data",
-    "dry_run",
+    "pictures", "budget", "sparsity", "target", "classes", "out", "samples", "imgsz", "exclude", "round_to",
+    "without_data", "dry_run",
     verb="integrations/ultralytics.py:shrink_detector",
 )  # fmt: skip
 def detector(asked: Asked) -> Iterator[Any]:
@@ -43,6 +43,8 @@ def detector(asked: Asked) -> Iterator[Any]:
 
     started = time.monotonic()
     how = asked.only("samples", "imgsz", "exclude", "round_to")
+    if asked.classes is not None:
+        how["classes"] = [int(each) if each.isdigit() else each for each in asked.classes.split(",")]
     with waiting("Choosing what leaves, and repairing what stays"), warnings_as_lines():
         small = shrink_detector(asked.detector, asked.pictures, sparsity, target=target, **how)
     more = []
@@ -71,11 +73,13 @@ def detector(asked: Asked) -> Iterator[Any]:
     yield Answer(small.shrunk, more=more, title=", smaller", timed=timed)
 
 
-def _how_much(asked: Asked) -> tuple[float, str]:
+def _how_much(asked: Asked) -> tuple[float | None, str]:
     """The share that leaves, and of what: ``--budget latency=0.6`` is ``--sparsity 0.4 --target latency``."""
-    if (asked.budget is None) == (asked.sparsity is None):
-        raise ValueError("give --budget macs=0.6, the share that may be left, or --sparsity 0.4: one of the two.")
-    if asked.budget is None:
+    if asked.budget and asked.sparsity is not None:
+        raise ValueError("--budget macs=0.6 is --sparsity 0.4: give one of the two.")
+    if not asked.budget and asked.sparsity is None and asked.classes is None:
+        raise ValueError("give --budget macs=0.6, the share that may be left; or --classes, what is to be found.")
+    if not asked.budget:
         return asked.sparsity, asked.target
     from secateur.search import budget_in_words
 

@@ -157,6 +157,7 @@ OPTIONS = {
     ),
     "samples": Option("How many sequences of the text, or pictures.", "N", int, default=128, least=1),
     "pictures": Option("Pictures without labels: a folder, a file, a video.", "FOLDER", names=("--data",)),
+    "classes": Option("The classes that stay, by name or number; the others leave.", "NAME,..."),
     "imgsz": Option("The side of a picture in pixels; what the model was trained at if left out.", "N", int, least=32),
     "sequence_length": Option(
         "Tokens in each; at most 2048 if left out, less if the model takes less.", "N", int, least=1

@@ -10,7 +10,7 @@ import copy
 import io
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from ultralytics.engine import trainer as training
 from ultralytics.nn import tasks
 from ultralytics.utils.checks import check_yolov5u_filename
 
+from secateur.kinds import Outputs
 from secateur.shrinking import Shrunk, shrink
 from secateur.support import write_whole
 from secateur.training import Pruner
@@ -38,6 +39,7 @@ def shrink_detector(
     sparsity: float | None = None,
     *,
     target: str = "macs",
+    classes: Sequence[int | str] | None = None,
     imgsz: int | None = None,
     samples: int = 128,
     seed: int = 0,
@@ -53,6 +55,8 @@ def shrink_detector(
             predictor, with ``rect=False``. None: weights alone choose, which ruins a trained detector.
         sparsity, target: how much leaves, and of what: multiply-adds, ``"params"``, ``"latency"`` (of a picture, in
             torch, on the model's device) or ``"units"``.
+        classes: those that stay, by name or number; the others leave, with what only they needed, and names and numbers
+            follow. With ``sparsity`` None nothing else leaves.
         imgsz: the side of a picture in pixels; None: what the model was trained at.
         samples: how many pictures, of more that many are drawn by ``seed``.
         options: further arguments of `secateur.shrink`, such as ``round_to=8`` for TensorRT and most NPUs.
@@ -71,6 +75,9 @@ def shrink_detector(
     channels = small.model.yaml.get("channels", 3)
     example = torch.zeros(1, channels, size, size) if batches is None else batches[0][:1]
     was = next(small.model.parameters()).device
+    if classes is not None:
+        head = f"model.{len(small.model.model) - 1}"
+        options["leave"] = Outputs(f"{head}.{'linear' if small.task == 'classify' else '*cv3'}", keep=classes)
     with _without_features(small.model):
         small.shrunk = shrink(small.model, example.to(was), sparsity, target=target, batches=batches, **options)
     for module in small.model.modules():
