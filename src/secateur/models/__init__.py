@@ -34,6 +34,7 @@ from secateur.models.jobs import Job as Job
 from secateur.models.jobs import Layer as Layer
 from secateur.models.jobs import Pruned as Pruned
 from secateur.models.jobs import Solved as Solved
+from secateur.models.observation import in_place as in_place
 from secateur.models.observation import prepared as prepared
 from secateur.models.oneshot import oneshot as oneshot
 from secateur.models.pairs import PairedStats as PairedStats
@@ -51,6 +52,7 @@ from secateur.models.reach import Reach as Reach
 from secateur.models.reach import TextReach as TextReach
 from secateur.models.reach import reached as reached
 from secateur.models.reach import reached_by_name as reached_by_name
+from secateur.models.recall import Recall as Recall
 from secateur.models.replay import Outputs as Outputs
 from secateur.models.replay import Replay as Replay
 from secateur.models.replay import Weights as Weights

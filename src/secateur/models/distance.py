@@ -30,6 +30,7 @@ from secateur.support import (
 )
 
 OUTPUTS = "outputs"  # all of them, by `divergence`
+_Within = Callable[[Any], contextlib.AbstractContextManager[Any]]
 ROWS = 1024  # tokens, or examples of a classifier, that outputs are compared on: ranks move little with more
 
 
@@ -119,14 +120,14 @@ class DenseOutputs:
     def now(
         self,
         some: Sequence[int] | None = None,
-        within: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+        within: _Within = contextlib.nullcontext,
     ) -> float:
-        """The distance of the outputs; each batch is run ``within`` a context."""
+        """The distance of the outputs; each batch is run ``within`` a context of it."""
         return mean_of(distance(self.word, *each) for each in self._pairs(some, within))
 
-    def unexplained(self) -> float:
+    def unexplained(self, within: _Within = contextlib.nullcontext) -> float:
         """The share of the dense outputs that the present ones do not explain; see `unexplained`."""
-        found = unexplained(self._pairs())
+        found = unexplained(self._pairs(within=within))
         return found if math.isfinite(found) else math.inf
 
     def of(self, model: nn.Module) -> float:
@@ -151,12 +152,12 @@ class DenseOutputs:
     def _pairs(
         self,
         some: Sequence[int] | None = None,
-        within: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+        within: _Within = contextlib.nullcontext,
     ) -> Iterator[tuple[Any, Any, Tensor | None]]:
         """Of each batch the dense outputs, the present ones, and their mask."""
         with running(self.model):
             for batch, dense, mask in self.held if some is None else [self.held[at] for at in some]:
-                with within():
+                with within(batch):
                     outputs = self._run(batch)
                 yield dense, self._compared(outputs, batch)[0], mask
 

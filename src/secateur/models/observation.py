@@ -26,9 +26,10 @@ from secateur.models.products import (
     encoder_states,
     silenced,
 )
+from secateur.models.recall import Recall
 from secateur.models.replay import RUNS_AGAIN, Replay
 from secateur.models.solving import RunAlong
-from secateur.support import all_gather, mapped, memory_format, private, tensors_in, track
+from secateur.support import all_gather, mapped, memory_format, private, share_of, tensors_in, track
 
 
 @contextlib.contextmanager
@@ -100,6 +101,8 @@ def observe(
     keep: bool = False,
     keep_dense: bool = False,
     widths: Mapping[str, int] | None = None,
+    recall: Recall | None = None,
+    later: Iterable[Tensor] = (),
 ) -> dict[WeightView, InputStats]:
     """The statistics of the inputs of the block's weights when the batches are run up to it and through it, summed over
     all processes; one without a share of its own adds nothing.
@@ -113,6 +116,7 @@ def observe(
         keep: what the block returns is stored, as by `store`: it is run to its end.
         keep_dense: the same of the dense block.
         widths: ``{name: inputs of a block}`` of the weights whose inputs are summed in blocks.
+        recall: of the passes for the stages before, and ``later``, the weights of stages to come.
 
     Raises:
         ValueError: a batch does not run the block, the model runs it more than once, or a sum is not finite.
@@ -124,6 +128,7 @@ def observe(
     pairs = products if isinstance(products, PairedStats) else None
     products.repeated = repeated
     tokens, first, dense = Tokens(), None, False
+    opened = [*wanted.values(), *later]
 
     def watch(reached: str, args: Any, kwargs: Any, call: Callable[[], Any]) -> None:
         nonlocal first
@@ -145,12 +150,16 @@ def observe(
                 count = None if whole and not owners else _tokens_in(args, kwargs)
                 stack.enter_context(pairs.beside(masks, states, count, dense=dense, to_the_end=kept))
                 stack.enter_context(pairs.learning())
+            if recall is not None:
+                stack.enter_context(recall.passing((dense, number), (args, kwargs), opened=opened))
             output = call()
             if kept:
                 replay.keep(name, output)
             if number == 0 and new is None:
                 first = mapped(output, lambda tensor: tensor.detach().clone())
 
+    if pairs is not None and recall is not None and not owners and not isinstance(batches, RunAlong):
+        _learn(replay, pairs, kind(wanted, frozenset(words), unfolds=whole, widths=widths), block, new, recall, opened)
     for number, batch in enumerate(track(batches, f"calibrating {name or 'the model'}")):
         tokens = Tokens.of(batch)
         if beside_dense:
@@ -194,6 +203,36 @@ def observe(
                 "model in a wider dtype (float16 overflows where bfloat16 does not)."
             )
     return found
+
+
+def _learn(
+    replay: Replay,
+    pairs: PairedStats,
+    scout: Products,
+    block: nn.Module,
+    new: Mapping[str, Tensor] | None,
+    recall: Recall,
+    opened: list[Tensor],
+) -> None:
+    """Which products end in a sum, from two examples: to learn it a pass runs to its end, and marks all it computes."""
+    assert isinstance(scout, PairedStats)
+    batch = replay.batches[0]
+    examples = next((each.shape[0] for each in tensors_in(batch) if each.dim()), 1)
+    few = share_of(batch, min(1.0, 2 / max(1, examples)))
+    masks = Tokens.of(few)
+
+    def watch(reached: str, args: Any, kwargs: Any, call: Callable[[], Any]) -> None:
+        states = encoder_states(block, args, kwargs)
+        here = masks.for_block(replay.blocks[reached], args, kwargs, few)
+        scout.repeated = pairs.repeated
+        with scout.beside(here, states, None, dense=False, to_the_end=True), scout.learning():
+            with recall.passing("few", (args, kwargs), opened=opened):
+                call()
+
+    with in_place(block, new or {}):
+        replay.run(0, few, watch)
+    scout.end_batch()
+    pairs.expected, pairs.repeated = scout.expected, scout.repeated
 
 
 def _with_biases(

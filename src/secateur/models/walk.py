@@ -14,10 +14,11 @@ from typing import TypeVar
 
 from torch import Tensor, nn
 
-from secateur.models.blocks import block_of, full_name
+from secateur.models.blocks import WHOLE, block_of, full_name
 from secateur.models.bounds import Form, form_of
 from secateur.models.jobs import Job, Pruned, Solved, solved
 from secateur.models.observation import observe, stages_of
+from secateur.models.recall import Recall
 from secateur.models.replay import LostOutputError, Replay
 from secateur.models.solving import DOES_NOT_FIT, MatrixJob
 from secateur.patterns import word_of
@@ -203,6 +204,7 @@ def _solved(
     repeated = False
     if job.in_stages:
         stages, repeated = stages_of(replay, name, wanted)
+    recall = Recall(replay.blocks[name]) if name == WHOLE and len(stages) > 1 else None
     for at, stage in enumerate(stages):
         values = {local: each.values for local, each in new.items()} if job.in_stages else None
         differs = bool(new or replay.done)  # before anything is pruned, the two models are one
@@ -218,6 +220,8 @@ def _solved(
             around=job.around,
             keep_dense=kept,
             widths=form.within(name, stage),
+            recall=recall,
+            later=[each for stage in stages[at + 1 :] for each in stage.values()],
         )
         more, said = solved(job, name, replay.blocks[name], stage, found)
         new |= more

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur.coupling import Coupling, Group, Scope
-from secateur.models import InMemory, InputStats, Job, Pruned, Solved, WeightView, full_name
+from secateur.models import InMemory, InputStats, Job, Pruned, Recall, Solved, WeightView, full_name, in_place
 from secateur.shrinking.apply import carry_out, zero
 from secateur.shrinking.costs import TiedGroups, by_tie
 from secateur.shrinking.kinds.branches import OutputCosts
@@ -376,6 +376,8 @@ class GroupAblation(Job):
         """
         costs = OutputCosts(model, batches, forward, enough=_ROWS, at_most=_ROWS)
         few = for_slopes(batches)
+        recall = Recall(costs.model)
+        costs.unexplained(lambda batch: recall.passing(id(batch), batch, coarse=True))  # as the dense model runs
         ratios: dict[TiedGroups, list[tuple[int, float]]] = {}
         moved = False
         for each, counts in track(list(self.ties.items()), "trying groups"):
@@ -385,7 +387,7 @@ class GroupAblation(Job):
                 if said <= 0:
                     continue
                 if all(name in self._grades for name in names):
-                    found = self._in_place(model, costs, names, at)
+                    found = self._in_place(costs.model, costs, recall, names, at)
                 else:
                     found = self._walked(model, costs, each, parts, measured, few, forward)
                 moved = moved or _LEAST < found < math.inf
@@ -404,33 +406,33 @@ class GroupAblation(Job):
                     curves[group.name] = _scaled(measured.curves[group.name], group.size, shares)
         return replace(measured, curves={**measured.curves, **curves}, tried=True)
 
-    def _in_place(self, model: nn.Module, costs: OutputCosts, names: Sequence[str], at: int) -> float:
-        """With the values that the grades of these groups hold."""
+    def _in_place(self, model: nn.Module, costs: OutputCosts, recall: Recall, names: Sequence[str], at: int) -> float:
+        """With the values that the grades of these groups hold; what lies before them is not computed again."""
         grades = {name: self._grades[name][at] for name in names}
         own = dict(model.named_parameters())
-        with Undo() as undo, torch.no_grad():
-            changes: dict[str, Tensor] = {}
+        changes: dict[str, Tensor] = {}
+        with torch.no_grad():
             for grade in grades.values():
                 for name, values in grade.values.items():
                     dense = own[name].detach()
                     changes[name] = values if name not in changes else changes[name] + (values - dense)
-            undo.values(*(own[name] for name in changes))
-            for name, values in changes.items():
-                own[name].copy_(values)
             for group in self.measuring.groups:
                 if group.name in grades and not grades[group.name].values:  # nothing multiplies it: it is just not made
-                    undo.values(*(own[name] for name, _ in group.members if name in own))
-                    self._silence(group, own, grades[group.name])
-            found = costs.unexplained()
-            undo.roll_back()
-        return found
+                    self._silence(group, own, grades[group.name], changes)
+        opened = [own[name] for name in changes]
+        with in_place(model, changes):
+            return costs.unexplained(lambda batch: recall.passing(id(batch), batch, opened=opened, keeps=False))
 
-    def _silence(self, group: Group, own: Mapping[str, Tensor], grade: RepairedLevel) -> None:
+    def _silence(
+        self, group: Group, own: Mapping[str, Tensor], grade: RepairedLevel, changes: dict[str, Tensor]
+    ) -> None:
         for name, at in group.members:
             if name in own:
                 index = self.coupling.indices(group, name, at)
                 gone = (index >= 0) & ~grade.kept[np.maximum(index, 0)]
-                zero(own[name], at, torch.from_numpy(gone))
+                values = changes[name].clone() if name in changes else own[name].detach().clone()
+                zero(values, at, torch.from_numpy(gone))
+                changes[name] = values
 
     def _walked(
         self,

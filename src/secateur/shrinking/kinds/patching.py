@@ -145,7 +145,7 @@ class Stream:
         self.seams = self._found(batch)
 
     @contextlib.contextmanager
-    def without(self) -> Iterator[None]:
+    def without(self, _batch: Any = None) -> Iterator[None]:
         """Within, a run of the model has zeros for the terms of the branches."""
         with SameDraws(zeroed=self._zeroed):
             yield
