@@ -1,6 +1,6 @@
 """Drawn scenes with shapes to find, in a folder as Ultralytics reads it: pictures, a polygon for each shape, data.yaml.
 
-A scene has shapes of twelve classes, of a size between a twelfth and a half of the picture, turned and stretched, one
+A scene has shapes of eight classes, of a size between a sixth and a half of the picture, turned and stretched, one
 over the other, on a ground of two colours, among strokes and pieces of shapes that count as nothing.
 
 Law: a scene follows from its split and its number alone. A shape of which others leave less than two fifths is drawn,
@@ -9,7 +9,11 @@ but not to be found.
 
 from __future__ import annotations
 
+import functools
+import subprocess
+import sys
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -17,11 +21,12 @@ import numpy.typing as npt
 from PIL import Image, ImageDraw
 
 Points = npt.NDArray[np.float64]  # (corners, 2), within -1 and 1
-SHAPES = (3, 8)  # in a scene, as many at least and at most
-SIZES = (1 / 12, 1 / 2)  # of the picture's side; the logarithm is drawn evenly
-CLUTTER = 14  # strokes and pieces
-NOISE = 14.0  # of 255
+SHAPES = (2, 5)  # in a scene, as many at least and at most
+SIZES = (1 / 6, 1 / 2)  # of the picture's side; the logarithm is drawn evenly
+CLUTTER = 6  # strokes and pieces
+NOISE = 8.0  # of 255
 SEEN = 0.4  # of a shape, at least, or it is not to be found
+PART = 128  # scenes that one process draws
 FINER = 2  # times as many pixels while it is drawn
 
 
@@ -37,21 +42,17 @@ def _of(*corners: tuple[float, float]) -> Points:
 _HALF = np.linspace(0, np.pi, 17)
 CLASSES: dict[str, Points] = {
     "disc": _around([1.0] * 32),
-    "half": np.stack([np.cos(_HALF), 0.5 - np.sin(_HALF)], 1),
     "moon": np.concatenate(
         [np.stack([np.sin(_HALF), -np.cos(_HALF)], 1), np.stack([0.45 * np.sin(_HALF), np.cos(_HALF)], 1)[1:-1]]
     ),
     "triangle": _around([1.0] * 3),
     "square": _around([1.0] * 4, np.pi / 4),
-    "pentagon": _around([1.0] * 5),
     "star": _around([1.0, 0.42] * 5),
-    "flower": _around([1.0, 0.62] * 8),
     "cross": _of(
         (-0.3, -1), (0.3, -1), (0.3, -0.3), (1, -0.3), (1, 0.3), (0.3, 0.3),
         (0.3, 1), (-0.3, 1), (-0.3, 0.3), (-1, 0.3), (-1, -0.3), (-0.3, -0.3),
     ),
     "arrow": _of((0, -1), (0.9, 0), (0.35, 0), (0.35, 1), (-0.35, 1), (-0.35, 0), (-0.9, 0)),
-    "corner": _of((-1, -1), (-0.3, -1), (-0.3, 0.3), (1, 0.3), (1, 1), (-1, 1)),
     "tee": _of((-1, -1), (1, -1), (1, -0.4), (0.3, -0.4), (0.3, 1), (-0.3, 1), (-0.3, -0.4), (-1, -0.4)),
 }  # fmt: skip
 
@@ -110,21 +111,34 @@ def scene(split: str, number: int, size: int) -> tuple[Image.Image, list[tuple[i
     return Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8)), found
 
 
+def write_scenes(folder: Path, split: str, first: int, last: int, size: int) -> None:
+    for number in range(first, last):
+        picture, shapes = scene(split, number, size)
+        picture.save(folder / "images" / split / f"{number:05d}.png")
+        lines = [f"{label} {' '.join(f'{x:.5f}' for x in (corners / size).ravel())}" for label, corners in shapes]
+        (folder / "labels" / split / f"{number:05d}.txt").write_text("\n".join(lines) + "\n", "utf-8")
+
+
 def draw_scenes(folder: Path, counts: dict[str, int], size: int) -> Path:
     """Writes so many scenes of each split, once; data.yaml, which Ultralytics is told."""
     told = folder / "data.yaml"
     if told.exists():
         return told
-    for split, count in counts.items():
-        images, labels = folder / "images" / split, folder / "labels" / split
-        images.mkdir(parents=True)
-        labels.mkdir(parents=True)
-        for number in range(count):
-            picture, shapes = scene(split, number, size)
-            picture.save(images / f"{number:05d}.png")
-            lines = [f"{label} {' '.join(f'{x:.5f}' for x in (corners / size).ravel())}" for label, corners in shapes]
-            (labels / f"{number:05d}.txt").write_text("\n".join(lines) + "\n", "utf-8")
+    with ThreadPoolExecutor() as pool:
+        for split, count in counts.items():
+            for kind in ("images", "labels"):
+                (folder / kind / split).mkdir(parents=True)
+            every = range(0, count, PART)
+            started = [
+                [sys.executable, __file__, str(folder), split, str(first), str(min(first + PART, count)), str(size)]
+                for first in every
+            ]
+            list(pool.map(functools.partial(subprocess.run, check=True), started))
     names = "\n".join(f"  {number}: {name}" for number, name in enumerate(CLASSES))
     splits = "\n".join(f"{split}: images/{split}" for split in counts)
     told.write_text(f"path: {folder.resolve()}\n{splits}\nnames:\n{names}\n", "utf-8")
     return told
+
+
+if __name__ == "__main__":
+    write_scenes(Path(sys.argv[1]), sys.argv[2], *map(int, sys.argv[3:6]))

@@ -9,13 +9,17 @@ from __future__ import annotations
 import copy
 import logging
 import os
+import random
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from secateur.support import mapped
 
 HOME = Path(os.environ.setdefault("YOLO_CONFIG_DIR", "/tmp/secateur-ultralytics"))
 os.environ.update(YOLO_OFFLINE="true", YOLO_AUTOINSTALL="false", YOLO_VERBOSE="false")
@@ -35,7 +39,7 @@ class Setting:
 
     data: Path
     folder: Path
-    size: int = 160
+    size: int = 128
     batch: int = 64
     device: str = "cpu"
 
@@ -59,6 +63,7 @@ SUBJECTS = {
         Subject("RT-DETR", "yolov8n-rtdetr.yaml", "rtdetr", 5e-4),  # the smallest that Ultralytics describes
     )
 }
+VIEWS = 4  # of each picture, augmented
 TUNING = 0.5  # times the rate, after a detector became smaller
 
 
@@ -76,6 +81,10 @@ def classes_of(task: str) -> tuple[type[Any], type[Any]]:
         from ultralytics.models.yolo.detect import DetectionValidator as Validator
 
     class Quiet(Trainer):  # type: ignore[misc, valid-type, unused-ignore]
+        def get_dataloader(self, path: str, batch_size: int = 16, rank: int = 0, mode: str = "train") -> Any:
+            loader = super().get_dataloader(path, batch_size, rank, mode)
+            return Views(loader, self.device) if mode == "train" else loader
+
         def validate(self) -> tuple[dict[str, float], float]:
             return {}, 0.0
 
@@ -89,6 +98,32 @@ def classes_of(task: str) -> tuple[type[Any], type[Any]]:
             pass
 
     return Quiet, Validator
+
+
+class Views:
+    """The batches of a few epochs of Ultralytics' own loader, augmented as it does, held on the device and given again
+    and again: what is trained here is so small that to read pictures takes longer."""
+
+    def __init__(self, loader: Any, device: torch.device) -> None:
+        self.loader, self.device = loader, device
+        self.epochs: list[list[dict[str, Any]]] = []
+        self.epoch = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.loader, name)
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        if len(self.epochs) < VIEWS:
+            self.epochs.append([mapped(batch, lambda tensor: tensor.to(self.device)) for batch in self.loader])
+            batches = self.epochs[-1]
+        else:
+            batches = random.sample(self.epochs[self.epoch % VIEWS], len(self.loader))
+        self.epoch += 1
+        for batch in batches:
+            yield dict(batch)  # a trainer puts other tensors into it
 
 
 def at_home() -> None:

@@ -76,7 +76,8 @@ def test_what_is_finished_is_not_computed_again(counted):
             with recall.passing(0, x, opened=[model.second.weight, model.last.weight]):
                 model(x)
         assert counted == [model.second, model.last]
-        model.first.weight.add_(1)  # it is another model now
+        model.first.weight.add_(1)
+        recall.forget([model.first.weight])
         counted.clear()
         with recall.passing(0, x, opened=[model.last.weight]):
             found = model(x)

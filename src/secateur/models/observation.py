@@ -225,9 +225,9 @@ def _learn(
         states = encoder_states(block, args, kwargs)
         here = masks.for_block(replay.blocks[reached], args, kwargs, few)
         scout.repeated = pairs.repeated
-        with scout.beside(here, states, None, dense=False, to_the_end=True), scout.learning():
-            with recall.passing("few", (args, kwargs), opened=opened):
-                call()
+        beside = scout.beside(here, states, None, dense=False, to_the_end=True)
+        with beside, scout.learning(), recall.passing("few", (args, kwargs), opened=opened):
+            call()
 
     with in_place(block, new or {}):
         replay.run(0, few, watch)

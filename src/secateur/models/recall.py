@@ -1,8 +1,9 @@
 """What modules returned in an earlier pass over the same batch, returned again where a pass would compute the same.
 
-Law: a pass with it gives the same bits as one without. A module is recalled only where its parameters and buffers are
-the same memory, unwritten since, and it is given what it was given then: the batch, or what other modules returned that
-were recalled themselves. So functions between modules end the chain, and what is behind them is computed.
+Law: a pass with it gives the same bits as one without. A module is recalled only where its parameters are those of
+then, and it is given what it was given then: the batch, or what other modules returned that were recalled themselves.
+So functions between modules end the chain, and what is behind them is computed. Whoever changes parameters has them
+among the opened ones of each pass before, or says `forget`.
 
 A network of layers is one block, and a walk in stages runs all of it again for each stage. With this a stage runs what
 lies between the solved modules around it and its own.
@@ -14,7 +15,7 @@ import contextlib
 import functools
 import math
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -80,28 +81,46 @@ class Recall:
         if torch.is_inference_mode_enabled():  # its tensors count no writes
             yield
             return
-        open_ids = {id(each) for each in opened}
-        most = len(list(self.block.modules())) / 20 if coarse else math.inf
-        closed = [
-            module
-            for module in self.block.modules()
-            if module is not self.block
-            and module not in self._excluded
-            and not isinstance(module, torch.jit.ScriptModule)
-            and not any(id(each) in open_ids for each in module.parameters())
-            and sum(1 for _ in module.modules()) <= most
-        ]
+        closed = self._closed({id(each) for each in opened}, coarse=coarse)
         self._keeps = keeps
         self._names.clear()
         self._ran.clear()
         for number, tensor in enumerate(tensors_in(given)):
             self._name(tensor, ("given", number))
         held = self._held.setdefault(key, {})
+        if keeps:
+            for module in [each for each in held if each not in closed]:
+                self._drop(module, held)
         try:
             with running_as({each: functools.partial(self._run, each, each.forward, held) for each in closed}):
                 yield
         finally:
             self._names.clear()
+
+    def forget(self, parameters: Iterable[Tensor]) -> None:
+        """These have new values from now on."""
+        closed = self._closed({id(each) for each in parameters}, coarse=False)
+        for held in self._held.values():
+            for module in [each for each in held if each not in closed]:
+                self._drop(module, held)
+
+    def _closed(self, opened: Collection[int], *, coarse: bool) -> set[nn.Module]:
+        """The modules within that hold none of these parameters."""
+        found: set[nn.Module] = set()
+        most = 0.05 * len(list(self.block.modules())) if coarse else math.inf
+
+        def look(module: nn.Module) -> tuple[bool, int]:
+            """Whether it holds none, and how many modules it is."""
+            parts = [look(each) for each in module.children()]
+            size = 1 + sum(count for _, count in parts)
+            own = any(id(each) in opened for each in private.parameters_of(module).values())
+            is_closed = all(closed for closed, _ in parts) and not own
+            if is_closed and size <= most and not isinstance(module, torch.jit.ScriptModule):
+                found.add(module)
+            return is_closed, size
+
+        look(self.block)
+        return found - self._excluded - {self.block}
 
     def _run(
         self,
@@ -118,7 +137,7 @@ class Recall:
         if module in self._excluded:
             return original(*args, **kwargs)
         try:
-            given = self._state(module), self._key((args, kwargs))
+            given = self._key((args, kwargs))
         except _UnknownError:
             return original(*args, **kwargs)
         known = held.get(module)
@@ -129,7 +148,7 @@ class Recall:
         output = original(*args, **kwargs)
         if not self._keeps:
             return output
-        written = self._key_or_none((args, kwargs)) != given[1]
+        written = self._key_or_none((args, kwargs)) != given
         if written and not (isinstance(output, Tensor) and len(args) == 1 and output is args[0] and not kwargs):
             self._exclude(module)
             return output
@@ -172,11 +191,6 @@ class Recall:
             self._drop(module, held)
 
     # ---- what is the same ----
-
-    @staticmethod
-    def _state(module: nn.Module) -> Hashable:
-        tensors = (*module.parameters(), *module.buffers())
-        return tuple((each.data_ptr(), private.version_of(each)) for each in tensors)
 
     def _name(self, tensor: Tensor, name: Hashable) -> None:
         self._names[id(tensor)] = weakref.ref(tensor), name, private.version_of(tensor)

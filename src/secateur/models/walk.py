@@ -225,5 +225,8 @@ def _solved(
         )
         more, said = solved(job, name, replay.blocks[name], stage, found)
         new |= more
+        if recall is not None:
+            own = dict(replay.blocks[name].named_parameters())
+            recall.forget(own[local] for local in more)
         pruned = pruned.and_then(form.noted(said, stage))
     return kept, new, pruned
