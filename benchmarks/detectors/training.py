@@ -174,8 +174,8 @@ def train(model: nn.Module, subject: Subject, setting: Setting, epochs: int, see
     trainer = trainer_class(
         overrides=_told(
             subject, setting, model=subject.yaml, epochs=epochs, seed=seed, optimizer="AdamW", lr0=rate, cos_lr=True,
-            momentum=0.9, warmup_epochs=0 if tuning else 3, mosaic=0.0, close_mosaic=0, amp=False, val=False,
-            save=False, cache="ram", deterministic=False, patience=0, mode="train", exist_ok=True,
+            momentum=0.9, warmup_bias_lr=0.0, warmup_epochs=0 if tuning else 3, mosaic=0.0, close_mosaic=0, amp=False,
+            val=False, save=False, cache="ram", deterministic=False, patience=0, mode="train", exist_ok=True,
             name=f"{subject.name}-{seed}-{os.getpid()}", nbs=setting.batch,
         )
     )  # fmt: skip
