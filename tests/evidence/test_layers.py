@@ -59,6 +59,36 @@ def test_convolutions_of_any_dimension_are_matrix_products(dimensions):
     close(entry["gram"].diagonal().sqrt(), entry["input_norm"].flatten())
 
 
+class PadsAsTensorFlow(nn.Conv2d):
+    """As `Conv2dSame` of timm and `Conv2dStaticSamePadding` of EfficientNets."""
+
+    def forward(self, x):
+        x = functional.pad(x, (1, 2, 2, 2))
+        return functional.conv2d(x, self.weight, bias=self.bias, stride=self.stride, groups=self.groups)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_class_that_pads_by_itself_sees_what_it_convolves(groups):
+    """Also on an input that is smaller than its kernel."""
+    layer = PadsAsTensorFlow(4, 6, 5, stride=2, groups=groups).double()
+    words = ["input_norm", "input_mean"] + ["gram"] * (groups == 1)
+    for size in (3, 8):
+        x = torch.randn(2, 4, size, size, dtype=torch.float64)
+        entry = collect(nn.Sequential(layer), [x], words)["0.weight"]
+        plain = nn.Conv2d(4, 6, 5, stride=2, groups=groups).double()
+        wanted = collect(plain, [functional.pad(x, (1, 2, 2, 2))], words)["weight"]
+        assert all(torch.equal(entry[word], wanted[word]) for word in words)
+
+
+def test_a_class_that_convolves_by_no_function_of_torch_is_refused():
+    class Folded(nn.Conv2d):
+        def forward(self, x):
+            return torch.einsum("bchw,oc->bohw", x, self.weight[..., 0, 0])
+
+    with pytest.raises(ValueError, match="a Folded convolves by no function of torch, so its inputs are not known"):
+        collect(Folded(2, 3, 1), [torch.randn(1, 2, 4, 4)], "input_norm")
+
+
 @pytest.mark.parametrize("groups", [1, 2])
 def test_transposed_convolutions_see_channels(groups):
     layer = nn.ConvTranspose2d(4, 6, 3, groups=groups)

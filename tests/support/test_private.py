@@ -317,6 +317,19 @@ def test_padding_of_a_convolution_is_what_it_computes_with(padding):
     torch.testing.assert_close(torch.nn.functional.conv2d(padded, layer.weight, layer.bias), layer(x))
 
 
+def test_a_class_of_its_own_convolves_in_its_own_way():
+    class Same(nn.Conv2d):
+        def forward(self, x):
+            return super().forward(x)
+
+    class Padding(nn.Conv1d):
+        def _conv_forward(self, x, weight, bias):
+            return super()._conv_forward(x, weight, bias)
+
+    assert all(private.convolves_as_torch(each(1, 1, 1)) for each in (nn.Conv1d, nn.Conv2d, nn.Conv3d))
+    assert not any(private.convolves_as_torch(each(1, 1, 1)) for each in (Same, Padding, nn.ConvTranspose2d, nn.Linear))
+
+
 def test_tensors_in_files_become_those_of_a_model_and_these_again():
     """The experts of a Mixtral are a tensor each in files, and one in the model."""
     transformers = pytest.importorskip("transformers")

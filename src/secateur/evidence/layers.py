@@ -7,7 +7,7 @@ padding, dilation or groups.
 from __future__ import annotations
 
 import types
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from secateur.evidence.statistics import STATISTICS, Sums, widest
-from secateur.evidence.unfolding import RecurrentCalls, gates, unfolded
+from secateur.evidence.unfolding import CONVOLUTIONS, RECURRENT, Calls, gates, patches_of, unfolded
 from secateur.support import private
 
 
@@ -89,7 +89,10 @@ class _Lookup:
 
 @dataclass(frozen=True, eq=False)
 class _Convolution:
-    """An input feature is a channel at a place of the kernel; a token is a place of the output."""
+    """An input feature is a channel at a place of the kernel; a token is a place of the output.
+
+    Where a class of its own computes it, as those do that pad as TensorFlow pads, a second run says on what.
+    """
 
     module: Any
 
@@ -106,23 +109,45 @@ class _Convolution:
         x, y = args[0] if args else kwargs["input"], output
         if x.dim() == spatial + 1:
             x, y = x[None], y[None]
+        if its_own := not private.convolves_as_torch(self.module):
+            x = self._met(args, kwargs)
         # squaring and summing over the batch come before unfolding, which only copies: one example's work for a batch
         places = tuple(range(2, 2 + spatial))
         totals, squares = (
-            None if summed is None else self._patches(summed[None]).sum(places)[0]
+            None if summed is None else self._patches(summed[None], padded=its_own).sum(places)[0]
             for summed in (sums.total(x), sums.square(x))
         )
         sums.add(totals, squares, y.numel() // y.shape[1])
         if "gram" in sums.words:
             for example in x:
-                patches = self._patches(example[None])[0].movedim(0, spatial)  # (*places, channels, *kernel)
+                patches = self._patches(example[None], padded=its_own)[0].movedim(
+                    0, spatial
+                )  # (*places, channels, *kernel)
                 sums.add_gram(patches.flatten(spatial).flatten(0, spatial - 1))
 
-    def _patches(self, x: Tensor) -> Tensor:
+    def _met(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        """What the first convolution of a second run is computed on, padded."""
+        found: list[Tensor] = []
+
+        def see(func: Any, given: Sequence[Any], more: Mapping[str, Any]) -> None:
+            if not found and (seen := patches_of(func, given, more)) is not None:
+                found.append(seen[1][0].x)
+
+        with Calls(CONVOLUTIONS, see):
+            self.module.forward(*args, **kwargs)
+        if not found:
+            raise ValueError(
+                f"a {type(self.module).__name__} convolves by no function of torch, so its inputs are not known; leave "
+                "it out by exclude= (weights= here), or take a criterion that asks for no inputs."
+            )
+        return found[0]
+
+    def _patches(self, x: Tensor, *, padded: bool) -> Tensor:
         """A view (batch, channels, *places, *kernel) of the padded input."""
         module = self.module
-        mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
-        x = functional.pad(x, private.padding_of(module), mode=mode)
+        if not padded:
+            mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
+            x = functional.pad(x, private.padding_of(module), mode=mode)
         return unfolded(x, module.kernel_size, module.stride, module.dilation)
 
     def inputs(self, vector: Tensor, shape: torch.Size) -> Tensor:
@@ -225,13 +250,13 @@ class _Gates:
         return "gates"
 
     def observe(self, sums: Sums, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, keep: Any) -> None:  # noqa: ARG002
-        def see(func: Any, given: Sequence[Any]) -> None:
+        def see(func: Any, given: Sequence[Any], _: Any) -> None:
             for name, _, x in gates(func, given):
                 if name == self.key:
                     sums.add_inputs(_rows(x, keep))
                     return
 
-        with RecurrentCalls(see):
+        with Calls(RECURRENT, see):
             self.module.forward(*args, **kwargs)
 
     def inputs(self, vector: Tensor, shape: torch.Size) -> Tensor:  # noqa: ARG002

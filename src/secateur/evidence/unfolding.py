@@ -7,7 +7,7 @@ hidden states are those that the network itself computes in evaluation mode.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -158,14 +158,14 @@ def _states_before(
     return torch.cat([before[: len(one)] for one, before in zip(steps, earlier, strict=True)])
 
 
-class RecurrentCalls(TorchFunctionMode):
-    """Hands each recurrent call that is made within to a function, before it is computed."""
+class Calls(TorchFunctionMode):
+    """Hands each call of these functions that is made within to another, before it is computed."""
 
-    def __init__(self, see: Callable[[Any, Sequence[Any]], None]) -> None:
+    def __init__(self, of: Container[Any], see: Callable[[Any, Sequence[Any], Mapping[str, Any]], None]) -> None:
         super().__init__()
-        self.see = see
+        self.of, self.see = of, see
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in RECURRENT:
-            self.see(func, args)
+        if func in self.of:
+            self.see(func, args, kwargs or {})
         return func(*args, **(kwargs or {}))

@@ -527,13 +527,8 @@ def _why_not(model: nn.Module, module: nn.Module, zeros: float, x: Tensor | None
         return "not called on the example; something else reads its weight, or nothing does"
     if nn.utils.parametrize.is_parametrized(module):
         return "parametrized; remove the parametrization first"
-    forward = type(module).forward
-    if not is_conv1d(module) and forward not in (
-        nn.Linear.forward,
-        nn.Conv1d.forward,
-        nn.Conv2d.forward,
-        nn.Conv3d.forward,
-    ):
+    as_torch = type(module).forward is nn.Linear.forward or private.convolves_as_torch(module)
+    if not is_conv1d(module) and not as_torch:
         return f"{type(module).__name__} computes in its own way"
     if any(not hasattr(hook, "_tensor_name") for hook in private.hooks_of(module)):
         return "it has hooks, which would be lost"

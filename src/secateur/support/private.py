@@ -301,6 +301,13 @@ def optimizer_inside(wrapper: Any) -> Any:
     return getattr(wrapper, "optimizer", getattr(wrapper, "_optimizer", None))
 
 
+def convolves_as_torch(module: nn.Module) -> bool:
+    """Whether it is a convolution that computes as torch's own does; classes made from them may pad by themselves."""
+    mine: Any = type(module)
+    own = (each for each in (nn.Conv1d, nn.Conv2d, nn.Conv3d) if mine.forward is each.forward)
+    return any(mine._conv_forward is each._conv_forward for each in own)
+
+
 def padding_of(convolution: Any) -> list[int]:
     """What `torch.nn.functional.pad` is given for a convolution: before and after each dimension, from the last."""
     padding: list[int] = convolution._reversed_padding_repeated_twice
