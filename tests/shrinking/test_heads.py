@@ -5,7 +5,18 @@ import json
 
 import pytest
 import torch
-from transformers import BertConfig, BertModel, LlamaConfig, LlamaModel, ViTConfig, ViTModel
+from transformers import (
+    BertConfig,
+    BertModel,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaModel,
+    T5Config,
+    T5Model,
+    ViTConfig,
+    ViTModel,
+)
 
 from secateur import load_shrunken, save_shrunken, shrink
 from secateur.kinds import Heads
@@ -26,8 +37,16 @@ def vit():
 
 def llama():
     torch.manual_seed(0)
-    config = LlamaConfig(vocab_size=50, num_key_value_heads=2, initializer_range=0.2, use_cache=False, **SIZES)
+    config = LlamaConfig(vocab_size=50, num_key_value_heads=2, initializer_range=0.2, **SIZES)
     return LlamaModel(config).eval()
+
+
+def gpt2():
+    torch.manual_seed(0)
+    special = {"bos_token_id": 0, "eos_token_id": 0}
+    return GPT2LMHeadModel(
+        GPT2Config(vocab_size=50, n_embd=48, n_layer=2, n_head=6, initializer_range=0.2, **special)
+    ).eval()
 
 
 CASES = {
@@ -36,6 +55,35 @@ CASES = {
     "llama": (llama, TOKENS, {0: [1, 4], 1: [0, 3]}, "layers.{}.self_attn.o_proj"),
     "llama, whole keys": (llama, TOKENS, {1: [3, 4, 5]}, "layers.{}.self_attn.o_proj"),
 }
+
+
+def test_a_cache_that_nobody_asked_for_keeps_no_heads():
+    """The model returns one unless it is told not to; who says that it is wanted keeps its keys and values."""
+    for make in (gpt2, llama):
+        assert make().config.use_cache
+        whole, less = make(), make()
+        shrink(less, TOKENS, leave=Heads({0: [0, 1, 2]}))
+        assert sum(each.numel() for each in less.parameters()) < sum(each.numel() for each in whole.parameters())
+        assert less(**TOKENS).past_key_values is not None
+    with pytest.raises(ValueError, match="layer 0 has no heads that can leave: an output of the model"):
+        shrink(gpt2(), {**TOKENS, "use_cache": True}, leave=Heads({0: [0]}))
+
+
+def test_layers_that_share_their_heads_lose_them_together():
+    """T5's add one table of biases, so a head of one layer is that of all."""
+    torch.manual_seed(0)
+    config = T5Config(vocab_size=50, d_model=48, d_kv=8, d_ff=64, num_layers=2, num_heads=6)
+    model = T5Model(config).eval()
+    both = {**TOKENS, "decoder_input_ids": TOKENS["input_ids"]}
+    whole = sum(each.numel() for each in model.parameters())
+    for heads in ({0: [1]}, {0: [1], 1: [2]}):
+        with pytest.raises(
+            ValueError, match=r"encoder\.block\.0, encoder\.block\.1.* share their heads, so they leave"
+        ):
+            shrink(model, both, leave=Heads(heads))
+    assert sum(each.numel() for each in model.parameters()) == whole
+    shrink(model, both, leave=Heads({0: [1], 1: [1]}))
+    assert {block.layer[0].SelfAttention.q.out_features for block in model.encoder.block} == {40}
 
 
 def outputs(model, inputs):

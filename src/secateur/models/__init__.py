@@ -11,6 +11,7 @@ from secateur.models.batches import read_calibration as read_calibration
 from secateur.models.batches import refuse_empty as refuse_empty
 from secateur.models.batches import shorter as shorter
 from secateur.models.batches import with_batch_in_errors as with_batch_in_errors
+from secateur.models.batches import without_cache as without_cache
 from secateur.models.blocks import block_of as block_of
 from secateur.models.blocks import choose_targets as choose_targets
 from secateur.models.blocks import find_blocks as find_blocks

@@ -505,6 +505,11 @@ def example_for(model: nn.Module) -> dict[str, Any]:
     return {**{key: value for key, value in found.items() if key in known}, **_nothing_beside(model)}
 
 
+def without_cache(model: nn.Module, example: Any) -> Any:
+    """What a model is called with, by which it returns no cache and no scores of routers unless that says so."""
+    return {**_nothing_beside(model), **example} if isinstance(example, Mapping) else example
+
+
 def _nothing_beside(model: nn.Module) -> dict[str, bool]:
     known = inspect.signature(model.forward).parameters
     return {key: False for key in _BESIDE if key in known}

@@ -32,6 +32,7 @@ from secateur.models import (
     reached_by_name,
     shorter,
     with_batch_in_errors,
+    without_cache,
 )
 from secateur.pipeline import reestimate_batchnorm
 from secateur.shrinking.apply import carry_out
@@ -184,9 +185,9 @@ def shrink(
     Args:
         model: any module; its parameters stay the same objects, with smaller data. Or a directory with ``config.json``
             and safetensors files, sharded or not.
-        example_inputs: a tensor, a tuple of positional arguments or a dict of keyword arguments. None: the first of
-            ``batches``, without a cache or routers' scores beside the results; of it two rows, and a few tokens of a
-            text, but for a ``target`` of time.
+        example_inputs: a tensor, a tuple of positional arguments or a dict of keyword arguments, which is completed to
+            ask for no cache and no routers' scores beside the results where it does not say so. None: the first of
+            ``batches``; of it two rows, and a few tokens of a text, but for a ``target`` of time.
         sparsity: the fraction of ``target`` that leaves, in [0, 1): what leaves is the nearest that exists, off by at
             most half of the smallest step. Where steps are so coarse that this is more than a twentieth of the target,
             the smaller of the two nearest models is taken. None: the units that are zero in all members leave, or, with
@@ -321,7 +322,8 @@ def shrink(
     by_batch = example_inputs is None
     if by_batch:
         example_inputs = _example_in(model, held, forward, target)
-    inputs = [example_inputs, *more_inputs]
+    example_inputs = without_cache(model, example_inputs)
+    inputs = [example_inputs, *(without_cache(model, each) for each in more_inputs)]
     watched = functools.partial(
         find_coupling,
         model,

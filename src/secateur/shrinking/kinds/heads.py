@@ -6,6 +6,7 @@ stands around others in the layer, so that queries, keys, values and the output 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -41,13 +42,18 @@ def choose_heads(subject: PruningTarget, heads: Heads, asked: Request) -> Choice
     around = ties_around(coupling, subject.scope.groups)
     every = [group for group in subject.scope.groups if group.tied in around]
     kept: dict[str, npt.NDArray[np.bool_]] = {}
+    named: dict[str, dict[str, set[int]]] = {}  # of each group, by the paths of the layers that share it
     for layer, numbers in heads.remove.items():
-        group, units = _units(coupling, _attention_of(subject, layer, blocks, every), layer, numbers)
+        path = _path_of(subject, layer, blocks)
+        group, units = _units(coupling, _attention_of(subject, layer, path, every), layer, numbers)
+        named.setdefault(group.name, {}).setdefault(path, set()).update(units)
         mask = kept.setdefault(group.name, np.ones(group.size, dtype=bool))
         mask[units] = False
         if not mask.any():
             raise ValueError(f"layer {layer!r}: all of its heads are to leave, and one stays at least.")
     groups = [group for group in every if group.name in kept]
+    for group in groups:
+        _check_sharing(group, named[group.name])
     counts = counts_of(kept)
     _check_ties(every, counts)
     if not subject.is_possible(counts):
@@ -65,15 +71,18 @@ def _blocks(model: nn.Module) -> Sequence[str]:
         return []  # layers have names all the same
 
 
-def _attention_of(
-    subject: PruningTarget, layer: int | str, blocks: Sequence[str], every: Iterable[Group]
-) -> list[Group]:
-    """The groups of heads in a layer: one, or two where several heads of queries share keys and values."""
+def _path_of(subject: PruningTarget, layer: int | str, blocks: Sequence[str]) -> str:
+    """The module that a layer is."""
     if isinstance(layer, int) and not 0 <= layer < len(blocks):
         raise ValueError(f"there is no layer {layer}: the model has {len(blocks)} blocks.")
     path = blocks[layer] if isinstance(layer, int) else layer
     if path not in dict(subject.model.named_modules()):
         raise ValueError(f"there is no module {path!r} whose heads could leave.")
+    return path
+
+
+def _attention_of(subject: PruningTarget, layer: int | str, path: str, every: Iterable[Group]) -> list[Group]:
+    """The groups of heads in a layer: one, or two where several heads of queries share keys and values."""
     found = [group for group in every if any(_within(name, path) for name, _ in group.members)]
     if not found:
         why = [reason for (name, _), reason in subject.scope.frozen.items() if _within(name, path)]
@@ -82,6 +91,16 @@ def _attention_of(
         names = ", ".join(dict.fromkeys(group.name.rpartition(".")[0] for group in found))
         raise ValueError(f"layer {layer!r} has several attentions; name the module of one, such as of {names}.")
     return found
+
+
+def _check_sharing(group: Group, named: Mapping[str, set[int]]) -> None:
+    """Raises ValueError where layers share their heads, as T5's do by one table of biases, and some would keep them."""
+    inside = {name for name, _ in group.members if any(_within(name, path) for path in named)}
+    roles = {re.sub(r"\d+", "*", name) for name in inside}
+    others = [name for name, _ in group.members if name not in inside and re.sub(r"\d+", "*", name) in roles]
+    if others or len({*map(frozenset, named.values())}) > 1:
+        places = ", ".join(dict.fromkeys([*named, *(name.rsplit(".", 2)[0] for name in others)]))
+        raise ValueError(f"{places} share their heads, so they leave together; name the same heads of each.")
 
 
 def _within(name: str, path: str) -> bool:
