@@ -129,7 +129,7 @@ def _done(told: Told, job: Job) -> dict[str, Any]:
         elif job.method == THEIRS:
             model = pruned_to(model, job.level, told.size)
         else:
-            model = shrunk(model, job, setting, told)
+            model = shrunk(model, job, subject, setting, told)
         spent = time.process_time() - started[0], time.perf_counter() - started[1]
         found = {"processor": round(spent[0], 1), "s": round(spent[1], 1)}
     found |= judge(model, subject, setting)
@@ -148,31 +148,17 @@ def _done(told: Told, job: Job) -> dict[str, Any]:
     return found
 
 
-def shrunk(model: Any, job: Job, setting: Any, told: Told) -> Any:
-    """By what a reader would write: the detector, a picture, how much, and pictures without labels."""
-    import torch
+def shrunk(model: Any, job: Job, subject: Any, setting: Any, told: Told) -> Any:
+    """By what a reader would write: the detector, a folder of pictures without labels, and how much."""
+    import ultralytics  # type: ignore[import-not-found, unused-ignore]
 
-    from benchmarks.detectors.training import pictures
-    from secateur import shrink
+    from secateur.integrations.ultralytics import shrink_detector
 
-    device = torch.device(told.shrink_on)
-    batches = [each.to(device) for each in pictures(setting, told.calibrated)]
-    model = model.to(device)
-    example = torch.zeros(1, 3, told.size, told.size, device=device)
-    handle = model.register_forward_hook(lambda _module, _args, outputs: without_features(outputs))
-    shrink(model, example, job.level, target="macs", batches=batches, round_to=8 if job.method == EIGHTS else None)
-    handle.remove()
-    for block in model.modules():
-        if hasattr(block, "forward_split"):  # which only an exporter calls: no pass reads the number
-            block.c = block.cv1.conv.out_channels // 2
-    return model.cpu()
-
-
-def without_features(outputs: Any) -> Any:
-    """Of what a detector returns all but the features before its head, of which training reads the shapes alone."""
-    if isinstance(outputs, dict):
-        return {key: without_features(each) for key, each in outputs.items() if key != "feats"}
-    return tuple(map(without_features, outputs)) if isinstance(outputs, tuple) else outputs
+    dense = (ultralytics.RTDETR if subject.task == "rtdetr" else ultralytics.YOLO)(subject.yaml)
+    dense.model = model.to(told.shrink_on)
+    folder = setting.data.parent / "images/train"
+    how = {"round_to": 8} if job.method == EIGHTS else {}
+    return shrink_detector(dense, folder, job.level, imgsz=told.size, samples=told.calibrated, **how).model.cpu()
 
 
 def width_for(subject: Any, level: float, size: int) -> float:

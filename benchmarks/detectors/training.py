@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from secateur.support import mapped
 
@@ -200,16 +200,6 @@ def judge(model: nn.Module, subject: Subject, setting: Setting) -> dict[str, flo
         for letter, key in (("boxes", "metrics/mAP50-95(B)"), ("masks", "metrics/mAP50-95(M)"))
         if key in found
     }
-
-
-def pictures(setting: Setting, count: int, batch: int = 16) -> list[Tensor]:
-    """Training pictures without labels, (batch, 3, side, side) between 0 and 1: what a detector is called with."""
-    import numpy as np
-    from PIL import Image
-
-    files = sorted((setting.data.parent / "images/train").glob("*.png"))[:count]
-    every = torch.stack([torch.from_numpy(np.array(Image.open(file))) for file in files])
-    return list((every.permute(0, 3, 1, 2).float() / 255).split(batch))
 
 
 def multiply_adds(model: nn.Module, size: int) -> int:
