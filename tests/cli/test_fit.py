@@ -119,6 +119,8 @@ def test_torchrun_is_refused(folder, monkeypatch):
     [
         ((), "give --budget latency=0.6, what may be spent, or --keep 0.99, what has to stay: one of the two"),
         (("--budget", "params=0.5", "--keep", "0.9"), "give --budget latency=0.6, what may be spent, or --keep 0.99"),
+        (("--keep", "code=0.9"), "keep= names the text 'code'; those of the batches are none: give several texts by"),
+        (("--keep", "most"), "--keep is NAME=NUMBER, such as"),
         (("--keep", "2"), "keep is the share of the dense model's score that has to stay"),
         (("--keep", "0.9", "--target", "joules"), "no cost is called 'joules'"),
         (("--budget", "params"), "--budget is NAME=NUMBER, such as latency=0.6, not 'params'"),

@@ -188,6 +188,21 @@ def test_a_share_of_the_outputs_is_kept_where_there_is_no_score(score, loss_at):
     assert "% of the dense model is kept, as " in str(done)
 
 
+def test_each_text_keeps_its_own_share():
+    every = inputs()
+    texts = {"mine": every[:2], "theirs": [each * torch.tensor([5.0] + [0.2] * 5) for each in every[2:]]}
+    found = {}
+    for theirs in (0.97, 0.3):
+        model = blocks(3)
+        done = fit(model, texts, keep={"mine": 0.97, "theirs": theirs}, score="change", shares=SHARES)
+        assert done.kept["mine"] >= 0.97 - 1e-9
+        assert done.kept["theirs"] >= theirs - 1e-9
+        assert f"Asked: 97.0% on mine and {theirs:.1%} on theirs of the score" in str(done)
+        assert f"Of the dense model {done.kept['mine']:.1%} on mine and" in str(done)
+        found[theirs] = parameters(model)
+    assert found[0.3] <= found[0.97] < done.dense["params"]
+
+
 @pytest.mark.parametrize("verb", [fit, sensitivity])
 def test_several_processes_are_refused(monkeypatch, verb):
     monkeypatch.setattr(making, "rank_and_world", lambda: (1, 2))
@@ -259,6 +274,9 @@ def test_every_dtype_is_fitted(dtype):
         ({"budget": {"latency": 0.5}, "over": "oneshot"}, ValueError, "zeros make nothing faster by themselves"),
         ({"budget": {"params": 0.5}, "finals": 0}, ValueError, "finals must be at least 1"),
         ({"budget": {"params": 0.5}, "score": 3}, TypeError, r"score is a function \(model\) -> float"),
+        ({"keep": {}}, ValueError, "keep= names no text"),
+        ({"keep": {"mine": 2.0}}, ValueError, "mine is the share of the dense model's score"),
+        ({"keep": {"mine": 0.9}}, ValueError, "keep= names the text 'mine'; those of the batches are none"),
         ({"keep": 1.1}, ValueError, "keep is the share of the dense model's score"),
         ({"budget": {"params": 0.5}, "forward": lambda m, b: m(b)}, ValueError, "pass example_inputs="),
         ({"budget": {"params": 0.01}, "shares": SHARES}, ValueError, "the params cannot come to"),

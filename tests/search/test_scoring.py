@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from secateur.models import divergence
+from secateur.models import NamedTexts, divergence
 from secateur.search import score as held_back
 from secateur.search.costs import Judged, taken_of
-from secateur.search.score import SCORES, ModelLoss, share_left, split
+from secateur.search.score import SCORES, ModelLoss, lost_at, share_left, split
 from support.fitting import blocks, inputs
 from support.measured import text, words
 from support.stacks import stack
@@ -323,3 +323,34 @@ def test_a_word_says_how_outputs_are_compared():
     assert ModelLoss(blocks(2), inputs(2), score="cosine").word == "cosine"
     with pytest.raises(ValueError, match="score must be one of 'kl', 'cosine', 'change', or a function, not 'f1'"):
         ModelLoss(blocks(2), inputs(2), score="f1")
+
+
+def test_of_several_texts_each_has_a_share_of_its_own():
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3, bias=False)
+    mine, theirs = torch.zeros(6, 4), torch.zeros(6, 4)
+    mine[:, :2], theirs[:, 2:] = torch.randn(6, 2), torch.randn(6, 2)
+    batches = NamedTexts.of({"mine": [mine[:3], mine[3:]], "theirs": [theirs]})
+    loss = ModelLoss(model, batches, score="change", keep={"mine": 0.9, "theirs": 0.5})
+    most = loss.most(loss.keep)
+    assert (loss(), loss.kept(), most) == (0.0, {"mine": 1.0, "theirs": 1.0}, lost_at(0.9, "change"))
+    with torch.no_grad():
+        model.weight[:, 2:] *= 0.4  # keeps 1 - 0.6 ** 2 of what theirs are
+    kept = loss.kept()
+    assert kept["mine"] == 1.0
+    assert loss() == pytest.approx(most * (1 - kept["theirs"]) / 0.5)
+    assert loss([0, 1]) == 0.0
+    assert loss() <= most or kept["theirs"] < 0.5
+    assert ModelLoss(model, batches, score="change", keep={"mine": 0.9}).most({"mine": 0.9}) == most
+    with pytest.raises(ValueError, match="keep= names the text 'others'; those of the batches are mine, theirs"):
+        ModelLoss(model, batches, keep={"others": 0.9})
+    with pytest.raises(ValueError, match="those of the batches are none: give several texts by name"):
+        ModelLoss(model, [mine], keep={"mine": 0.9})
+    with pytest.raises(ValueError, match="a score of your own is one number of all"):
+        ModelLoss(model, batches, score=lambda _: 1.0, keep={"mine": 0.9})
+
+
+def test_of_each_text_that_has_a_name_a_quarter_is_held_back():
+    rest, back = split(NamedTexts.of({"a": [torch.full((1,), float(at)) for at in range(8)], "b": [torch.ones(1)]}))
+    assert [float(each) for each in back] == [3.0, 7.0, 1.0]
+    assert (back.names, rest.names) == (("a", "a", "b"), ("a",) * 6 + ("b",))

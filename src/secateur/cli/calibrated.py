@@ -195,11 +195,12 @@ def fit(asked: Asked) -> Iterator[Any]:
     that was stopped goes on if the same command is given again; OUT appears complete or not at all.
     """
     from secateur.checkpoints import check_new
-    from secateur.search import budget_in_words
+    from secateur.search import budget_in_words, shares_in_words
     from secateur.search import fit as fit_model
 
     one_process("fit")
     limits = budget_in_words(asked.budget) if asked.budget else None
+    keep = None if asked.keep_share is None else shares_in_words(asked.keep_share)
     if (limits is None) == (asked.keep_share is None):
         raise ValueError(
             "give --budget latency=0.6, what may be spent, or --keep 0.99, what has to stay: one of the two."
@@ -212,7 +213,7 @@ def fit(asked: Asked) -> Iterator[Any]:
             read_text(asked),
             out=asked.out,
             budget=limits,
-            keep=asked.keep_share,
+            keep=keep,
             over=asked.over or ("shrink",),
             **asked.only(
                 "target", "shares", "score", "include", "exclude", "solver", "pattern", "seed", "store", "levels"

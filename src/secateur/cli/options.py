@@ -210,10 +210,9 @@ OPTIONS = {
     ),
     "keep_share": Option(
         "In place of a budget: the share of the dense model's outputs that has to stay, as --score compares them; and "
-        "as little as that allows of --target.",
+        "as little as that allows of --target. code=0.99,maths=0.9 of texts that --data names: of each its own share.",
         "SHARE",
-        float,
-        ("--keep",),
+        names=("--keep",),
     ),
     "finals": Option("How many choices are finished on a copy, before the best of them is taken.", "N", int, least=1),
     # ---- how it is trained

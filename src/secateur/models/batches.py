@@ -23,6 +23,7 @@ from secateur.checkpoints import CheckpointError, read_json
 from secateur.models.replay import LostOutputError
 from secateur.support import (
     Forward,
+    check_batches,
     device_of,
     documents,
     is_empty,
@@ -60,6 +61,18 @@ class NamedTexts(list[Batch]):
     def __init__(self, batches: Iterable[Batch], names: Iterable[str]) -> None:
         super().__init__(batches)
         self.names = tuple(names)
+
+    @classmethod
+    def of(cls, batches: Any) -> list[Batch]:
+        """These batches as a list; of ``{name: batches}`` with their names, which they also keep if they have them.
+
+        >>> NamedTexts.of({"mine": [torch.ones(1)], "theirs": [torch.zeros(1)]}).names
+        ('mine', 'theirs')
+        """
+        if isinstance(batches, Mapping) and all(isinstance(its, list | tuple) for its in batches.values()):
+            return cls(itertools.chain(*batches.values()), (name for name, its in batches.items() for _ in its))
+        check_batches(batches)
+        return batches if isinstance(batches, cls) else list(batches)
 
     def by_name(self) -> dict[str, list[Batch]]:
         """The batches of each text, in the order of the names."""

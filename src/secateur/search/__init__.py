@@ -1,6 +1,7 @@
 """What a model may spend, and what it gives up for it: `sensitivity` and `fit`."""
 
 from secateur.search.costs import budget_in_words as budget_in_words
+from secateur.search.costs import shares_in_words as shares_in_words
 from secateur.search.fitting import fit as fit
 from secateur.search.levels import Level as Level
 from secateur.search.levels import Levels as Levels

@@ -21,7 +21,7 @@ from torch import nn
 
 from secateur.coupling import Coupling, Group, Scope, find_coupling, may_leave
 from secateur.models import example_for, shorter
-from secateur.search.costs import Budget, Judged, holds, nonzeros, taken_of
+from secateur.search.costs import Budget, Judged, holds, nonzeros, taken_of, words_of_shares
 from secateur.search.latency import Times, milliseconds_of, saved_by
 from secateur.search.levels import Levels
 from secateur.search.result import KINDS, Chosen, Point, cost_text, knee_of
@@ -424,7 +424,8 @@ class LevelSearch:
     def _measure_alone(self) -> None:
         """Measures the loss of each class alone in the whole model, at a level or two. The levels' own estimates are of
         second order, and far off for a model whose outputs depend on all positions together."""
-        if self.known is not None and self.known.score == self.measured.word and self.measured.score is None:
+        as_known = self.measured.score is None and self.measured.keep is None
+        if self.known is not None and self.known.score == self.measured.word and as_known:
             self.space.curves = curves_of(self.known.scores, self.space.classes)
             if self.space.curves is not None:
                 return
@@ -672,8 +673,8 @@ class LevelSearch:
         whole = "of the dense model's outputs" if score is None else f"of the score of {score:.5g}"
         hint = " keep is a share: 0.99 is 99 %." if self.asked.keep == 1 else ""
         return ValueError(
-            f"no model was found that is smaller and keeps {self.asked.keep:.1%} {whole}: at {share:.1%} of the "
-            f"{self.asked.target} it is less. Ask for less of the score, or pass shares= with smaller ones.{hint}"
+            f"no model was found that is smaller and keeps {words_of_shares(self.asked.keep)} {whole}: at {share:.1%} "
+            f"of the {self.asked.target} it is less. Ask for less of it, or pass shares= with smaller ones.{hint}"
         )
 
     def _chosen(self, limits: Mapping[str, float], found: Evolved, curve: Sequence[Point]) -> Chosen:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from secateur.coupling import Axis, Coupling, Expression, Group, Product, leaves, resolved
 from secateur.shrinking import CostPolynomial, TiedGroups
-from secateur.support import Between, tensors_of, unknown
+from secateur.support import Between, printable, tensors_of, unknown
 
 # ---- Budgets: limits on the cost of the result, or the share of the score that it has to keep.
 #
@@ -37,12 +37,13 @@ class Budget:
 
     Attributes:
         limits: ``{word of COSTS: limit}``: up to 1 a share of what the dense model costs, above that the cost itself.
-        keep: the share of the dense model's score that has to be kept; None where there are limits.
+        keep: the share of the dense model's score that has to be kept, or ``{text: share}`` of each that is guarded;
+            None where there are limits.
         target: the word of the cost that is minimized, where a score is kept.
     """
 
     limits: Mapping[str, float]
-    keep: float | None = None
+    keep: float | Mapping[str, float] | None = None
     target: str = "params"
 
     @property
@@ -64,12 +65,14 @@ def holds(limits: Mapping[str, float], costs: Mapping[str, float]) -> bool:
     return all(costs[word] <= limit / _ABOVE for word, limit in limits.items())
 
 
-def parse_budget(budget: Mapping[str, float] | None, keep: float | None = None, *, target: str = "params") -> Budget:
+def parse_budget(
+    budget: Mapping[str, float] | None, keep: float | Mapping[str, float] | None = None, *, target: str = "params"
+) -> Budget:
     """The value that the arguments of `secateur.fit` mean.
 
     Args:
         budget: ``{word: limit}``.
-        keep: the share of the dense model's score.
+        keep: the share of the dense model's score, or ``{text: share}``.
         target: what is to be little where a score is kept.
 
     Raises:
@@ -88,12 +91,16 @@ def parse_budget(budget: Mapping[str, float] | None, keep: float | None = None, 
             f'give either budget={{"latency": 0.6}}, limits of costs, or keep=0.99, a share of the score; got {which}.'
         )
     if keep is not None:
-        _number("keep", keep)
-        if not 0 < keep <= 1:
-            raise ValueError(
-                f"keep is the share of the dense model's score that has to stay, in (0, 1], not {keep}: 0.99 is 99 %."
-            )
-        return Budget({}, float(keep), target)
+        if isinstance(keep, Mapping) and not keep:
+            raise ValueError('keep= names no text; name one and its share, such as {"mine": 0.99}.')
+        for name, share in keep.items() if isinstance(keep, Mapping) else [("keep", keep)]:
+            _number(name, share)
+            if not 0 < share <= 1:
+                raise ValueError(
+                    f"{name} is the share of the dense model's score that has to stay, in (0, 1], not {share}: 0.99 is "
+                    "99 %."
+                )
+        return Budget({}, {**keep} if isinstance(keep, Mapping) else float(keep), target)
     if not isinstance(budget, Mapping):
         raise TypeError(f'a budget is a mapping such as {{"latency": 0.6}}, not a {type(budget).__name__}.')
     if not budget:
@@ -105,7 +112,7 @@ def parse_budget(budget: Mapping[str, float] | None, keep: float | None = None, 
     return Budget({word: float(limit) for word, limit in budget.items()}, None, target)
 
 
-def budget_in_words(words: Iterable[str]) -> dict[str, float]:
+def budget_in_words(words: Iterable[str], option: str = "--budget") -> dict[str, float]:
     """``{"latency": 0.6}`` of ``["latency=0.6"]``, as it is typed.
 
     Raises:
@@ -122,11 +129,23 @@ def budget_in_words(words: Iterable[str]) -> dict[str, float]:
         except ValueError:
             limit = math.nan
         if math.isnan(limit):
-            raise ValueError(f"--budget is NAME=NUMBER, such as latency=0.6, not {word!r}.")
+            raise ValueError(f"{option} is NAME=NUMBER, such as latency=0.6, not {word!r}.")
         if name in found:
-            raise ValueError(f"--budget names {name} twice.")
+            raise ValueError(f"{option} names {name} twice.")
         found[name] = limit
     return found
+
+
+def shares_in_words(words: str) -> float | dict[str, float]:
+    """What ``--keep`` says.
+
+    >>> shares_in_words("0.99"), shares_in_words("code=0.99,maths=0.9")
+    (0.99, {'code': 0.99, 'maths': 0.9})
+    """
+    try:
+        return float(words)
+    except ValueError:
+        return budget_in_words(words.split(","), "--keep")
 
 
 def words_of_budget(budget: Budget) -> str:
@@ -136,11 +155,22 @@ def words_of_budget(budget: Budget) -> str:
     ('latency 60.0%, bytes 300,000,000', '99.0% of the score, at as few params as it gets')
     """
     if budget.keep is not None:
-        return f"{budget.keep:.1%} of the score, at as few {budget.target} as it gets"
+        return f"{words_of_shares(budget.keep)} of the score, at as few {budget.target} as it gets"
     return ", ".join(
         f"{word} {limit:.1%}" if limit <= 1 else f"{word} {limit:,.10g}" + (" ms" if word == "latency" else "")
         for word, limit in budget.limits.items()
     )
+
+
+def words_of_shares(keep: float | Mapping[str, float]) -> str:
+    """As it is said.
+
+    >>> words_of_shares(0.99), words_of_shares({"mine": 0.99, "theirs": 0.9})
+    ('99.0%', '99.0% on mine and 90.0% on theirs')
+    """
+    if isinstance(keep, Mapping):
+        return " and ".join(f"{share:.1%} on {printable(name)}" for name, share in keep.items())
+    return f"{keep:.1%}"
 
 
 def _number(what: str, value: object) -> None:

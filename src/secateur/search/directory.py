@@ -34,7 +34,7 @@ from secateur.checkpoints import (
 from secateur.models import OneShot, digest, loaded_model, oneshot
 from secateur.patterns import Pattern
 from secateur.search.choosing import kept_by
-from secateur.search.costs import Budget
+from secateur.search.costs import Budget, words_of_shares
 from secateur.search.fitting import (
     Executor,
     FitRequest,
@@ -49,7 +49,7 @@ from secateur.search.fitting import (
 )
 from secateur.search.levels import Levels
 from secateur.search.result import Chosen, Fitted
-from secateur.search.score import SCORES, ModelLoss, split
+from secateur.search.score import SCORES, split
 from secateur.shrinking import CheckpointShrinking, shrink
 from secateur.support import Fields, described, plain, write_whole
 
@@ -133,18 +133,20 @@ def fit_directory(
             text = {"format": FORMAT, "version": VERSION, "asked": said, "chosen": plain(chosen)}
             write_whole(folder / FILE, json.dumps(text, indent=1))
         elif budget.keep is not None:
-            measured = ModelLoss(model, back, score=asked.score)
+            measured = asked.loss(model, back)
         made_of_it = _sha256([said, chosen.choice, chosen.units])[:12]
         try:
             done = _written(source, run.folder, made_of_it, every, asked, its, made, chosen, device)
             got = _got(budget, chosen, done, made)
             finished: tuple[float | None, float | None] = (None, None)
+            kept: Mapping[str, float] = {}
             if measured is not None and budget.keep is not None:
-                finished = measured.finished(loaded_model(done.folder, device))
+                written = loaded_model(done.folder, device)
+                finished, kept = measured.finished(written), measured.kept(written)
                 if not kept_by(measured.lost(finished), measured.most(budget.keep)):
                     raise ValueError(
-                        f"the written model keeps less than {budget.keep:.1%}, unlike its copy in memory, and was "
-                        "deleted: ask for a slightly larger keep, so that rounding does not matter."
+                        f"the written model keeps less than {words_of_shares(budget.keep)}, unlike its copy in memory, "
+                        "and was deleted: ask for a slightly larger keep, so that rounding does not matter."
                     )
         except CheckpointError:
             raise  # such as a full disk: the same choice is carried on with
@@ -162,6 +164,7 @@ def fit_directory(
         batches=len(every),
         finished=finished[0],
         finished_score=finished[1],
+        kept=kept,
         seconds=time.monotonic() - started,
         out=out,
         shrunk=None if done.shrunk is None else replace(done.shrunk, out=out if last else None),

@@ -20,7 +20,7 @@ from torch import nn
 
 from secateur import patterns, solvers
 from secateur.coupling import find_coupling
-from secateur.models import OneShot, Solve, example_of, oneshot, reached_by_name
+from secateur.models import NamedTexts, OneShot, Solve, example_of, oneshot, reached_by_name
 from secateur.patterns import Pattern
 from secateur.search.choosing import PASSES, ByItself, LevelSearch, kept_by
 from secateur.search.costs import TARGETS, Budget, Judged, nonzeros, parse_budget
@@ -28,7 +28,7 @@ from secateur.search.latency import milliseconds_of
 from secateur.search.levels import Levels
 from secateur.search.making import UNSTRUCTURED, make_levels, refuse_several
 from secateur.search.result import KINDS, Chosen, Fitted, cost_text
-from secateur.search.score import ModelLoss, Score, check_word, split
+from secateur.search.score import ModelLoss, Score, check_word, guarded_of, split
 from secateur.search.sensitivity import Sensitivity, given
 from secateur.search.space import LAYER
 from secateur.shrinking import Memory, Shrunk, remembering, shrink
@@ -36,7 +36,6 @@ from secateur.solvers import admm
 from secateur.support import (
     Forward,
     Undo,
-    check_batches,
     described,
     directories,
     for_directories,
@@ -63,7 +62,7 @@ def fit(
     batches: Iterable[Any],
     *,
     budget: Mapping[str, float] | None = None,
-    keep: float | None = None,
+    keep: float | Mapping[str, float] | None = None,
     score: Score | None = None,
     over: str | Sequence[str] = ("shrink",),
     target: str = "params",
@@ -101,15 +100,16 @@ def fit(
 
     Args:
         model: any module with its weights, or a Hugging Face directory.
-        batches: what a DataLoader yields. A quarter of them is held back from the levels, for the
-            search; of a single batch none is.
+        batches: what a DataLoader yields, or ``{name: batches}`` of several texts. A quarter of them, of each text, is
+            held back from the levels, for the search; of a single batch none is.
         budget: ``{"params": 0.5, "macs": .., "bytes": .., "latency": ..}``, all of which hold: up to 1 a share of what
             the dense model costs, above that the cost itself; of latency milliseconds, measured on this machine.
             Parameters are those that are not zero, bytes those of the tensors in memory (of matrices with zeros what
             is kept and a bit an entry).
         keep: the share of the dense model's score that has to be kept, while ``target`` gets as small as it can. Where
             ``score`` is no function it is a share of the outputs on the batches held back: of "cosine" the mean cosine,
-            of "kl" exp(-divergence), of "change" the share of their variance.
+            of "kl" exp(-divergence), of "change" the share of their variance. Or ``{"mine": 0.99, "theirs": 0.9}``, of
+            each text that is named the share of its own outputs; others have no bound.
         score: ``model -> float``, higher is better; or how the model's outputs are compared with the dense model's, on
             the batches held back: ``"kl"``, ``"cosine"`` or ``"change"``, by default the first of them that its outputs
             are made for (see `secateur.search.ModelLoss`).
@@ -187,8 +187,8 @@ def fit(
         example_inputs=example_inputs,
         forward=forward,
     )
-    check_batches(batches)
-    every = list(batches)
+    every = batches = NamedTexts.of(batches)
+    guarded_of(asked.budget.keep, every, score)
     folder = None if store is None else Path(store)
     if isinstance(model, Path | str):
         from secateur.search.directory import fit_directory
@@ -227,6 +227,7 @@ def fit(
         batches=len(every),
         finished=finished[0],
         finished_score=finished[1],
+        kept=choosing.measured.kept(),
         seconds=time.monotonic() - started,
         model=given,
         shrunk=shrunk,
@@ -312,6 +313,11 @@ class FitRequest:
             **self.scope,
         )
 
+    def loss(self, model: nn.Module, back: Sequence[Any]) -> ModelLoss:
+        """The loss against a model on the batches held back."""
+        keep = self.budget.keep if isinstance(self.budget.keep, Mapping) else None
+        return ModelLoss(model, back, self.forward, self.score, keep=keep)
+
     def example(self, model: nn.Module, every: Sequence[Any], *rows: None) -> Any:
         """What the model is called with: the first rows of the first batch, or with None all of them."""
         return example_of(model, every[0], *rows) if self.example_inputs is None else self.example_inputs
@@ -333,7 +339,7 @@ class FitRequest:
             asked=self.budget,
             levels=levels,
             rest=rest,
-            measured=ModelLoss(model, back, self.forward, self.score),
+            measured=self.loss(model, back),
             example=self.example(model, every),
             timed_on=self.example(model, every, None),
             forward=self.forward,

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from torch import nn
 
 from secateur.models import ByText, OneShot
-from secateur.search.costs import Budget, words_of_budget
+from secateur.search.costs import Budget, words_of_budget, words_of_shares
 from secateur.search.levels import Levels, shown_name
 from secateur.search.score import share_left
 from secateur.shrinking import CheckpointShrinking, Shrunk, in_blocks_parts
@@ -107,6 +107,7 @@ class Fitted(ByText):
         batches: how many there were.
         finished: the loss of the finished model, which was repaired in order, on all batches; None of a directory.
         finished_score: the user's score of the finished model.
+        kept: ``{text: share}`` of the dense outputs that the finished model keeps, of each text that has a bound.
         seconds: that it took.
         model: the module that was fitted, the same object as before; None of a directory.
         out: the directory that was written.
@@ -122,6 +123,7 @@ class Fitted(ByText):
     finished: float | None
     finished_score: float | None
     seconds: float
+    kept: Mapping[str, float] = field(default_factory=dict)
     model: nn.Module | None = field(default=None, repr=False)
     out: Path | None = None
     shrunk: Shrunk | CheckpointShrinking | None = field(default=None, repr=False)
@@ -231,7 +233,9 @@ class Fitted(ByText):
             yield f"The loss is {MEANS[self.compared]}."
             if self.finished is not None:
                 yield f"The loss of the finished model, repaired in order, is {self.finished:.5g}."
-                if self.asked.keep is not None:
+                if isinstance(self.asked.keep, Mapping):
+                    yield f"Of the dense model {words_of_shares(self.kept)} is kept, as {_LEFT[self.compared]}."
+                elif self.asked.keep is not None:
                     left = share_left(self.finished, self.compared)
                     yield f"So {left:.2%} of the dense model is kept, as {_LEFT[self.compared]}."
         apart = "held back from the levels" if self.apart else "which the levels that were given may know"

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from secateur.models import DenseOutputs, parts_of, running
+from secateur.models import DenseOutputs, NamedTexts, parts_of, running
 from secateur.support import Forward, check_data, mapped, running_as, tensors_in, unwrapped
 
 # ---- The distance of a model from the dense one: by its outputs on real inputs, or by a custom score.
@@ -253,12 +253,13 @@ def _is_plain(value: Any) -> bool:
 # some of the batches compares with that on others.
 
 _QUARTER = 4  # one of so many batches is held back
+_NONE = 1e-12  # the loss where all has to stay
 _NUMBERS = 2**26  # of the dense model's logits that are held
 
 
 def split(batches: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """Splits batches into those that levels are made of and those held back: every fourth. A single batch is used for
-    both.
+    """Splits batches into those that levels are made of and those held back: every fourth, of each text that has a
+    name. A single batch is used for both.
 
     Raises:
         ValueError: no batches, or none with a sample.
@@ -266,6 +267,10 @@ def split(batches: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     >>> split(range(8)), split(range(2))
     (([0, 1, 2, 4, 5, 6], [3, 7]), ([0], [1]))
     """
+    if isinstance(batches, NamedTexts):
+        parts = {name: split(its) for name, its in batches.by_name().items()}
+        one, other = (NamedTexts.of({name: its[at] for name, its in parts.items()}) for at in (0, 1))
+        return one, other
     every = list(batches)
     check_data(every, "since the loss is measured by running the model")
     if len(every) == 1:
@@ -273,6 +278,19 @@ def split(batches: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     count = max(1, len(every) // _QUARTER)
     back = {(at + 1) * len(every) // count - 1 for at in range(count)}
     return [each for at, each in enumerate(every) if at not in back], [every[at] for at in sorted(back)]
+
+
+def guarded_of(keep: float | Mapping[str, float] | None, batches: Sequence[Any], score: Score | None) -> Sequence[str]:
+    """Of each batch the name of its text; ValueError where shares of texts cannot be kept."""
+    names = batches.names if isinstance(batches, NamedTexts) else ()
+    if not isinstance(keep, Mapping):
+        return names
+    if unknown := [name for name in keep if name not in names]:
+        known = ", ".join(dict.fromkeys(names)) or "none: give several texts by name"
+        raise ValueError(f"keep= names the text {unknown[0]!r}; those of the batches are {known}.")
+    if callable(score):
+        raise ValueError("keep= of each text is a share of the outputs: a score of your own is one number of all.")
+    return names
 
 
 class ModelLoss(DenseOutputs):
@@ -287,6 +305,8 @@ class ModelLoss(DenseOutputs):
             squared change of its outputs over their variance. By default "kl" where outputs have logits, "cosine" where
             they have a last hidden state (of BERT and the like), else "change". Or ``model -> float``, higher is
             better: it counts where all batches are asked for, and some of them are compared by their outputs.
+        keep: ``{text: share}``, of texts that have names: the loss is that on the one that is nearest to what it may
+            lose, of which all others are scaled to the least.
         rows: how many tokens or examples to compare, at least; the last batch is cut where it can be. None: all batches
             are held, of logits over many classes only as many tokens as make 64 million numbers, evenly over each.
 
@@ -296,7 +316,7 @@ class ModelLoss(DenseOutputs):
         dense_score: its value of the dense model.
 
     Raises:
-        ValueError: no such word; the dense model's outputs, or its score, are not finite.
+        ValueError: no such word; the dense model's outputs, or its score, are not finite; no text is called so.
         TypeError: a score is no number.
 
     >>> model = nn.Linear(2, 3)
@@ -315,10 +335,12 @@ class ModelLoss(DenseOutputs):
         forward: Forward | None = None,
         score: Score | None = None,
         *,
+        keep: Mapping[str, float] | None = None,
         rows: int | None = None,
     ) -> None:
         if isinstance(score, str):
             check_word(score)
+        self.keep, self.names = keep, guarded_of(keep, batches, score)
         word, numbers = score if isinstance(score, str) else "", _NUMBERS if rows is None else None
         called = "held-back batch" if rows is None else "batch"
         super().__init__(model, batches, forward, word=word, rows=rows, numbers=numbers, called=called)
@@ -336,17 +358,48 @@ class ModelLoss(DenseOutputs):
             return self.dense_score - found if math.isfinite(found) else math.inf
         return self.now(some)
 
+    def now(
+        self,
+        some: Sequence[int] | None = None,
+        within: Callable[[Any], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+    ) -> float:
+        """The distance of the outputs; of guarded texts that of the one that is nearest to what it may lose."""
+        if self.keep is None:
+            return super().now(some, within)
+        most = self.most(self.keep)
+        lost = self._by_name(some, within).items()
+        return max((its * most / max(lost_at(self.keep[name], self.word), _NONE) for name, its in lost), default=0.0)
+
+    def kept(self, model: nn.Module | None = None) -> dict[str, float]:
+        """Of each guarded text the share of the dense model's outputs that this model, or another, keeps."""
+        with self.instead(self.model if model is None else model):
+            return {name: share_left(its, self.word) for name, its in self._by_name().items()}
+
+    def _by_name(
+        self,
+        some: Sequence[int] | None = None,
+        within: Callable[[Any], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+    ) -> dict[str, float]:
+        """What is lost on each guarded text."""
+        numbers: dict[str, list[int]] = {}
+        for number in range(len(self.held)) if some is None else some:
+            if self.keep and self.names[number] in self.keep:
+                numbers.setdefault(self.names[number], []).append(number)
+        return {name: DenseOutputs.now(self, its, within) for name, its in numbers.items()}
+
     def finished(self, model: nn.Module | None = None) -> tuple[float, float | None]:
         """The distance of the outputs of this model, or another, on all batches, and the score, if there is one."""
         with self.instead(self.model if model is None else model):
             return self.now(), None if self.score is None else self.scored()
 
-    def most(self, keep: float) -> float:
+    def most(self, keep: float | Mapping[str, float]) -> float:
         """The largest loss that keeps this share of the dense model's score, or of its outputs.
 
         Raises:
             ValueError: the score of the dense model is not above 0.
         """
+        if isinstance(keep, Mapping):
+            return max(lost_at(max(keep.values()), self.word), _NONE)
         if self.dense_score is None:
             return lost_at(keep, self.word)
         if self.dense_score <= 0:
