@@ -16,7 +16,7 @@ from secateur.models import files as block_files
 from secateur.models.files import groups_of
 from secateur.models.solving import digest
 from secateur.solvers import admm
-from support.damaged import resealed
+from support.damaged import resealed, tensor
 from support.families import batches, make
 from support.forks import STEPS, assert_killed, forked, killing
 from support.stacks import MAGNITUDE, WANDA, contents
@@ -273,6 +273,10 @@ def test_experts_are_joined_row_by_row_to_the_same_bits(tmp_path):
         rows = group.read_from(checkpoint)
         assert whole.keys() == rows.keys()
         assert all(torch.equal(whole[name], rows[name]) for name in whole)
+    tensor("model.layers.0.mlp.experts.3.gate_proj.weight", lambda weight: weight[1:])(tmp_path / "dense")
+    cut = open_checkpoint(tmp_path / "dense")
+    with pytest.raises(CheckpointError, match=r"is made of model\.layers\.0\..* whose shapes do not fit each other"):
+        groups_of(build_on_meta(checkpoint), cut)
 
 
 # ``secateur.json`` of a pruned directory.

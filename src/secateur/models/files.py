@@ -119,7 +119,13 @@ def _converted(
             continue
         read = _reader(conversion, target, found, model)
         meta = [torch.empty(checkpoint.entries[name].shape, device="meta") for name, _ in found]
-        targets = tuple(read(meta))
+        try:
+            targets = tuple(read(meta))
+        except RuntimeError as error:  # of torch, which joins them
+            raise CheckpointError(
+                f"{checkpoint.root}: {target} is made of {printable(found[0][0])} and {len(found) - 1} others, whose "
+                f"shapes do not fit each other ({printable(str(error).splitlines()[0], 150)})."
+            ) from None
         if all(name in mine for name in targets):
             write = functools.partial(private.reverted, model)
             parts = _rows_of(conversion, target, found, model, [len(each.shape) for each in meta], write)

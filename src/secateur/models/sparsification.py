@@ -35,6 +35,8 @@ from secateur.support import (
 )
 from secateur.targets import find_targets, stored_inputs_first, turned, turned_evidence
 
+MOST_ROUNDS = 1_000_000  # each of which has a sparsity in a list
+
 
 @Returns[Masks, CheckpointSparsification]()
 def sparsify(
@@ -203,8 +205,8 @@ def _steps(
     within: Mapping[str, Tensor] | None,
 ) -> Sequence[float | None]:
     """The sparsity after each round: from what earlier masks left, every round removes the same share of the rest."""
-    if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1:
-        raise ValueError(f"rounds is how many steps lead to the sparsity, 1 or more; got {rounds!r}.")
+    if isinstance(rounds, bool) or not isinstance(rounds, int) or not 1 <= rounds <= MOST_ROUNDS:
+        raise ValueError(f"rounds is how many steps lead to the sparsity, 1 to {MOST_ROUNDS:,}; got {rounds!r}.")
     if rounds == 1:
         return [sparsity]
     if pattern.density is not None or sparsity is None:
