@@ -60,7 +60,7 @@ def test_a_pass_gives_the_same_bits_while_weights_behind_change(inplace):
             for _ in range(3):  # what is written to in place is known after one
                 for number, x in enumerate(batches):
                     wanted = model(x)
-                    with recall.passing(number, x, opened=opened):
+                    with recall.opening(opened), recall.passing(number, x):
                         found = model(x)
                     assert torch.equal(found, wanted)
             layer.weight.mul_(1.5)
@@ -73,13 +73,13 @@ def test_what_is_finished_is_not_computed_again(counted):
     with torch.no_grad():
         for _ in range(2):
             counted.clear()
-            with recall.passing(0, x, opened=[model.second.weight, model.last.weight]):
+            with recall.opening([model.second.weight, model.last.weight]), recall.passing(0, x):
                 model(x)
         assert counted == [model.second, model.last]
         model.first.weight.add_(1)
         recall.forget([model.first.weight])
         counted.clear()
-        with recall.passing(0, x, opened=[model.last.weight]):
+        with recall.opening([model.last.weight]), recall.passing(0, x):
             found = model(x)
     assert model.first in counted
     assert torch.equal(found, model(x))
@@ -101,7 +101,7 @@ def test_a_module_that_runs_twice_in_a_pass_runs_each_time():
     recall = Recall(model)
     with torch.no_grad():
         for _ in range(3):
-            with recall.passing(0, x, opened=[model.head.weight]):
+            with recall.opening([model.head.weight]), recall.passing(0, x):
                 assert torch.equal(model(x), model.head(layer(layer(x))))
 
 
@@ -110,11 +110,11 @@ def test_a_pass_that_keeps_nothing_leaves_what_is_held(counted):
     model, x = Residual(inplace=False).eval(), torch.randn(2, 3, 5, 5)
     recall = Recall(model)
     with torch.no_grad():
-        with recall.passing(0, x, opened=[model.last.weight, model.second.weight]):
+        with recall.opening([model.last.weight, model.second.weight]), recall.passing(0, x):
             model(x)
         held = recall.nbytes
         model.second.weight.data = model.second.weight * 2
-        with recall.passing(0, x, opened=[model.second.weight], keeps=False):
+        with recall.opening([model.second.weight], keeps=False), recall.passing(0, x):
             found = model(x)
         assert recall.nbytes == held > 0
         assert torch.equal(found, model(x))
@@ -125,7 +125,7 @@ def test_nothing_is_held_beyond_a_share_of_the_memory(monkeypatch):
     monkeypatch.setattr("secateur.models.recall.free_memory", lambda _: 100)
     model, x = Residual().eval(), torch.randn(2, 3, 5, 5)
     recall = Recall(model)
-    with torch.no_grad(), recall.passing(0, x, opened=[model.last.weight]):
+    with torch.no_grad(), recall.opening([model.last.weight]), recall.passing(0, x):
         found = model(x)
     assert recall.nbytes == 0
     assert torch.equal(found, model(x))
@@ -138,7 +138,7 @@ def test_in_inference_mode_everything_runs(counted):
     with torch.inference_mode():
         for _ in range(2):
             counted.clear()
-            with recall.passing(0, x):
+            with recall.opening(), recall.passing(0, x):
                 model(x)
     assert len(counted) == 4
 
@@ -152,6 +152,6 @@ def test_shrink_gives_the_same_bits(monkeypatch, inplace):
     found = model.state_dict()
     other = Residual(inplace).eval()
     other.load_state_dict(state)
-    monkeypatch.setattr(Recall, "passing", lambda *_args, **_how: contextlib.nullcontext())
+    monkeypatch.setattr(Recall, "opening", lambda *_args, **_how: contextlib.nullcontext())
     shrink(other, batches[0], 0.3, batches=batches)
     assert all(torch.equal(each, found[name]) for name, each in other.state_dict().items())

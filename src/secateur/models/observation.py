@@ -102,7 +102,6 @@ def observe(
     keep_dense: bool = False,
     widths: Mapping[str, int] | None = None,
     recall: Recall | None = None,
-    later: Iterable[Tensor] = (),
 ) -> dict[WeightView, InputStats]:
     """The statistics of the inputs of the block's weights when the batches are run up to it and through it, summed over
     all processes; one without a share of its own adds nothing.
@@ -116,7 +115,7 @@ def observe(
         keep: what the block returns is stored, as by `store`: it is run to its end.
         keep_dense: the same of the dense block.
         widths: ``{name: inputs of a block}`` of the weights whose inputs are summed in blocks.
-        recall: of the passes for the stages before, and ``later``, the weights of stages to come.
+        recall: of the passes for the stages before; what is wanted now and later is opened.
 
     Raises:
         ValueError: a batch does not run the block, the model runs it more than once, or a sum is not finite.
@@ -128,7 +127,6 @@ def observe(
     pairs = products if isinstance(products, PairedStats) else None
     products.repeated = repeated
     tokens, first, dense = Tokens(), None, False
-    opened = [*wanted.values(), *later]
 
     def watch(reached: str, args: Any, kwargs: Any, call: Callable[[], Any]) -> None:
         nonlocal first
@@ -151,15 +149,16 @@ def observe(
                 stack.enter_context(pairs.beside(masks, states, count, dense=dense, to_the_end=kept))
                 stack.enter_context(pairs.learning())
             if recall is not None:
-                stack.enter_context(recall.passing((dense, number), (args, kwargs), opened=opened))
+                stack.enter_context(recall.passing((dense, number), (args, kwargs)))
             output = call()
             if kept:
                 replay.keep(name, output)
             if number == 0 and new is None:
                 first = mapped(output, lambda tensor: tensor.detach().clone())
 
-    if pairs is not None and recall is not None and not owners and not isinstance(batches, RunAlong):
-        _learn(replay, pairs, kind(wanted, frozenset(words), unfolds=whole, widths=widths), block, new, recall, opened)
+    recall = None if isinstance(batches, RunAlong) else recall
+    if pairs is not None and recall is not None and not owners:
+        _learn(replay, pairs, kind(wanted, frozenset(words), unfolds=whole, widths=widths), block, new, recall)
     for number, batch in enumerate(track(batches, f"calibrating {name or 'the model'}")):
         tokens = Tokens.of(batch)
         if beside_dense:
@@ -212,7 +211,6 @@ def _learn(
     block: nn.Module,
     new: Mapping[str, Tensor] | None,
     recall: Recall,
-    opened: list[Tensor],
 ) -> None:
     """Which products end in a sum, from two examples: to learn it a pass runs to its end, and marks all it computes."""
     assert isinstance(scout, PairedStats)
@@ -226,7 +224,7 @@ def _learn(
         here = masks.for_block(replay.blocks[reached], args, kwargs, few)
         scout.repeated = pairs.repeated
         beside = scout.beside(here, states, None, dense=False, to_the_end=True)
-        with beside, scout.learning(), recall.passing("few", (args, kwargs), opened=opened):
+        with beside, scout.learning(), recall.passing("few", (args, kwargs)):
             call()
 
     with in_place(block, new or {}):

@@ -48,7 +48,7 @@ class Recall:
     >>> block = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     >>> recall, x = Recall(block), torch.ones(1, 2)
     >>> for _ in range(2):
-    ...     with torch.no_grad(), recall.passing(0, x, opened=[block[1].weight]):
+    ...     with torch.no_grad(), recall.opening([block[1].weight]), recall.passing(0, x):
     ...         found = block(x)
     >>> torch.equal(found, block(x)), recall.nbytes
     (True, 8)
@@ -65,16 +65,15 @@ class Recall:
         self._excluded: set[nn.Module] = set()  # they run twice in a pass, or write to what they are given
         self._names: dict[int, tuple[weakref.ref[Tensor], Hashable, int]] = {}  # of this pass
         self._ran: set[nn.Module] = set()
+        self._now: dict[nn.Module, _Returned] | None = None  # what is held of this pass
         self._last, self._keeps = 0, True
 
     @contextlib.contextmanager
-    def passing(
-        self, key: Hashable, given: Any, *, opened: Iterable[Tensor] = (), coarse: bool = False, keeps: bool = True
-    ) -> Iterator[None]:
-        """A context for one pass, in which the block is ``given`` what it is given in each pass of this key.
+    def opening(self, opened: Iterable[Tensor] = (), *, coarse: bool = False, keeps: bool = True) -> Iterator[None]:
+        """A context for the passes with these parameters opened: what is computed with them is looked at, or changes.
 
         Args:
-            opened: parameters whose modules run: what is computed with them is looked at now, or changes later.
+            opened: the modules that hold them run.
             coarse: So do modules that hold more than a twentieth of all others.
             keeps: What modules return is held from now on; of modules around them in their places.
         """
@@ -83,23 +82,30 @@ class Recall:
             return
         closed = self._closed({id(each) for each in opened}, coarse=coarse)
         self._keeps = keeps
-        self._names.clear()
+        if keeps:
+            self._leave(closed)
+        with running_as({each: functools.partial(self._run, each, each.forward) for each in closed}):
+            yield
+
+    @contextlib.contextmanager
+    def passing(self, key: Hashable, given: Any) -> Iterator[None]:
+        """A context for one pass, in which the block is ``given`` what it is given in each pass of this key."""
         self._ran.clear()
         for number, tensor in enumerate(tensors_in(given)):
             self._name(tensor, ("given", number))
-        held = self._held.setdefault(key, {})
-        if keeps:
-            for module in [each for each in held if each not in closed]:
-                self._drop(module, held)
+        self._now = self._held.setdefault(key, {})
         try:
-            with running_as({each: functools.partial(self._run, each, each.forward, held) for each in closed}):
-                yield
+            yield
         finally:
+            self._now = None
             self._names.clear()
 
     def forget(self, parameters: Iterable[Tensor]) -> None:
         """These have new values from now on."""
-        closed = self._closed({id(each) for each in parameters}, coarse=False)
+        self._leave(self._closed({id(each) for each in parameters}, coarse=False))
+
+    def _leave(self, closed: Collection[nn.Module]) -> None:
+        """Of the others nothing is held."""
         for held in self._held.values():
             for module in [each for each in held if each not in closed]:
                 self._drop(module, held)
@@ -122,15 +128,10 @@ class Recall:
         look(self.block)
         return found - self._excluded - {self.block}
 
-    def _run(
-        self,
-        module: nn.Module,
-        original: Callable[..., Any],
-        held: dict[nn.Module, _Returned],
-        /,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
+    def _run(self, module: nn.Module, original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        held = self._now
+        if held is None:
+            return original(*args, **kwargs)
         if module in self._ran:
             self._exclude(module)
         self._ran.add(module)

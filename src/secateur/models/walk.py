@@ -7,6 +7,7 @@ one, that has at each point what it would have by itself.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -209,20 +210,21 @@ def _solved(
         values = {local: each.values for local, each in new.items()} if job.in_stages else None
         differs = bool(new or replay.done)  # before anything is pruned, the two models are one
         kept = keep_dense and job.beside_dense and differs and at + 1 == len(stages)
-        found = observe(
-            replay,
-            name,
-            stage,
-            job.words,
-            new=values,
-            repeated=repeated,
-            beside_dense=job.beside_dense and differs,
-            around=job.around,
-            keep_dense=kept,
-            widths=form.within(name, stage),
-            recall=recall,
-            later=[each for stage in stages[at + 1 :] for each in stage.values()],
-        )
+        later = [weight for other in stages[at:] for weight in other.values()]
+        with contextlib.nullcontext() if recall is None else recall.opening(later):
+            found = observe(
+                replay,
+                name,
+                stage,
+                job.words,
+                new=values,
+                repeated=repeated,
+                beside_dense=job.beside_dense and differs,
+                around=job.around,
+                keep_dense=kept,
+                widths=form.within(name, stage),
+                recall=recall,
+            )
         more, said = solved(job, name, replay.blocks[name], stage, found)
         new |= more
         if recall is not None:

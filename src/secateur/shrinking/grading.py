@@ -377,7 +377,8 @@ class GroupAblation(Job):
         costs = OutputCosts(model, batches, forward, enough=_ROWS, at_most=_ROWS)
         few = for_slopes(batches)
         recall = Recall(costs.model)
-        costs.unexplained(lambda batch: recall.passing(id(batch), batch, coarse=True))  # as the dense model runs
+        with recall.opening(coarse=True):
+            costs.unexplained(lambda batch: recall.passing(id(batch), batch))  # as the dense model runs
         ratios: dict[TiedGroups, list[tuple[int, float]]] = {}
         moved = False
         for each, counts in track(list(self.ties.items()), "trying groups"):
@@ -420,8 +421,8 @@ class GroupAblation(Job):
                 if group.name in grades and not grades[group.name].values:  # nothing multiplies it: it is just not made
                     self._silence(group, own, grades[group.name], changes)
         opened = [own[name] for name in changes]
-        with in_place(model, changes):
-            return costs.unexplained(lambda batch: recall.passing(id(batch), batch, opened=opened, keeps=False))
+        with recall.opening(opened, keeps=False), in_place(model, changes):
+            return costs.unexplained(lambda batch: recall.passing(id(batch), batch))
 
     def _silence(
         self, group: Group, own: Mapping[str, Tensor], grade: RepairedLevel, changes: dict[str, Tensor]
