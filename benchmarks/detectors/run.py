@@ -335,7 +335,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--scenes", type=int, nargs=2, default=(1024, 256), metavar=("TRAIN", "VAL"))
     parser.add_argument("--size", type=int, default=128, help="of a picture's side")
-    parser.add_argument("--epochs", type=int, default=60, help="of the dense detectors")
+    parser.add_argument("--epochs", type=int, default=90, help="of the dense detectors")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--calibrated", type=int, default=128, help="training pictures that shrink is given")
     parser.add_argument("--device", default="cpu", help="on which is trained, as Ultralytics names it")

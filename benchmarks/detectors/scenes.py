@@ -1,6 +1,6 @@
 """Drawn scenes with shapes to find, in a folder as Ultralytics reads it: pictures, a polygon for each shape, data.yaml.
 
-A scene has shapes of eight classes, of a size between a sixth and a half of the picture, turned and stretched, one
+A scene has shapes of eight classes, of a size between a quarter and a half of the picture, turned and stretched, one
 over the other, on a ground of two colours, among strokes and pieces of shapes that count as nothing.
 
 Law: a scene follows from its split and its number alone. A shape of which others leave less than two fifths is drawn,
@@ -21,10 +21,10 @@ import numpy.typing as npt
 from PIL import Image, ImageDraw
 
 Points = npt.NDArray[np.float64]  # (corners, 2), within -1 and 1
-SHAPES = (2, 5)  # in a scene, as many at least and at most
-SIZES = (1 / 6, 1 / 2)  # of the picture's side; the logarithm is drawn evenly
-CLUTTER = 6  # strokes and pieces
-NOISE = 8.0  # of 255
+SHAPES = (2, 4)  # in a scene, as many at least and at most
+SIZES = (1 / 4, 1 / 2)  # of the picture's side; the logarithm is drawn evenly
+CLUTTER = 3  # strokes and pieces
+NOISE = 5.0  # of 255
 SEEN = 0.4  # of a shape, at least, or it is not to be found
 PART = 128  # scenes that one process draws
 FINER = 2  # times as many pixels while it is drawn

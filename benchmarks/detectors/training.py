@@ -51,7 +51,7 @@ class Subject:
     name: str
     yaml: str
     task: str = "detect"
-    rate: float = 2e-3
+    rate: float = 3e-3
 
 
 SUBJECTS = {
