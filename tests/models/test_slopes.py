@@ -115,6 +115,18 @@ def test_an_output_of_one_row_says_nothing_beside_others():
     assert named(slopes(nn.Sequential(*model), [x[:, :1]], ["0.weight"]))["0.weight"].isfinite().all()
 
 
+def test_what_is_behind_a_product_may_change_its_outputs_in_place():
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3)]
+    model, pictures = nn.Sequential(*layers), [torch.randn(5, 3, 6, 6)]
+    names = ["0.weight", "3.weight"]
+    wanted = slopes(model, pictures, names)
+    model[1].inplace = True
+    found = slopes(model, pictures, names)
+    assert {piece.name for piece in found} == {*names}
+    assert all(torch.equal(found[piece], wanted[piece]) for piece in wanted)
+
+
 def test_padding_does_not_count():
     model = Coins()
     model.scale[0] = 1000.0  # of what pads

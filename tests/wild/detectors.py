@@ -11,6 +11,7 @@ import pickle
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import cv2
@@ -28,6 +29,7 @@ from ultralytics.nn.tasks import yaml_model_load  # noqa: E402
 
 import secateur.integrations.ultralytics as ours  # noqa: E402
 from secateur.integrations.ultralytics import YOLO, Pruning, shrink_detector  # noqa: E402
+from support.alone import deterministic, environment, set_deterministic, set_environment  # noqa: E402
 from support.commands import fails, run  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Ultralytics' own
@@ -37,6 +39,15 @@ ARCHITECTURES = [
     "yolov5n", "yolov8n", "yolov9t", "yolov10n", "yolo11n", "yolo12n", "yolo26n", "yolov8n-seg", "yolo11n-pose",
     "yolo11n-obb", "yolo11n-cls", "yolo26n-seg", "yolo26n-pose", "yolo26n-obb", "yolo26n-cls", "rtdetr-resnet50",
 ]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was() -> Iterator[None]:
+    """Ultralytics sets variables of the environment, and what torch computes alike."""
+    was = environment(), deterministic()
+    yield
+    set_environment(was[0])
+    set_deterministic(was[1])
 
 
 def pictures(count: int, seed: int = 0) -> list[np.ndarray]:
@@ -73,6 +84,13 @@ def numbers(model: nn.Module, side: int) -> list[torch.Tensor]:
     example = torch.rand(1, 3, side, side, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         return [each for each in tree_leaves(model.eval()(example)) if isinstance(each, torch.Tensor)]
+
+
+def raw(outputs: object) -> dict[str, torch.Tensor]:
+    """The boxes and scores of a head, before they are decoded."""
+    if isinstance(outputs, dict):
+        return outputs if "scores" in outputs else raw(outputs["one2many"])
+    return raw(outputs[-1] if isinstance(outputs[-1], dict | tuple) else outputs[0])
 
 
 def size(model: ultralytics.YOLO) -> int:
@@ -292,8 +310,7 @@ def test_only_the_classes_that_are_used(name: str, folder: Path) -> None:
     assert small.model.yaml["nc"] == small.model.model[-1].nc == 1
     example = torch.rand(1, 3, SIDE, SIDE)
     with torch.no_grad():
-        both = [model.eval()(example)[1] for model in (dense.model, small.model)]
-    found, wanted = (each.get("one2many", each) for each in both[::-1])
+        wanted, found = (raw(model.model.eval()(example)) for model in (dense, small))
     assert torch.equal(found["boxes"], wanted["boxes"])
     torch.testing.assert_close(found["scores"], wanted["scores"][:, 1:2])
 

@@ -76,8 +76,9 @@ def shrink_detector(
     example = torch.zeros(1, channels, size, size) if batches is None else batches[0][:1]
     was = next(small.model.parameters()).device
     if classes is not None:
-        head = f"model.{len(small.model.model) - 1}"
-        options["leave"] = Outputs(f"{head}.{'linear' if small.task == 'classify' else '*cv3'}", keep=classes)
+        names = [each for each in ("cv3", "one2one_cv3", "linear") if hasattr(small.model.model[-1], each)]
+        last = len(small.model.model) - 1
+        options["leave"] = Outputs([f"model.{last}.{name}" for name in names], keep=classes)
     with _without_features(small.model):
         small.shrunk = shrink(small.model, example.to(was), sparsity, target=target, batches=batches, **options)
     for module in small.model.modules():
@@ -173,7 +174,8 @@ class Pruning:
     model's.
 
     The length of the run comes from the trainer. What is removed is zero in the checkpoints too, which are means over
-    steps (EMA). The state lies beside them as ``pruner.pt``. After training, ``.pruner.masks``.
+    steps (EMA), and ``best.pt`` is the best of those that are as sparse as asked. The state lies beside them as
+    ``pruner.pt``. After training, ``.pruner.masks``.
 
     Args:
         schedule: a sparsity or a schedule.
@@ -183,13 +185,13 @@ class Pruning:
     def __init__(self, schedule: Any = None, **options: Any) -> None:
         self.schedule, self.options = schedule, options
         self.pruner: Pruner | None = None
+        self._was = 0.0
 
     def attach(self, model: Any) -> Pruning:
         """Follow what this model of Ultralytics trains."""
         model.add_callback("on_train_start", self._begin)
         model.add_callback("on_train_epoch_end", self._zero_mean)
         model.add_callback("on_model_save", self._save)
-        model.add_callback("on_train_end", self._end)
         return self
 
     def _begin(self, trainer: Any) -> None:
@@ -202,6 +204,11 @@ class Pruning:
 
     def _zero_mean(self, trainer: Any) -> None:
         assert self.pruner is not None
+        if trainer.epoch + 1 >= trainer.epochs:  # before the last checkpoint
+            self.pruner.finish()
+        now = self.pruner.metrics()["sparsity"]
+        if now != self._was:  # what was best so far is less sparse
+            self._was, trainer.best_fitness = now, None
         means = dict(trainer.ema.ema.named_parameters())
         with torch.no_grad():
             for name, mask in self.pruner.masks.items():
@@ -212,10 +219,6 @@ class Pruning:
         buffer = io.BytesIO()
         torch.save(self.pruner.state_dict(), buffer)
         write_whole(trainer.wdir / _FILE, buffer.getvalue())
-
-    def _end(self, trainer: Any) -> None:
-        assert self.pruner is not None
-        self.pruner.finish()
 
 
 # ---- The model, as it is given, and its copy.

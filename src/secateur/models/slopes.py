@@ -69,7 +69,9 @@ class _Slopes(PairedStats):
         if value.shape[at] == meeting.piece.shape[0]:
             self.positions = self.positions or value.numel() > value.shape[0] * value.shape[at] > 0
             if not value.requires_grad:
-                value.requires_grad_()  # no parameter asks for a gradient: the graph begins here
+                # no parameter asks for a gradient: the graph begins here, before what may be changed in place
+                value = value.requires_grad_().clone()
+                output = (value, *output[1:]) if isinstance(output, tuple) else value
             see = functools.partial(self._see, meeting.piece, at)
             value.register_hook(see)  # type: ignore[no-untyped-call]
         return output
