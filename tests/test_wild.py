@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ import torch
 from torch import nn
 
 from secateur import shrink
-from wild import checker, one, run
+from wild import checker, models, one, run
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -119,6 +120,30 @@ def test_a_row_says_what_is_bad() -> None:
     assert run.is_bad({"status": "wrong"})
     assert run.is_bad({"status": "right", "oneshot": "crash: KeyError"})
     assert not run.is_bad({"status": "refused", "sparsify": "right"})
+
+
+def test_parts_write_into_one_file_and_what_takes_too_long_is_bad(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = [models.Wild("own", name, Normalized, lambda: torch.zeros(1)) for name in "ab"]
+    said = {"status": "right"}
+    monkeypatch.setattr(run, "models_of", lambda _: listed)
+    monkeypatch.setattr(run, "_run", lambda wild, *_: {"registry": "own", "name": wild.name, **said})
+
+    def part(number: int) -> int:
+        words = ["run", "own", "--json", str(tmp_path / "rows.json"), "--part", f"{number}/2"]
+        monkeypatch.setattr("sys.argv", words)
+        return run.main()
+
+    def found() -> list[str]:
+        return [row["status"] for row in json.loads((tmp_path / "rows.json").read_text())]
+
+    assert part(1) == 0
+    assert found() == ["right"]
+    assert part(0) == 0
+    assert found() == ["right", "right"]
+    said["oneshot"] = "timeout: after 9 s"
+    assert part(0) == 1
 
 
 def test_the_page_of_models_is_what_the_rows_say() -> None:

@@ -9,6 +9,8 @@ raises what no user is to read.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import fcntl
 import fnmatch
 import json
 import multiprocessing
@@ -18,7 +20,7 @@ import signal
 import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,14 +49,15 @@ def main() -> int:
     read.add_argument("--only", help="a glob of names")
     read.add_argument("--quick", action="store_true", help="the fixed few")
     read.add_argument("--layouts", action="store_true", help="only `shrink` in other layouts, of some")
-    read.add_argument("--part", default="0/1", help="every nth model from the kth on: K/N")
+    read.add_argument("--part", default="0/1", help="every nth model from the kth on, K/N; N may run side by side")
     read.add_argument("--json", type=Path, help="where the rows are, or become")
     read.add_argument("--limit", type=float, default=180.0, help="seconds of the processor for one model, all verbs")
     read.add_argument("--without", default="", help="verbs that are left out: oneshot,pruner,...")
     read.add_argument("--missing", action="store_true", help="what a row lacks, and all of one that is not right")
     asked = read.parse_args()
     chosen, mine = _chosen(asked), []
-    rows = _rows(asked.json, chosen)
+    with _alone(asked.json):
+        rows = _rows(asked.json, chosen)
     for wild in chosen:
         key = wild.registry, wild.name
         verbs = _asked_of(rows.get(key, {}), wild, asked)
@@ -64,10 +67,11 @@ def main() -> int:
         mine.append(row)
         print(_line(row), flush=True)
         if asked.json:
-            rows = _rows(asked.json, chosen)  # other parts may have written theirs
-            rows[key] = row
-            lines = ",\n".join(json.dumps(rows[each], sort_keys=True) for each in sorted(rows))
-            asked.json.write_text(f"[\n{lines}\n]\n")
+            with _alone(asked.json):
+                rows = _rows(asked.json, chosen)  # other parts may have written theirs
+                rows[key] = row
+                lines = ",\n".join(json.dumps(rows[each], sort_keys=True) for each in sorted(rows))
+                asked.json.write_text(f"[\n{lines}\n]\n")
     print(_summary(mine))
     return int(any(is_bad(row) for row in mine))
 
@@ -87,9 +91,18 @@ def _kept(row: dict[str, Any], verbs: Sequence[str]) -> dict[str, Any]:
     return {name: each for name, each in row.items() if name in others}
 
 
+@contextlib.contextmanager
+def _alone(path: Path | None) -> Iterator[None]:
+    """No other part reads or writes the rows meanwhile."""
+    with contextlib.nullcontext() if path is None else path.open("a") as file:
+        if file is not None:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 def _rows(path: Path | None, listed: Sequence[Wild]) -> dict[tuple[str, str], dict[str, Any]]:
     """The rows of a file; a model that is listed and has none is "untried"."""
-    read = json.loads(path.read_text()) if path is not None and path.exists() else []
+    read = json.loads(path.read_text() or "[]") if path is not None else []
     untried = ({"registry": each.registry, "name": each.name, "status": "untried"} for each in listed)
     return {(each["registry"], each["name"]): each for each in (*untried, *read)}
 

@@ -184,32 +184,46 @@ def certain(words: str | None) -> str | None:
 def would_show(probe: nn.Module, plan: Plan, runs: Runs) -> bool:
     """Whether the smaller model would compute something else if a single slice of any tensor were its neighbour's.
 
-    What the gradients that `outputs` left clearly say need not be run: a detector has a hundred weights to ask of.
+    What the gradients that `outputs` left clearly say is not run, and first what they say the least of: a detector has
+    a hundred weights to ask of.
     """
     tensors = tensors_of(probe)
     found = [run() for run in runs]
     clearly = _CLEARLY * TOLERANCE * sum(each.is_floating_point() for every in found for each in every)
     draw = torch.Generator().manual_seed(0)
+    slices: list[tuple[float, str, int, int]] = []
     for name, (_, cuts) in plan.tensors.items():
-        if not isinstance(tensors[name], nn.Parameter):
-            continue
+        if isinstance(tensors[name], nn.Parameter):
+            for at in cuts:
+                place = int(torch.randint(0, tensors[name].shape[at], (), generator=draw))
+                slices.append((_slope(tensors[name], at, place), name, at, place))
+    for slope, name, at, place in sorted(slices):
+        if slope > clearly:
+            break
         right = tensors[name].data
-        for at in cuts:
-            place = int(torch.randint(0, right.shape[at], (), generator=draw))
-            here = right.select(at, place)
-            other = right.select(at, place - 1) if right.shape[at] > 1 else 1.5 * here
-            slope = tensors[name].grad
-            if slope is not None and abs(float(((other - here) * slope.select(at, place)).sum())) > clearly:
-                continue
-            wrong = right.clone()
-            wrong.select(at, place).copy_(other)
-            tensors[name].data = wrong
-            try:
-                if all(difference(before, run()) is None for before, run in zip(found, runs, strict=True)):
-                    return False
-            finally:
-                tensors[name].data = right
+        wrong = right.clone()
+        wrong.select(at, place).copy_(_instead(right, at, place))
+        tensors[name].data = wrong
+        try:
+            if all(difference(before, run()) is None for before, run in zip(found, runs, strict=True)):
+                return False
+        finally:
+            tensors[name].data = right
     return True
+
+
+def _instead(tensor: Tensor, at: int, place: int) -> Tensor:
+    """The neighbour of a slice."""
+    return tensor.select(at, place - 1) if tensor.shape[at] > 1 else 1.5 * tensor.select(at, place)
+
+
+def _slope(parameter: Tensor, at: int, place: int) -> float:
+    """By how much the outputs move, by the gradient, where a slice becomes its neighbour; 0 where there is none."""
+    if parameter.grad is None:
+        return 0.0
+    moved = _instead(parameter.data, at, place) - parameter.data.select(at, place)
+    found = abs(float((moved * parameter.grad.select(at, place)).sum()))
+    return found if math.isfinite(found) else 0.0
 
 
 def all_of(runs: Runs) -> list[Tensor]:
