@@ -7,12 +7,19 @@ for the order of a few sums; and on a GPU. A tensor of the CPU that meets one of
 import copy
 import ctypes
 import signal
+import tempfile
+import traceback
+import warnings
+from pathlib import Path
 
 import pytest
 import torch
 from torch import multiprocessing, nn
+from torch.nn.utils import prune as of_torch
+from transformers import MixtralConfig, MixtralForCausalLM
 
-from secateur import env
+from benchmarks.oneshot.device import device_memory
+from secateur import criteria, env, load_compressed, oneshot, prune, recover, shrink, solvers, sparsify
 from support.device import DEVICES, on_device
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -94,8 +101,6 @@ def check(device, verb):
     raised = []
 
     def keep():
-        import traceback
-
         raised.append(traceback.format_exc())
 
     env._CHECKS = {verb: env._CHECKS[verb]}
@@ -111,3 +116,120 @@ def check(device, verb):
 @pytest.mark.parametrize("verb", env._CHECKS)
 def test_a_verb_gives_what_it_gives_on_the_cpu(device, verb):
     on_device(device, check, verb)
+
+
+# ------------------------------------------------------------------------------------------- every word, and the rest
+
+CPU = torch.device("cpu")
+
+
+def distance(device, verb):
+    """Of what a verb gives there, ``verb(device) -> tensors``, and here."""
+    found = []
+    for each in (device, CPU):
+        torch.manual_seed(0)
+        found.append({name: tensor.detach().cpu() for name, tensor in verb(each).items()})
+    return env._distance(*found)
+
+
+def loss(outputs, labels):
+    return nn.functional.cross_entropy(outputs, labels.to(outputs.device))
+
+
+def by_criteria(device):
+    for word in sorted({*criteria._words()} - {"movement", "soft_movement"}):  # which a Pruner gathers
+
+        def verb(each, word=word):
+            model = env._convolutions(each)
+            sparsify(model, 0.5, criterion=word, batches=env._images(2), loss=loss)
+            return model.state_dict()
+
+        assert distance(device, verb) <= 1e-6, word
+
+
+@each_device
+def test_criteria(device):
+    on_device(device, by_criteria)
+
+
+def by_solvers(device):
+    rounding = solvers.with_rounding("sparsegpt")
+    for solver in ("wanda", "dsnot", "sparsegpt", "alps", solvers.with_refit("ria"), rounding):
+
+        def verb(each, solver=solver):
+            model = env._transformer(each)
+            oneshot(model, env._vectors(2), 0.5, solver=solver)
+            return model.state_dict()
+
+        # where a sum in another order turns a choice, what is repaired after it is another, too
+        assert distance(device, verb) <= 0.1, solver
+
+
+@each_device
+def test_solvers(device):
+    on_device(device, by_solvers)
+
+
+def drop_in(device):
+    layer = nn.Conv2d(8, 16, 3).to(device)
+    ours, theirs = copy.deepcopy(layer), copy.deepcopy(layer)
+    mask = (torch.rand(layer.weight.shape) < 0.7).to(device)
+    for package, each in ((prune, ours), (of_torch, theirs)):
+        torch.manual_seed(1)
+        package.custom_from_mask(each, "weight", mask)
+        package.l1_unstructured(each, "weight", 0.3)
+        package.random_unstructured(each, "weight", 50)  # drawn where the weight is, by both
+        package.ln_structured(each, "weight", 3, n=2, dim=0)
+        package.random_structured(each, "weight", 1, dim=1)
+        package.l1_unstructured(each, "bias", 0.5)
+    x = torch.randn(2, 8, 6, 6).to(device)
+    assert torch.equal(ours(x), theirs(x))
+    assert ours.state_dict().keys() == theirs.state_dict().keys()
+    assert all(torch.equal(value, theirs.state_dict()[name]) for name, value in ours.state_dict().items())
+    assert copy.deepcopy(ours).cpu().weight.device == CPU
+    for package, each in ((prune, ours), (of_torch, theirs)):
+        package.remove(each, "weight")
+    assert torch.equal(ours.weight, theirs.weight)
+
+
+@each_device
+def test_the_drop_in_is_torchs(device):
+    on_device(device, drop_in)
+
+
+def of_directories(device):
+    warnings.simplefilter("ignore")
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2}
+    experts = {"num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2}
+
+    def verb(each):
+        found = {}
+        with tempfile.TemporaryDirectory() as folder:
+            dense, sparse, small, better = (Path(folder) / name for name in ("dense", "sparse", "small", "better"))
+            MixtralForCausalLM(MixtralConfig(vocab_size=64, **sizes, **experts)).save_pretrained(dense)
+            batches = env._tokens(2)
+            shrink(dense, leave="experts:25%", batches=batches, out=small, device=each)
+            oneshot(dense, batches, 0.5, solver="wanda", out=sparse, device=each, activations=Path(folder))
+            recover(sparse, dense, batches, steps=3, local=1, out=better, device=each, teacher_on_disk=True)
+            for out in (small, sparse, better):
+                found |= {f"{out.name} {name}": value for name, value in dict(load_compressed(out)).items()}
+        return found
+
+    assert distance(device, verb) <= 0.02
+
+
+@each_device
+def test_experts_activations_on_disk_and_a_teacher_on_disk(device):
+    on_device(device, of_directories)
+
+
+def memory(device):
+    warnings.simplefilter("ignore")
+    shallow, deep = device_memory(str(device), width=64, depths=[2, 4], tokens=16, verbs=["oneshot"])
+    assert deep["model"] > 1.4 * shallow["model"]
+    assert deep["oneshot"] <= 1.05 * shallow["oneshot"]
+
+
+@each_device
+def test_the_memory_of_a_device_does_not_grow_with_depth(device):
+    on_device(device, memory)

@@ -17,8 +17,12 @@ from benchmarks.support import tables
 from secateur import oneshot, shrink
 from secateur.support import bytes_text
 
+VERBS = {"oneshot": (oneshot, 0.5), "shrink": (shrink, 0.2)}
 
-def device_memory(device: str, width: int, depths: Sequence[int], tokens: int = 512) -> list[dict[str, Any]]:
+
+def device_memory(
+    device: str, width: int, depths: Sequence[int], tokens: int = 512, verbs: Sequence[str] = tuple(VERBS)
+) -> list[dict[str, Any]]:
     """A row for each depth: bytes of the model, of one block, and the most that each verb took on the device."""
     of_device = getattr(torch, torch.device(device).type)
     rows = []
@@ -28,19 +32,21 @@ def device_memory(device: str, width: int, depths: Sequence[int], tokens: int = 
             whole, block = _write(dense, width, depth, device)
             row: dict[str, Any] = {"depth": depth, "model": whole, "block": block}
             batches = [{"input_ids": torch.randint(1000, (1, tokens))} for _ in range(8)]
-            for name, verb in (("oneshot", oneshot), ("shrink", shrink)):
+            for name in verbs:
+                verb, sparsity = VERBS[name]
                 start = _begin(of_device)
                 started = time.perf_counter()
                 out = Path(scratch) / f"{name} {depth}"
-                verb(dense, batches=batches, sparsity=0.5 if name == "oneshot" else 0.2, out=out, device=device)
+                verb(dense, batches=batches, sparsity=sparsity, out=out, device=device)
                 row[f"{name} seconds"] = time.perf_counter() - started
                 row[name] = int(of_device.max_memory_allocated()) - start
             rows.append(row)
-    print(tables.head(["blocks", "model", "one block", "`oneshot`", "seconds", "`shrink` with data", "seconds"]))
+    print(tables.head(["blocks", "model", "one block", *(each for name in verbs for each in (f"`{name}`", "seconds"))]))
     for row in rows:
-        sizes = [bytes_text(row[key]) for key in ("model", "block", "oneshot", "shrink")]
-        seconds = [f"{row[f'{name} seconds']:.1f}" for name in ("oneshot", "shrink")]
-        print(tables.row([str(row["depth"]), *sizes[:3], seconds[0], sizes[3], seconds[1]]))
+        cells = [str(row["depth"]), bytes_text(row["model"]), bytes_text(row["block"])]
+        for name in verbs:
+            cells += [bytes_text(row[name]), f"{row[f'{name} seconds']:.1f}"]
+        print(tables.row(cells))
     return rows
 
 

@@ -66,8 +66,8 @@ def _version(name: str) -> str:
 # ---- Each verb on a device, and on the processor.
 
 # Sums are in another order there, so that values differ by roundings; where one is near a threshold, by an entry that
-# is kept in its place. More than this, relative to all values together, is another result.
-ALIKE = 0.02
+# is kept in its place, and what is repaired after it. More than this, relative to all values, is another result.
+ALIKE = 0.05
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Checked:
 
     Attributes:
         verb: which, and how it was called.
-        says: "the same", bit for bit; "alike", up to 2 %; "DIFFERS"; "FAILS: " and the error; "left out: " and why.
+        says: "the same", bit for bit; "alike", up to 5 %; "DIFFERS"; "FAILS: " and the error; "left out: " and why.
         distance: ``‖there - here‖ / ‖here‖`` over all tensors of the result; None without one.
         seconds: on the device, with what happens at the first call alone.
         on_processor: seconds on the processor.
@@ -223,7 +223,6 @@ def _drop_in(device: torch.device) -> Mapping[str, Tensor]:
     model = _convolutions(device)
     prune.global_unstructured([(model[at], "weight") for at in (0, 3, 8)], prune.L1Unstructured, amount=0.6)
     prune.ln_structured(model[3], "weight", 0.25, n=2, dim=0)
-    prune.random_unstructured(model[8], "bias", 3)
     before = {f"before {name}": each.clone() for name, each in model.state_dict().items()}
     for at in (0, 3, 8):
         prune.remove(model[at], "weight")

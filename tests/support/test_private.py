@@ -46,6 +46,16 @@ def test_dispatch_mode_sees_what_no_function_of_torch_was_called_for():
     assert found[-1] == "aten.silu.default"
 
 
+def test_indices_of_the_cpu_meet_weights_on_meta():
+    with private.fake_values():
+        weights, places = torch.empty(2, 2, device="meta"), torch.zeros(1, dtype=torch.int64)
+        if private.are_fakes_of_one_device():
+            with pytest.raises(RuntimeError, match="two different devices"):
+                torch.embedding(weights, places)
+            places = places.to("meta")
+        assert torch.embedding(weights, places).shape == (1, 2)
+
+
 def test_fake_values_are_not_to_be_had():
     x = torch.ones(3, device="meta")
     with private.fake_values():

@@ -4,7 +4,11 @@ import errno
 import json
 import os
 import stat
+import types
+from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -204,3 +208,11 @@ def test_a_link_stays_a_link_and_the_mode_is_that_of_a_new_file(tmp_path):
 def test_a_folder_that_is_not_there_is_said(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"note\.txt cannot be written: there is no folder .*none; create it"):
         write_whole(tmp_path / "none" / "note.txt", "x")
+
+
+def test_a_name_for_a_type_is_that_type():
+    """As numpy 2.5 has one for its arrays, where Python knows such names."""
+    kind = types.SimpleNamespace(__value__=npt.NDArray[np.float64])
+    found = Fields({"losses": [1.5, 2]}, Path("record.json")).value("losses", kind)
+    assert found.dtype == np.float64
+    assert found.tolist() == [1.5, 2.0]

@@ -18,7 +18,7 @@ from secateur.coupling.groups import Coupling
 from secateur.coupling.numbers import numbers_that_remember
 from secateur.coupling.residual_streams import Branch, Flow, branches_of, in_all
 from secateur.coupling.trace import CallSites, Dims, Trace, Unseen
-from secateur.support import in_mode, private, restored, run_example, seeded, tensors_in, tensors_of
+from secateur.support import in_mode, moved, private, restored, run_example, seeded, tensors_in, tensors_of
 
 # ---- Units that are chosen between, such as the experts of a mixture: which dimensions hold them.
 #
@@ -103,6 +103,8 @@ def find_coupling(
     passes: list[tuple[int, bool]] = []
     branches: list[list[Branch]] = []  # of each pass
     more_inputs = list(more_inputs)
+    if any(tensor.is_meta for tensor in tensors.values()) and private.are_fakes_of_one_device():
+        example_inputs, *more_inputs = moved([example_inputs, *more_inputs], torch.device("meta"))
     for number, inputs in enumerate((example_inputs, *more_inputs)):
         for training in (False, True) if modes is None else modes:
             trace.in_pass = (number, training)

@@ -4,6 +4,7 @@ and 2:4 on CUDA.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Self, cast
 
@@ -705,7 +706,9 @@ class SemiStructuredLinear(nn.Module):
             return self.weight.to(device)
         key = (device, self.values.data_ptr(), *map(private.version_of, (self.values, self.places)))
         if self._operand is None or self._operand[0] != key:
-            self._operand = key, torch.sparse.to_sparse_semi_structured(self.weight.to(device))
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", ".*prototype stage", UserWarning)  # which the docstring says, too
+                self._operand = key, torch.sparse.to_sparse_semi_structured(self.weight.to(device))
         return self._operand[1]
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:

@@ -357,7 +357,11 @@ def _backwards(outputs: Any, mask: Tensor | None) -> None:
         flat = token_rows(logits, mask).float()
         with torch.no_grad():  # the gradient of the cross entropy, in the memory of the probabilities: these are large
             gradient = flat.softmax(-1)
-            drawn = torch.multinomial(gradient, 1)
+            # by numbers of the CPU, so that it is the same on each device
+            at = torch.rand(len(gradient), 1).to(gradient.device)
+            reached = gradient.cumsum(-1)
+            drawn = torch.searchsorted(reached, at * reached[:, -1:], right=True).clamp_max_(gradient.shape[-1] - 1)
+            del reached
             gradient.scatter_add_(1, drawn, torch.full_like(drawn, -1, dtype=gradient.dtype))
         flat.backward(gradient)  # type: ignore[no-untyped-call]
         return
@@ -370,5 +374,5 @@ def _backwards(outputs: Any, mask: Tensor | None) -> None:
     for each in several or found:
         rows = token_rows(each, mask).float()
         spread = rows.detach().var(0, correction=0).clamp_min(1e-12).sqrt() * rows.shape[-1] ** 0.5
-        parts.append((rows / spread * torch.randn_like(rows)).sum())
+        parts.append((rows / spread * torch.randn(rows.shape).to(rows.device)).sum())
     torch.stack(parts).sum().backward()  # type: ignore[no-untyped-call]

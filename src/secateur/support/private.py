@@ -122,6 +122,17 @@ def fake_values() -> contextlib.AbstractContextManager[Any]:
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
+@functools.cache
+def are_fakes_of_one_device() -> bool:
+    """Whether within `fake_values` indices of the CPU are no longer taken for weights on meta, as before torch 2.12."""
+    with fake_values():
+        try:
+            torch.embedding(torch.empty(2, 2, device="meta"), torch.zeros(1, dtype=torch.int64))
+        except RuntimeError:
+            return True
+    return False
+
+
 def frozen_convolution(module: Any, example: Tensor) -> Callable[[Tensor], Tensor] | None:
     """The convolution that torch.compile makes where it freezes a model, laid out for inputs like the example and in
     their memory format; None where this torch, or oneDNN, has none, or what is padded is not the same on both sides."""

@@ -13,6 +13,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/Functions.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <ATen/native/CPUFallback.h>
 #include <ATen/ops/_reshape_alias_native.h>
@@ -178,8 +179,10 @@ void check(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
     const auto& value = values[at];
     if (value.isTensor()) look(value.toTensor(), is_written);
     else if (value.isTensorList()) for (const auto& each : value.toTensorVector()) look(each, is_written);
-    else if (value.isList() && !(takes_indices && arguments[at].name() == "indices"))
-      for (const c10::IValue& each : value.toListRef()) if (each.isTensor()) look(each.toTensor(), is_written);
+    else if (value.isList())
+      for (const c10::IValue& each : value.toListRef())
+        if (each.isTensor() && !(takes_indices && arguments[at].name() == "indices" && each.toTensor().is_cpu()))
+          look(each.toTensor(), is_written);
   }
   TORCH_CHECK(!here || !there, "Expected all tensors to be on the same device, but found at least two devices, ", HERE,
               " and cpu! (", op.schema().name(), ")");
@@ -247,6 +250,20 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("convolution_overrideable", &convolution);
   library.impl("native_batch_norm", &batch_norm);
   library.impl("convolution_backward_overrideable", &convolution_backward);
+}
+
+// Under autocast products are of halves, as on a GPU.
+TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, library) {
+  library.fallback(torch::CppFunction::makeFallthrough());
+}
+
+TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
+  using namespace at;
+  KERNEL_PRIVATEUSEONE(mm, lower_precision_fp)
+  KERNEL_PRIVATEUSEONE(bmm, lower_precision_fp)
+  KERNEL_PRIVATEUSEONE(addmm, lower_precision_fp)
+  KERNEL_PRIVATEUSEONE(linear, lower_precision_fp)
+  KERNEL_PRIVATEUSEONE(scaled_dot_product_attention, lower_precision_fp)
 }
 
 // ---- What torch asks a device for: there is one, with one stream; its generator is one of the CPU's.

@@ -60,7 +60,7 @@ class ExpertRows:
     def weighted(self) -> Tensor:
         """(rows, inputs) in float32 or wider."""
         wide = torch.promote_types(self.features.dtype, torch.float32)
-        return self.features.to(wide) * self.weights.to(wide)[:, None]
+        return self.features.to(wide) * self.weights.to(self.features.device, wide)[:, None]
 
 
 def output_rows(output: Any, own: Tensor | None) -> Tensor:
@@ -119,7 +119,7 @@ def rows_of_experts(
             if unit is None or features.shape[0] != weights.numel():
                 return None
             weights, tokens = weights.reshape(-1), number[tokens.reshape(-1)]
-            counts = (weights != 0) & (tokens >= 0) & features.ne(0).any(1)
+            counts = (weights != 0) & (tokens >= 0) & features.ne(0).any(1).cpu()
             found.append(ExpertRows(unit, piece, tokens[counts], weights[counts], features[counts]))
     return found or None
 
