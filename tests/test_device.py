@@ -19,7 +19,7 @@ from torch.nn.utils import prune as of_torch
 from transformers import MixtralConfig, MixtralForCausalLM
 
 from benchmarks.oneshot.device import device_memory
-from secateur import criteria, env, load_compressed, oneshot, prune, recover, shrink, solvers, sparsify
+from secateur import criteria, env, fit, load_compressed, oneshot, prune, recover, shrink, solvers, sparsify
 from support.device import DEVICES, on_device
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -221,6 +221,46 @@ def of_directories(device):
 @each_device
 def test_experts_activations_on_disk_and_a_teacher_on_disk(device):
     on_device(device, of_directories)
+
+
+class OnTwo(nn.Module):
+    """Its last blocks are on another device than the first."""
+
+    def __init__(self, device):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16)) for _ in range(4))
+        for layer in self.layers[2:]:
+            layer.to(device)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x.to(layer[0].weight.device)
+            x = x + layer(x)
+        return x
+
+
+def on_two_devices(device):
+    batches = [torch.randn(32, 16) for _ in range(3)]
+    for verb in (
+        lambda model: sparsify(model, 0.5, criterion="wanda", batches=batches),
+        lambda model: oneshot(model, batches, 0.5),
+        lambda model: shrink(model, sparsity=0.3, batches=batches),
+        lambda model: recover(model, copy.deepcopy(model), batches, steps=2, local=1),
+        lambda model: fit(model, batches, budget={"params": 0.7}, shares=(0.25, 0.5), finals=1),
+    ):
+
+        def made(each, verb=verb):
+            model = OnTwo(each)
+            verb(model)
+            assert {weight.device.type for weight in model.layers[3].parameters()} == {each.type}
+            return model.state_dict()
+
+        assert distance(device, made) <= 0.02
+
+
+@each_device
+def test_a_model_on_two_devices(device):
+    on_device(device, on_two_devices)
 
 
 def memory(device):

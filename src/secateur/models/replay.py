@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from secateur.support import Forward, mapped, moved, naming, private, run_batch, running_as, track
+from secateur.support import Forward, device_of, mapped, moved, naming, private, run_batch, running_as, track
 
 RUNS_AGAIN = (
     "{name} runs more than once in a forward pass (its weights are shared between layers or inputs), and a directory "
@@ -348,12 +348,13 @@ class Replay:
         return forward
 
     def _remembered(self, name: str) -> Any:
+        # where the block is: of a model on several devices its own one
+        device = device_of(self.blocks[name]) or self.device or torch.device("cpu")
         if name in self._poisoned or not self._stream.has(name, self._at):
             self._used_poison = True
-            device = self.device or torch.device("cpu")
             return mapped(self._shapes[name, self._at], lambda tensor: self._poison(tensor, device))
         # a copy: the model may write to it, as to `h += y`, and is given it again
-        return mapped(self._stream.load(name, self._at), lambda tensor: tensor.to(self.device, copy=True))
+        return mapped(self._stream.load(name, self._at), lambda tensor: tensor.to(device, copy=True))
 
     def _poison(self, like: Tensor, device: torch.device) -> Tensor:
         """NaN, or zeros where there is none; one tensor for all of a shape, as long as nobody writes to it.
