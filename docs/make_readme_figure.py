@@ -1,9 +1,10 @@
-"""Draw three pictures: ``python docs/make_readme_figure.py``.
+"""Draw four pictures: ``python docs/make_readme_figure.py``.
 
 The README's two: MiniLM after every verb, its cosine against measured milliseconds; and a CNN in every form, how many
-images it reads right against milliseconds. SmolLM2's perplexity as parameters leave, for the guide of `shrink`.
+images it reads right against milliseconds. SmolLM2's perplexity as parameters leave, for the guide of `shrink`; what a
+YOLO finds as multiply-adds leave, for that of detectors.
 
-Law: every number is read from the tables of benchmarks/inference and benchmarks/shrinking; none stands here.
+Law: every number is read from the tables of benchmarks/inference, shrinking and detectors; none stands here.
 """
 
 import re
@@ -44,6 +45,15 @@ ZEROS_LINES = {  # color, and how far above each point what was asked stands, in
     "`Pruner`, `pack` in int8": ("#7a5195", None),
     "`shrink`, ONNX Runtime": ("#d55e00", 8),
     "`shrink`, int8, ONNX Runtime": ("#009e73", -15),
+}
+DETECTORS_FILE = Path(__file__).with_name("detectors.svg")
+DETECTORS_RESULTS = Path(__file__).parent.parent / "benchmarks/detectors/RESULTS.md"
+DETECTORS = {  # method and column of the table: color, dashes, and what the key says
+    ("shrink", "after 20"): ("#d55e00", "solid", "shrink, 20 epochs of training"),
+    ("shrink", "after 5"): ("#d55e00", (0, (5, 1)), "5 epochs"),
+    ("shrink", "after 1"): ("#d55e00", (0, (2, 1)), "1 epoch"),
+    ("shrink", "at once"): ("#d55e00", (0, (1, 1.5)), "none"),
+    ("narrower", "after 20"): ("#0072b2", "solid", "narrower from the start, trained as long in all"),
 }
 METHODS = {
     "Wanda by columns": "#7f7f7f",
@@ -260,7 +270,55 @@ def draw(target: Path) -> None:
         figure.savefig(target, format="svg", metadata={"Date": None, "Description": described(text)})
 
 
+def detectors(text: str, subject: str = "YOLO11n") -> dict[tuple[str, str], list[tuple[float, float]]]:
+    """``{(method, column): [(share of the multiply-adds that is left, mAP50-95)]}`` of a detector's table."""
+    section = text.split(f"\n{subject}, mAP50-95 of boxes;")[1]
+    lines = [line for line in section.split("\n\n")[1].splitlines() if line.startswith("|")]
+    head, _, *rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    found: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for row in rows:
+        for column, cell in zip(head[3:], row[3:], strict=True):
+            if cell:
+                method = row[0].rpartition(", ")[2]
+                found.setdefault((method, column), []).append((float(row[1]), float(cell.split(" ")[0])))
+    return found
+
+
+def told_of_detectors(text: str) -> str:
+    """What the picture of the detector shows, as it says of itself."""
+    found = {key: points for key, points in detectors(text).items() if key in DETECTORS or key == ("dense", "at once")}
+    lines = (f"{', '.join(key)}: {', '.join(f'{left} {kept}' for left, kept in found[key])}" for key in found)
+    return "; ".join(lines)
+
+
+def draw_detectors(target: Path) -> None:
+    text = DETECTORS_RESULTS.read_text(encoding="utf-8")
+    found = detectors(text)
+    [(_, dense)] = found["dense", "at once"]
+    with mpl.rc_context({"svg.hashsalt": "secateur", "svg.fonttype": "path", "font.size": 11}):
+        figure = Figure(figsize=(6.8, 4.2), layout="constrained", facecolor="white")
+        axes = figure.subplots()
+        for key, (color, dashes, label) in DETECTORS.items():
+            if key in found:
+                points = sorted([*found[key], *([(1.0, dense)] if key[0] == "shrink" else [])], reverse=True)
+                left, kept = zip(*points, strict=True)
+                axes.plot(
+                    [100 * (1 - each) for each in left], kept, color=color, linestyle=dashes, marker="o", markersize=5,
+                    label=label,
+                )  # fmt: skip
+        axes.plot([0], [dense], color="#222222", marker="o", markersize=8, zorder=3)
+        axes.annotate("dense", (0, dense), textcoords="offset points", xytext=(8, 6), weight="bold")
+        axes.set_ylim(0, 1.1 * max(kept for points in found.values() for _, kept in points))
+        axes.set_xlabel("multiply-adds that left, %")
+        axes.set_ylabel("mAP50-95 on unseen scenes")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.3)
+        axes.legend(frameon=False, loc="lower left")
+        figure.savefig(target, format="svg", metadata={"Date": None, "Description": told_of_detectors(text)})
+
+
 if __name__ == "__main__":
     draw(FILE)
+    draw_detectors(DETECTORS_FILE)
     draw_verbs(VERBS_FILE)
     draw_zeros(ZEROS_FILE)

@@ -20,6 +20,7 @@ import copy
 import functools
 import gc
 import os
+import re
 import statistics
 import sys
 import time
@@ -320,7 +321,7 @@ def _milliseconds(subject: str, rows: Sequence[dict[str, Any]]) -> Iterator[str]
             own = [of[engine, form] for engine in engines]
             yield row(
                 [
-                    form.removeprefix(f"{subject}-0-").removesuffix("-0"),
+                    re.sub(r"(-0)+$", "", form.removeprefix(f"{subject}-0-")).replace("-0.", " −0."),
                     *(f"{one:.2f} ({one / other:.2f})" for one, other in zip(own, whole, strict=True)),
                 ]
             )
