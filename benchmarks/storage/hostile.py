@@ -475,11 +475,10 @@ def called() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
 
     def trained(model: Any, **given: Any) -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        pruner = Pruner(model, optimizer, given.pop("sparsity"), **{"total_steps": 3, "verbose": False, **given})
+        Pruner(model, optimizer, given.pop("sparsity"), **{"total_steps": 3, "verbose": False, **given})
         for _ in range(3):
             model(data[0]).square().mean().backward()
             optimizer.step()
-        pruner.finalize()
 
     def masked(model: Any, **given: Any) -> Any:
         return make_masks(find_targets(model), **given)

@@ -302,6 +302,12 @@ def test_a_failing_pack_changes_nothing(clock):
         pack(model, torch.randn(4, 48), include="head")
     with pytest.raises(ValueError, match="how many times faster, so it is positive; got 0"):
         pack(model, torch.randn(4, 48), at_least=0)
+    for without, x in (
+        (model, torch.zeros(4, 48, device="meta")),
+        (nn.Sequential(nn.Linear(48, 4)).to("meta"), torch.zeros(4, 48)),
+    ):
+        with pytest.raises(ValueError, match="the meta device has no values"):
+            pack(without, x)
     with pytest.raises(ValueError, match="no linear layer or convolution"):
         pack(nn.ReLU(), torch.randn(4, 48))
     with pytest.raises(ValueError, match=r"put it in nn\.Sequential"):

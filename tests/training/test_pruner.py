@@ -350,6 +350,7 @@ def _attached():
         (lambda: made_with(total_steps=None), ValueError, "0.6 is a fraction of the run: pass total_steps="),
         (lambda: made_with(schedule=None), ValueError, r"Unstructured\(\) needs a sparsity or a schedule"),
         (lambda: made_with(schedule=0.9, pattern=NM(2, 4)), ValueError, "removes 0.5 of the weights, not 0.9"),
+        (lambda: made_with(schedule=None, pattern=NM(2, 7)), ValueError, "0.weight: .*needs an input dimension div"),
         (lambda: made_with(schedule=1.5), ValueError, "final is a sparsity"),
         (lambda: made_with(model=_attached()), ValueError, r"0.weight_orig belongs to a mask that is attached: detach"),
         (lambda: made_with(model=nn.Sequential(nn.LSTM(2, 2))), ValueError, "no linear layer or convolution to prune"),

@@ -64,6 +64,7 @@ from secateur.support import (
     percent,
     private,
     run_example,
+    tensors_in,
     to_int8,
     track,
     unchanged,
@@ -265,6 +266,8 @@ def pack(
     _check_words(values, inputs, kernels_too)
     model = unwrapped(model)
     device = device_of(model) or torch.device("cpu")
+    if any(each.is_meta for each in (*model.parameters(), *tensors_in(example_inputs))):
+        raise ValueError("layers are timed, for which the meta device has no values: load the model, give real inputs.")
     if semi_structured and (why := why_no_semi_structured_device(device)):
         raise ValueError(f"{why}; leave semi_structured out.")
     chosen = _layers(model, include, exclude)

@@ -8,15 +8,16 @@ import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
-from secateur.allocation import Allocation
+from secateur.allocation import Allocation, Tables
 from secateur.evidence import needs
 from secateur.patterns import Pattern, Unstructured
 from secateur.regrowth import DropAndGrow, Held, Regrowth
 from secateur.schedules import Moment, Schedule, constant, cubic, resolve, step_of
 from secateur.support import name_of
-from secateur.targets import stored_inputs_first
+from secateur.targets import stored_inputs_first, turned
 
 # ---- The checked arguments of a `Pruner`, fixed while it trains: how masks are chosen, and of which weights.
 #
@@ -92,7 +93,7 @@ def rules_for(
 
     Raises:
         TypeError: ``regrow`` is no rule, or evidence is asked for that no training step shows.
-        ValueError: the rules don't go together, or not with the weights.
+        ValueError: the rules don't go together, or not with the weights, such as a pattern that does not fit one.
     """
     if regrow is None and "movement" in needs(criterion):
         regrow = Held()
@@ -102,6 +103,10 @@ def rules_for(
     inputs_first = [] if pattern == Unstructured() else stored_inputs_first(model, weights)
     rules = Rules(criterion, pattern, allocate, regrow, inputs_first, collects)
     rules.check(weights)
+    shapes = {name: torch.empty(weight.shape, device="meta") for name, weight in weights.items()}
+    tables = Tables(turned(shapes, inputs_first), pattern)
+    for name in shapes:
+        tables.shape(name)  # a pattern that does not fit is told before the first step
     return rules
 
 
