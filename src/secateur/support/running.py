@@ -300,20 +300,21 @@ def check_batches(batches: Iterable[Any]) -> None:
 
 
 def is_empty(batch: Any) -> bool:
-    """Whether a batch has tensors but no entry in them, or an ``attention_mask`` that calls all tokens padding.
+    """Whether a batch has tensors but no entry in them that has a value, or an ``attention_mask`` that calls all tokens
+    padding.
 
     >>> is_empty((torch.zeros(0, 8), torch.zeros(0))), is_empty(torch.zeros(1, 8)), is_empty("a text")
     (True, False, False)
     """
     mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
-    if isinstance(mask, Tensor) and mask.dim() == 2 and not mask.any():
+    if isinstance(mask, Tensor) and mask.dim() == 2 and not mask.is_meta and not mask.any():
         return True
     found = list(tensors_in(batch))
-    return bool(found) and not any(each.numel() for each in found)
+    return bool(found) and not any(each.numel() and not each.is_meta for each in found)
 
 
 def check_data(batches: Sequence[Any], why: str) -> None:
-    """Raises ValueError where there are no batches, or none of them holds a sample.
+    """Raises ValueError where there are no batches, none of them holds a sample, or one is on the meta device.
 
     >>> check_data([torch.zeros(0, 8)], "since levels are measured by running the model")
     Traceback (most recent call last):
@@ -322,6 +323,8 @@ def check_data(batches: Sequence[Any], why: str) -> None:
     """  # noqa: E501
     if not len(batches):
         raise ValueError(f"there are no batches: pass at least one, {why}.")
+    if any(each.is_meta for batch in batches for each in tensors_in(batch)):
+        raise ValueError(f"a batch is on the meta device, where it has no values: pass those that do, {why}.")
     if all(map(is_empty, batches)):
         raise ValueError(
             f"the batches hold no token and no sample, or all is padding: pass at least one that does, {why}."
