@@ -111,6 +111,7 @@ def main() -> None:
     elif arguments.command == "crepe":
         given = arguments.kind, arguments.verb, arguments.sparsity, arguments.frames
         results["crepe"] = crepe(arguments.crepe, *given)
+        print(json.dumps(results["crepe"], indent=1))
     elif arguments.command == "layers":
         results["layers"] = layers([float(each) for each in arguments.sparsities.split(",")], arguments.seeds)
     elif arguments.command == "stages":
