@@ -1,6 +1,7 @@
 """Outputs of a head that leave: what stays is what it was, whatever the others would have been, or they stay."""
 
 import copy
+import math
 import re
 
 import pytest
@@ -100,6 +101,16 @@ def test_classes_that_stay_are_what_they_were(keep, seed):
     shrink(model, PICTURES.double(), leave=Outputs("5", keep=keep))
     torch.testing.assert_close(run(model, PICTURES.double()), expected, rtol=1e-12, atol=1e-12)
     assert model[5].out_features == len(keep)
+
+
+def test_data_decides_about_the_rest_of_a_network_with_batch_normalizations():
+    torch.manual_seed(0)
+    model = cnn().double()
+    batches = [torch.randn(16, 3, 16, 16).double() for _ in range(2)]
+    done = shrink(model, PICTURES.double(), 0.3, leave=Outputs("5", keep=[1, 4]), batches=batches)
+    assert run(model, PICTURES.double()).shape == (2, 2)
+    assert 0 < model[0].out_channels < 8
+    assert done.got > 0.2
 
 
 def test_a_tower_of_a_class_leaves_with_it():
@@ -293,6 +304,17 @@ class Reads(nn.Module):
 
     def forward(self, x):
         return self.read(self, self.head(x))
+
+
+def test_what_is_not_finite_and_an_example_of_nothing_are_told():
+    model = cnn()
+    with pytest.raises(ValueError, match=r"in the example a tensor of shape \(0, 3, 16, 16\) holds nothing; give at l"):
+        shrink(model, PICTURES[:0], leave=Outputs("5", keep=[0]))
+    with torch.no_grad():
+        model[5].weight[3] = math.nan
+    with pytest.raises(ValueError, match=r"5\.weight: the weight of shape \(6, 8\) has entries that are NaN or infin"):
+        shrink(model, PICTURES, leave=Outputs("5", keep=[0]))
+    assert model[5].out_features == 6
 
 
 class Twice(nn.Module):

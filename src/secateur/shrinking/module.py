@@ -365,6 +365,8 @@ def shrink(
             facts |= {**left.facts, **left.mend(coupling)}
             share *= share_left(coupling)
             rest = replace(asked, sparsity=0.0 if sparsity is None else max(0.0, 1 - (1 - sparsity) / share))
+        if dense_outputs is not None and held is not None and "outputs" in facts:  # what stays of them is what it was
+            dense_outputs = OutputCosts(model, held, forward)
         scope = Scope.of(coupling)
         if rest.sparsity or not first:
             subject = leaving(coupling=coupling, asked=rest).target()

@@ -34,6 +34,7 @@ from secateur.coupling import (
     tensors_of_tree,
     written_in_others,
 )
+from secateur.models import check_finite
 from secateur.shrinking.apply import carry_out, sliced
 from secateur.shrinking.costs import by_tie
 from secateur.shrinking.oracle import RouterMask, kept_by, lending_of, oracles, without_chosen, zero_all, zeroed_of
@@ -497,9 +498,13 @@ def wrong_groups(
 
 
 def _check_numbers(probe: nn.Module, coupling: Coupling, inputs: Sequence[Any]) -> None:
-    """IncomparableError where a probe returns nothing to compare; asked of the original where it is not found equal."""
+    """IncomparableError where a probe returns nothing to compare; asked of the original where it is not found equal.
+    ValueError where that is so by a weight that is not finite, or an example that holds nothing."""
     every = [each for number, training in coupling.passes for each in outputs(probe, inputs[number], training=training)]
     if not _has_numbers(every):
+        check_finite(probe)
+        if empty := [tuple(each.shape) for each in tensors_in(inputs) if not each.numel()]:
+            raise ValueError(f"in the example a tensor of shape {empty[0]} holds nothing; give at least one sample.")
         raise IncomparableError(_NOTHING)
 
 
