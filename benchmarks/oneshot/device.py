@@ -26,11 +26,13 @@ def device_memory(
     """A row for each depth: bytes of the model, of one block, and the most that each verb took on the device."""
     of_device = getattr(torch, torch.device(device).type)
     rows = []
+    print(tables.head(["blocks", "model", "one block", *(each for name in verbs for each in (f"`{name}`", "seconds"))]))
     with tempfile.TemporaryDirectory() as scratch:
         for depth in depths:
             dense = Path(scratch) / f"{depth}"
             whole, block = _write(dense, width, depth, device)
             row: dict[str, Any] = {"depth": depth, "model": whole, "block": block}
+            cells = [str(depth), bytes_text(whole), bytes_text(block)]
             batches = [{"input_ids": torch.randint(1000, (1, tokens))} for _ in range(8)]
             for name in verbs:
                 verb, sparsity = VERBS[name]
@@ -40,13 +42,9 @@ def device_memory(
                 verb(dense, batches=batches, sparsity=sparsity, out=out, device=device)
                 row[f"{name} seconds"] = time.perf_counter() - started
                 row[name] = int(of_device.max_memory_allocated()) - start
+                cells += [bytes_text(row[name]), f"{row[f'{name} seconds']:.1f}"]
             rows.append(row)
-    print(tables.head(["blocks", "model", "one block", *(each for name in verbs for each in (f"`{name}`", "seconds"))]))
-    for row in rows:
-        cells = [str(row["depth"]), bytes_text(row["model"]), bytes_text(row["block"])]
-        for name in verbs:
-            cells += [bytes_text(row[name]), f"{row[f'{name} seconds']:.1f}"]
-        print(tables.row(cells))
+            print(tables.row(cells), flush=True)  # each as it comes: the next may take long
     return rows
 
 

