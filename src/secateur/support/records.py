@@ -284,7 +284,8 @@ class Fields:
         bounds = Between()
         if typing.get_origin(kind) is Annotated:
             kind, bounds = typing.get_args(kind)
-        kind = getattr(kind, "__value__", kind)  # of a name for a type, as NDArray is from numpy 2.5 on
+        while hasattr(kind, "__value__"):  # a name for a type, as NDArray is from numpy 2.5 on
+            kind = kind.__value__
         origin, inner = typing.get_origin(kind), typing.get_args(kind)
         if origin in (typing.Union, types.UnionType):  # with None
             return (

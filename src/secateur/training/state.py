@@ -202,7 +202,7 @@ def with_masks(
     made, held = dict(memory.masks), dict(memory.held)
     for name, mask in masks.items():
         new, old = factor(mask, weights[name]), memory.masks.get(name)
-        changed += count_nonzero(new.eq(0) if old is None else new.ne(old))
+        changed += count_nonzero(new.eq(0) if old is None else new - old)  # torch 2.11 has no `ne` of shards
         stays[name] = new if old is None else new * old
         if held_from is not None:
             held[name] = held_from[name] * (1 - new)
