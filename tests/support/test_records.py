@@ -157,7 +157,7 @@ def test_pieces_of_a_text_are_the_text(tmp_path_factory, text, piece):
         ("some.pdf", b"", "not from .pdf"),
         ("some.jsonl", b"{", "the line at byte 0: not a JSON record"),
         ("some.jsonl", b'{"a": 1}', "no text in the field 'text'.*There are: a"),
-        ("some.json", b"[1", "not valid JSON"),
+        ("some.json", b'["a"', "not valid JSON"),
         ("some.txt", b"\xff\xfea", "UTF-16"),
         ("some.txt", b"a\xff", "not UTF-8 text near byte 1"),
     ],
