@@ -1,6 +1,6 @@
 """`shrink` beside Torch-Pruning: is it right, how fast is it, what is gained, what does it cost in accuracy.
 
-    python benchmarks/shrinking/run.py coverage|speed|effect|accuracy|depth|nearest [--seeds 3] [--only GLOB]
+    python benchmarks/shrinking/run.py coverage|speed|effect|accuracy|kept|depth|nearest [--seeds 3] [--only GLOB]
         [--json FILE]
     python benchmarks/shrinking/run.py real --smollm2 DIR --minilm DIR [--rows ours,flap] [--seeds 3] [--cache FILE]
     python benchmarks/shrinking/run.py real --times DIR DIR
@@ -35,6 +35,7 @@ from benchmarks.shrinking import branches, graphs, packages, peers, real, times
 from benchmarks.shrinking.accuracy import accuracy
 from benchmarks.shrinking.correctness import coverage
 from benchmarks.shrinking.effect import depth, effect
+from benchmarks.shrinking.kept import kept
 from benchmarks.shrinking.nearest import nearest
 from benchmarks.shrinking.speed import child, speed
 from benchmarks.shrinking.tuned import tuned
@@ -44,6 +45,7 @@ COMMANDS: dict[str, Callable[..., dict[str, Any]]] = {
     "speed": speed,
     "effect": effect,
     "accuracy": accuracy,
+    "kept": kept,
     "depth": depth,
     "nearest": nearest,
 }

@@ -6,7 +6,7 @@ Law: a model that lost one entry too many, or in another place, is told from the
 import pytest
 import torch
 
-from benchmarks.shrinking import accuracy, correctness, effect, peers
+from benchmarks.shrinking import accuracy, correctness, effect, kept, peers
 from benchmarks.shrinking.networks import ViT
 from benchmarks.shrinking.sizes import multiply_adds
 from secateur import shrink
@@ -36,6 +36,15 @@ def test_accuracy_runs(monkeypatch, capsys):
     rows = accuracy.accuracy(seeds=1, tuning=0)["rows"]
     assert {row["method"] for row in rows} >= {"dense", "shrink"}
     assert "of macs that stay" in capsys.readouterr().out
+
+
+def test_kept_runs(monkeypatch, capsys):
+    monkeypatch.setattr(kept, "SHARES", (0.5,))
+    dense, *rows = kept.kept(seeds=1, epochs=0)["rows"]
+    assert len(dense["keep"]) == 3
+    assert {row["method"] for row in rows} == {*kept.METHODS}
+    assert all(row["left"] == pytest.approx(0.5, abs=0.05) for row in rows)
+    assert "on the three digits" in capsys.readouterr().out
 
 
 def test_effect_runs(monkeypatch, capsys):
