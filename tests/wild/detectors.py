@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from wild.operators import provide
 
@@ -26,9 +27,10 @@ provide()
 
 import ultralytics  # noqa: E402
 from ultralytics.nn.tasks import yaml_model_load  # noqa: E402
+from ultralytics.utils import DEFAULT_CFG  # noqa: E402
 
 import secateur.integrations.ultralytics as ours  # noqa: E402
-from secateur.integrations.ultralytics import YOLO, Pruning, shrink_detector  # noqa: E402
+from secateur.integrations.ultralytics import YOLO, Pruning, keeps_widths, shrink_detector  # noqa: E402
 from support.alone import deterministic, environment, set_deterministic, set_environment  # noqa: E402
 from support.commands import fails, run  # noqa: E402
 
@@ -79,11 +81,18 @@ def built(name: str) -> ultralytics.YOLO:
 
 
 def numbers(model: nn.Module, side: int) -> list[torch.Tensor]:
-    from torch.utils._pytree import tree_leaves
-
     example = torch.rand(1, 3, side, side, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         return [each for each in tree_leaves(model.eval()(example)) if isinstance(each, torch.Tensor)]
+
+
+def in_training(model: ultralytics.YOLO) -> nn.Module:
+    """What the trainer of its task trains, on data of the same classes."""
+    trainer = object.__new__(keeps_widths(model.task_map[model.task]["trainer"]))
+    described = model.model.yaml
+    trainer.data = {"nc": described["nc"], "channels": 3, "kpt_shape": described.get("kpt_shape"), "names": model.names}
+    trainer.args, trainer.resume = copy.copy(DEFAULT_CFG), False
+    return trainer.get_model(cfg=described, weights=model.model, verbose=False)
 
 
 def raw(outputs: object) -> dict[str, torch.Tensor]:
@@ -166,6 +175,9 @@ def test_every_architecture_gets_smaller_and_is_saved_as_one_of_theirs(name: str
     assert ours._is_narrower(again.model)
     assert not ours._is_narrower(dense.model)
     assert len(again.predict(pictures(1), imgsz=side, verbose=False)) == 1
+    assert {each.shape for each in in_training(again).parameters()} == {each.shape for each in half.parameters()}
+    exported = torch.jit.load(again.export(format="torchscript", imgsz=side))(torch.rand(1, 3, side, side))
+    assert all(each.isfinite().all() for each in tree_leaves(exported))
 
 
 def test_what_is_saved_needs_no_secateur(small: YOLO, folder: Path) -> None:
