@@ -246,7 +246,7 @@ def exported(model: Any, task: str, file: Path, size: int) -> None:
 
     served = copy.deepcopy(model).cpu()
     served.pt_path, served.task = str(file), "detect" if task == "rtdetr" else task
-    Exporter(overrides={"format": "onnx", "imgsz": size, "simplify": False, "device": "cpu"})(model=served)
+    Exporter(overrides={"format": "onnx", "imgsz": size, "batch": 1, "simplify": False, "device": "cpu"})(model=served)
 
 
 def in_runtime(file: Path, size: int) -> Callable[[], object]:
