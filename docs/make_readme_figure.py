@@ -52,7 +52,7 @@ DETECTORS = {  # method and column of the table: color, dashes, and what the key
     ("shrink", "after 20"): ("#d55e00", "solid", "shrink, 20 epochs of training"),
     ("shrink", "after 5"): ("#d55e00", (0, (5, 1)), "5 epochs"),
     ("shrink", "after 1"): ("#d55e00", (0, (2, 1)), "1 epoch"),
-    ("shrink", "at once"): ("#d55e00", (0, (1, 1.5)), "none"),
+    ("shrink", "at once"): ("#d55e00", (0, (1, 1.5)), "no training"),
     ("narrower", "after 20"): ("#0072b2", "solid", "narrower from the start, trained as long in all"),
 }
 METHODS = {
@@ -300,7 +300,7 @@ def draw_detectors(target: Path) -> None:
         axes = figure.subplots()
         for key, (color, dashes, label) in DETECTORS.items():
             if key in found:
-                points = sorted([*found[key], *([(1.0, dense)] if key[0] == "shrink" else [])], reverse=True)
+                points = sorted([*found[key], *([(1.0, dense)] if key == ("shrink", "at once") else [])], reverse=True)
                 left, kept = zip(*points, strict=True)
                 axes.plot(
                     [100 * (1 - each) for each in left], kept, color=color, linestyle=dashes, marker="o", markersize=5,

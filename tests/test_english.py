@@ -191,3 +191,16 @@ def test_the_picture_of_the_cnn_is_drawn_of_what_was_measured():
     written = figure.ZEROS_FILE.read_text(encoding="utf-8")
     assert figure.told_of_zeros(text) in written, "run python docs/make_readme_figure.py"
     assert f"../{figure.ZEROS_FILE.name}" in (ROOT / "docs/guides/faster.md").read_text(encoding="utf-8")
+
+
+def test_the_picture_of_the_detector_is_drawn_of_what_was_measured():
+    from docs import make_readme_figure as figure
+
+    text = figure.DETECTORS_RESULTS.read_text(encoding="utf-8")
+    found = figure.detectors(text)
+    assert {("dense", "at once"), ("shrink", "at once"), ("narrower", "after 20")} <= set(found)
+    assert len(found["shrink", "at once"]) == 3
+    assert figure.told_of_detectors(text) in figure.DETECTORS_FILE.read_text(encoding="utf-8"), (
+        "run python docs/make_readme_figure.py"
+    )
+    assert f"../{figure.DETECTORS_FILE.name}" in (ROOT / "docs/guides/detector.md").read_text(encoding="utf-8")

@@ -221,6 +221,7 @@ def times(options: argparse.Namespace) -> None:
     from benchmarks.support.timing import alternating
 
     torch.set_num_threads(1)
+    with_operators()
     at_home()
     x = torch.rand(1, 3, options.size, options.size)
     for subject in options.subjects.split(","):
@@ -285,7 +286,7 @@ def _table(own: Sequence[dict[str, Any]], key: str) -> Iterator[str]:
         if not found:
             return ""
         of_dense = [each[key] / whole for each in found if (whole := dense.get(each["seed"], {}).get(key))]
-        share = f" ({statistics.mean(of_dense):.0%})" if of_dense else ""
+        share = f" ({statistics.mean(of_dense):.1%})" if of_dense else ""
         return spread([each[key] for each in found], 3) + share
 
     def left(method: str, level: float, what: str) -> str:

@@ -100,5 +100,5 @@ def test_a_table_has_means_over_seeds_beside_the_dense_of_the_same_seed():
     rows += [row(0, OURS, 0.2, 0, 0.4, 80), row(1, OURS, 0.2, 0, 0.6, 80), row(1, OURS, 0.2, 5, 0.6, 80)]
     lines = list(tables(rows))
     assert lines[0] == "\nYOLO11n, mAP50-95 of boxes; seeds: 2\n"
-    assert lines[2] == "| dense | 1.000 | 1.000 | 0.700 ± 0.141 (100%) |  |  |  |"
-    assert lines[3] == "| −20%, shrink | 0.800 | 0.800 | 0.500 ± 0.141 (75%) |  | 0.600 (100%) |  |"
+    assert lines[2] == "| dense | 1.000 | 1.000 | 0.700 ± 0.141 (100.0%) |  |  |  |"
+    assert lines[3] == "| −20%, shrink | 0.800 | 0.800 | 0.500 ± 0.141 (75.0%) |  | 0.600 (100.0%) |  |"
