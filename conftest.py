@@ -1,6 +1,7 @@
 """One setting for all tests and doctests: the same examples on every run, a seed for each, no clock in any verdict."""
 
 import gc
+import importlib.util
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +12,8 @@ from support.alone import alone, seed
 
 # adapters have no doctests, and to import their frameworks takes seconds of each worker
 collect_ignore = ["src/secateur/integrations"]
+if importlib.util.find_spec("ultralytics") is None:  # it has an environment of its own, make detectors
+    collect_ignore.append("tests/wild/detectors.py")
 
 settings.register_profile(
     "steady",

@@ -20,7 +20,8 @@ WITHOUT = {  # {reason: names that the reference has, and no example}
     "what is raised or warned": """
         solvers.SolverWarning models.AllMetError""",
     "what a verb returns, with the verb's example": """
-        inference.Packing inference.PackedFile models.Layer models.ByText models.Reach coupling.Branch""",
+        inference.Packing inference.PackedFile models.Layer models.ByText models.Reach models.TextReach
+        coupling.Branch""",
     "called by pickle, and by nobody else": "prune.revive",
     "made by a verb of a model of the user's": "inference.FusedBlock",
     "needs a training, which docs/guides/training.md runs": """
@@ -34,11 +35,12 @@ WITHOUT = {  # {reason: names that the reference has, and no example}
     "a part of the walk over blocks, which docs/recipes.md explains": """
         models.Host models.InMemory models.Inputs models.Job models.MatrixJob models.ProductCall models.PairedStats
         models.Pruned models.Replay models.Rows models.RunAgain models.Solved models.Weights
-        models.held_batches models.is_turned models.naming_batch
+        models.held_batches models.in_place models.is_turned models.naming_batch
         models.prepared models.run_through
         models.watched models.with_all_outputs evidence.Patches solvers.Solver
         models.check_finite models.example_for models.example_of models.has_forward
-        models.mixture_of models.own_share models.reached_by_name models.routed_by models.running models.shorter""",
+        models.mixture_of models.own_share models.reached_by_name models.routed_by models.running models.shorter
+        models.without_cache""",
     "met while a model is watched, by a rule such as those of docs/guides/coupling.md": """
         coupling.Call coupling.Look coupling.Operation coupling.SameDraws coupling.Spot coupling.evaluated
         coupling.written_in_others""",

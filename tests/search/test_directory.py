@@ -111,7 +111,7 @@ def test_what_keeps_too_little_is_not_there(dense, tmp_path, monkeypatch):
         with pytest.raises(ValueError, match=r"keeps 90\.0% of the dense model's outputs: at .* it is less"):
             fitted(dense, tmp_path / "out", **KEEP)
         patch.setattr(directory.Executor, "lost_of", lambda *_: 0.0)
-        patch.setattr(directory.ModelLoss, "finished", lambda *_: (1.0, None))
+        patch.setattr(ModelLoss, "finished", lambda *_: (1.0, None))
         with pytest.raises(ValueError, match=r"the written model keeps less than 90\.0%.* and was deleted"):
             fitted(dense, tmp_path / "out", **KEEP)
     assert not (tmp_path / "out").exists()

@@ -321,10 +321,11 @@ def rewritten(path, change):
     raw = path.read_bytes()
     (size,) = struct.unpack("<Q", raw[:8])
     header = json.loads(raw[8 : 8 + size])
-    said = json.loads(header["__metadata__"]["secateur"])
+    total, _, text = header["__metadata__"]["secateur"].partition(" ")
+    said = json.loads(text)
     change(said, header)
     if "__metadata__" in header:
-        header["__metadata__"]["secateur"] = json.dumps(said)
+        header["__metadata__"]["secateur"] = f"{total} {json.dumps(said)}"
     text = json.dumps(header).encode()
     path.write_bytes(struct.pack("<Q", len(text)) + text + raw[8 + size :])
 

@@ -180,7 +180,7 @@ def test_errors_change_nothing(keywords, words):
     [
         (nn.ReLU(), torch.ones(1, 4), "ReLU has no parameters"),
         (nn.Sequential(nn.LazyLinear(5), nn.Linear(5, 3)), torch.ones(1, 4), r"0\.weight has no shape yet"),
-        (small(), torch.ones(0, 4), "no finite number for the example"),
+        (small(), torch.ones(0, 4), "in the example a tensor .* holds nothing; give at least one sample"),
         (nn.Linear(4, 3), torch.ones(1, 4), "nothing of the model can leave"),
     ],
 )

@@ -54,6 +54,11 @@ def set_device(wanted: torch.device) -> None:
     torch.set_default_device(None if wanted.type == "cpu" else wanted)
 
 
+def stance() -> str:
+    compiler = sys.modules.get("torch._dynamo")
+    return "default" if compiler is None else str(compiler.eval_frame._stance.stance)
+
+
 def in_a_group() -> bool:
     return distributed.is_available() and distributed.is_initialized()
 
@@ -71,6 +76,7 @@ SHARED: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
     "the number of threads": (torch.get_num_threads, torch.set_num_threads),
     "whether algorithms are deterministic": (deterministic, set_deterministic),
     "the precision of products": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    "what the compiler may do": (stance, torch.compiler.set_stance),
     "the search for anomalies": (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
     "the group of processes": (in_a_group, end_group),
     "the working directory": (os.getcwd, os.chdir),

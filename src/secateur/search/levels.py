@@ -46,7 +46,7 @@ from secateur.support import (
 )
 
 _HINT = " Make the levels again, in another folder."
-_KEY, _SUM = "secateur", "sha256"
+_KEY = "secateur"  # a second key would be written before it or behind it, by chance
 _KINDS = ("width", "heads", "layer")
 
 
@@ -143,7 +143,7 @@ def write_entry(folder: Path, entry: Stored) -> Path:
 
     said = json.dumps({each.name: plain(getattr(entry, each.name)) for each in fields(Entry)}, allow_nan=False)
     tensors = {name: each.detach().cpu().contiguous() for name, each in entry.tensors.items()}
-    return write_whole(file_of(folder, entry.name), save(tensors, {_KEY: said, _SUM: digest([said, tensors])}))
+    return write_whole(file_of(folder, entry.name), save(tensors, {_KEY: f"{digest([said, tensors])} {said}"}))
 
 
 def lies_in(folder: Path, entry: Stored) -> bool:
@@ -176,8 +176,10 @@ class _OfFile(LazyTensors):
     def dtype(self, name: str) -> str:
         return str(self._file.get_slice(name).get_dtype())
 
-    def said(self, key: str = _KEY) -> str:
-        return str((self._file.metadata() or {}).get(key, ""))
+    def said(self) -> tuple[str, str]:
+        """What is written of them, and the SHA-256 of all of it."""
+        total, _, said = str((self._file.metadata() or {}).get(_KEY, "")).partition(" ")
+        return said, total
 
 
 def read_entry(folder: Path, name: str, digest: str) -> Stored:
@@ -194,7 +196,7 @@ def read_entry(folder: Path, name: str, digest: str) -> Stored:
         pass
     try:
         tensors = _OfFile(path)
-        said = tensors.said()
+        said, _ = tensors.said()
     except SafetensorError as error:
         raise ValueError(f"{path}: damaged: no safetensors file ({error}).{_HINT}") from None
     read = Fields(records.parse_json(said.encode(), path, hint=_HINT), path, hint=_HINT)
@@ -225,7 +227,8 @@ def _check_tensors(read: Fields, entry: Entry, tensors: _OfFile) -> None:
         units = tensors[f"units.{at}"].numpy()
         if len(units) and not (units.min() >= -1 and units.max() < entry.sizes[group]):
             raise read.wrong("", f"holds units.{at} of units that group {group} has not")
-    if tensors.said(_SUM) != digest([tensors.said(), tensors]):
+    said, total = tensors.said()
+    if total != digest([said, tensors]):
         raise read.wrong("", "holds other values than were written: their SHA-256 is another")
 
 

@@ -178,7 +178,7 @@ def _returned(coupling: Coupling, paths: Sequence[str], outputs: Outputs) -> lis
         inside |= {(group.name, 0): "what chooses between others" for group in coupling.groups if group.returned}
         why = next(
             (f"{name}: {why}" for (name, _), why in [*inside.items()][::-1]),
-            "the model returns none of them",
+            "the model returns none of them, or they share a table with something else",
         )
         raise ValueError(
             f"the outputs of {_said(outputs)} cannot leave; {why}. What stays would be another, unless the model "
