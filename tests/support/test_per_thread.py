@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
+import torch._dynamo  # with the compiler there, what it may do is shared, too
 from torch import nn
 
 from secateur import shrink, verify_shrunken

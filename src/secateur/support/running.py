@@ -495,11 +495,11 @@ def _same_random_states(devices: Iterable[torch.device]) -> Iterator[None]:
 @contextlib.contextmanager
 def _uncompiled() -> Iterator[None]:
     """Hooks on the submodules of a compiled module do not run, or compile it again; nothing is compiled yet where
-    the compiler was never imported."""
+    the compiler was never imported. In one thread at a time: the stance is the process's."""
     if "torch._dynamo" not in sys.modules:
         yield
         return
-    with torch.compiler.set_stance("force_eager"):
+    with ONE_AT_A_TIME, torch.compiler.set_stance("force_eager"):
         yield
 
 
