@@ -1,6 +1,7 @@
 """Adapters are short, enter the house by its doors, and a loop of one's own needs none."""
 
 import ast
+import importlib
 import runpy
 import sys
 from pathlib import Path
@@ -53,3 +54,10 @@ def test_example_loops_resume_where_they_were_stopped(name, tmp_path, monkeypatc
     assert whole[-1].startswith("90.0 % of the weights are zero")
     first, second = (torch.load(tmp_path / f"{stem}.pt", weights_only=True) for stem in ("whole", "stopped"))
     assert_same(first["model"], second["model"])
+
+
+def test_detectors_say_what_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ultralytics", None)
+    monkeypatch.delitem(sys.modules, "secateur.integrations.ultralytics", raising=False)
+    with pytest.raises(ImportError, match=r"detectors need Ultralytics .*: pip install 'secateur\[ultralytics\]'"):
+        importlib.import_module("secateur.integrations.ultralytics")

@@ -16,11 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import ultralytics
 from torch import Tensor, nn
-from ultralytics.engine import trainer as training
-from ultralytics.nn import tasks
-from ultralytics.utils.checks import check_yolov5u_filename
+
+try:
+    import ultralytics
+    from ultralytics.engine import trainer as training
+    from ultralytics.nn import tasks
+    from ultralytics.utils.checks import check_yolov5u_filename
+except ImportError as error:
+    raise ImportError(f"detectors need Ultralytics ({error}): pip install 'secateur[ultralytics]'.") from error
 
 from secateur.kinds import Outputs
 from secateur.shrinking import Shrunk, shrink
