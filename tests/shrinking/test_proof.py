@@ -118,6 +118,45 @@ def test_where_random_weights_find_nothing_smaller_ones_are_looked_at():
     assert shrink(model, example, 0.5).got > 0.45
 
 
+class Deep(nn.Module):
+    """As detectors with a deep backbone: on random weights its numbers grow from layer to layer, until no box is in the
+    picture; on weights that are a little smaller they vanish."""
+
+    def __init__(self, depth=12, width=16):
+        super().__init__()
+        parts = [[nn.Linear(width, width), nn.BatchNorm1d(width), nn.ReLU()] for _ in range(depth)]
+        self.layers = nn.Sequential(*(each for part in parts for each in part))
+        self.boxes = nn.Linear(width, 3)
+        with torch.no_grad():
+            for each in self.layers[::3]:
+                each.weight.mul_(4)
+            self.boxes.weight.mul_(0.01)
+
+    def forward(self, x):
+        if self.training:
+            raise ValueError("there are no targets.")
+        boxes = 1 + self.boxes(self.layers(x))
+        return boxes[((boxes > 0) & (boxes < 2)).all(1)]
+
+
+def test_batch_normalizations_are_settled_where_a_deep_network_finds_nothing(monkeypatch):
+    torch.manual_seed(0)
+    model, example = Deep().eval(), torch.randn(8, 16)
+    probe = proof.probe_of(model).eval()
+    state = state_of(probe)
+    assert not len(probe(example.double()))
+    settled = proof._settled(copy.deepcopy(probe), example)
+    assert len(settled(example.double())) == 8
+    assert is_unchanged(probe, state)
+    unlike = {name for name, each in settled.state_dict().items() if not torch.equal(each, probe.state_dict()[name])}
+    assert unlike == {name for name, _ in probe.named_buffers() if "running_var" in name}
+    original, made, calm = copy.deepcopy(model), proof.probe_of, []
+    monkeypatch.setattr(proof, "probe_of", lambda model, by=1.0: calm.append(by) or made(model, by))
+    assert shrink(model, example, 0.5).got > 0.45
+    assert calm == [1, 1]
+    verify_shrunken(original, model, example)
+
+
 class Sampled(nn.Module):
     """As variational autoencoders: what the backward pass needs of ``exp`` is written over, in evaluation alone."""
 

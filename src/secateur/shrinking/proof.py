@@ -156,16 +156,50 @@ def _moves(probe: nn.Module, expected: Sequence[Tensor], again: Runs) -> list[fl
     return moves
 
 
-def on_calm_probes(model: nn.Module, compare: Callable[[nn.Module, float], T]) -> T:
+def _settled(probe: nn.Module, example_inputs: Any) -> nn.Module:
+    """The probe, its batch normalizations at the scale of what they get for an example, as training would have it. On
+    random weights their own statistics let each of a hundred layers multiply the next one's numbers."""
+    found: dict[nn.Module, list[tuple[Tensor, Tensor]]] = {}
+
+    def settle(module: nn.Module, args: tuple[Any, ...]) -> None:
+        mean, variance = module.running_mean, module.running_var
+        scale = float(args[0].square().mean() / variance.mean()) if args else 0.0
+        if module not in found and 0 < scale < math.inf:
+            found[module] = [(mean, mean * scale**0.5), (variance, variance * scale)]
+            for old, new in found[module]:  # for the layers behind it
+                old.copy_(new)
+
+    hooks = [each.register_forward_pre_hook(settle) for each in _with_statistics(probe)]
+    try:
+        outputs(probe, example_inputs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for old, new in (each for pairs in found.values() for each in pairs):
+        old.copy_(new)
+    return probe
+
+
+def _with_statistics(model: nn.Module) -> list[nn.Module]:
+    """The normalizations that divide by what they have seen."""
+    names = ("running_mean", "running_var")
+    return [each for each in model.modules() if all(isinstance(getattr(each, name, None), Tensor) for name in names)]
+
+
+def on_calm_probes(model: nn.Module, compare: Callable[[nn.Module, float], T], example_inputs: Any = None) -> T:
     """What a comparison says of the least calm probe of which it says something: first ever calmer ones, then between
     one that is not calm enough and one on which a wrong slice would not show. A deep network without normalizations
-    may go from numbers that are not finite to such in one step."""
+    may go from numbers that are not finite to such in one step; one with batch normalizations is settled first."""
     why, wild, blind, power = "", 0.0, math.inf, 0.0
-    for _ in range(_PROBES):
+    settles = example_inputs is not None and bool(_with_statistics(model))
+    for number in range(_PROBES):
+        probe = probe_of(model, 0.5**power)
         try:
-            return compare(probe_of(model, 0.5**power), 0.5**power)
+            return compare(_settled(probe, example_inputs) if settles and number else probe, 0.5**power)
         except IncomparableError as error:
             why = why or str(error)
+            if settles and not number:
+                continue
             wild, blind = (wild, power) if str(error) == BLIND else (power, blind)
         power = min(wild + _CALMER, (wild + blind) / 2)
     if why == _NOTHING:
@@ -264,7 +298,7 @@ def verify_shrunken(original: nn.Module, shrunken: nn.Module, example_inputs: An
     if not plans:
         raise ValueError("the second model was not made from the first by shrink or load_shrunken.")
     words = on_calm_probes(
-        original, lambda probe, calm: _differs_after(probe, calm, original, shrunken, example_inputs)
+        original, lambda probe, calm: _differs_after(probe, calm, original, shrunken, example_inputs), example_inputs
     )
     if words is not None:
         raise ValueError(f"the shrunken model does not compute what the original does: {words}.")
@@ -494,7 +528,7 @@ def wrong_groups(
             _check_numbers(probe, coupling, inputs)
         return found
 
-    return on_calm_probes(model, look)
+    return on_calm_probes(model, look, inputs[0])
 
 
 def _check_numbers(probe: nn.Module, coupling: Coupling, inputs: Sequence[Any]) -> None:
@@ -566,7 +600,7 @@ def right_branches(
                         right[branch] = less
         return right, wrong
 
-    return on_calm_probes(model, look)
+    return on_calm_probes(model, look, inputs[0])
 
 
 def _wrong_branches(
