@@ -80,7 +80,7 @@ def _asked_of(row: dict[str, Any], wild: Wild, asked: argparse.Namespace) -> lis
     """The verbs that are tried on a model now."""
     verbs = [*LAYOUTS] if asked.layouts else ["shrink", *(each for each in VERBS if wild.images or each != "oneshot")]
     verbs = [each for each in verbs if each not in asked.without.split(",")]
-    if asked.missing and row.get("status") == "right":
+    if asked.missing and row.get("status") == "right" and "most" in row:
         return [each for each in verbs if each != "shrink" and row.get(each, "timeout").startswith("timeout")]
     return verbs
 

@@ -163,7 +163,7 @@ def _settled(probe: nn.Module, example_inputs: Any) -> nn.Module:
 
     def settle(module: nn.Module, args: tuple[Any, ...]) -> None:
         mean, variance = module.running_mean, module.running_var
-        scale = float(args[0].square().mean() / variance.mean()) if args else 0.0
+        scale = float(args[0].square().mean() / variance.mean()) if args and isinstance(args[0], Tensor) else 0.0
         if module not in found and 0 < scale < math.inf:
             found[module] = [(mean, mean * scale**0.5), (variance, variance * scale)]
             for old, new in found[module]:  # for the layers behind it
