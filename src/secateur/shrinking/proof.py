@@ -161,7 +161,7 @@ def _settled(probe: nn.Module, example_inputs: Any) -> nn.Module:
     random weights their own statistics let each of a hundred layers multiply the next one's numbers."""
     found: dict[nn.Module, list[tuple[Tensor, Tensor]]] = {}
 
-    def settle(module: nn.Module, args: tuple[Any, ...]) -> None:
+    def settle(module: Any, args: tuple[Any, ...]) -> None:
         mean, variance = module.running_mean, module.running_var
         scale = float(args[0].square().mean() / variance.mean()) if args and isinstance(args[0], Tensor) else 0.0
         if module not in found and 0 < scale < math.inf:
