@@ -162,18 +162,55 @@ class Chooser(Detector):
         return torch.cat([boxes.gather(1, at.expand(-1, -1, 16)), best[..., None], (index % self.nc)[..., None]], 2)
 
 
-def test_where_outputs_are_chosen_from_that_is_among_those_that_stay():
+def test_where_outputs_are_compared_those_that_stay_are():
     model = Chooser().eval()
     with torch.no_grad():  # those that leave are never chosen
         model.cv3[0][-1].bias[[1, 2, 3, 4, 6]] = -100.0
     dense = copy.deepcopy(model)
     found, raw = run(model), run(dense.train())
     done = shrink(model, PICTURES, leave=Outputs("cv3.0", keep=["thing 5", "thing 0"]))
-    assert "In one of its modes the model chooses between them: now between those that stay." in str(done)
+    assert "In one of its modes the model compares them, as a softmax does: now those that stay." in str(done)
     found[..., 17] = (found[..., 17] == 5).float()
     torch.testing.assert_close(run(model), found)
     torch.testing.assert_close(run(copy.deepcopy(model).train()), (raw[0], picked(raw[1], [0, 5])))
     verify_shrunken(dense, model, PICTURES)
+
+
+class Classifier(nn.Module):
+    """As Ultralytics classifies: shares of 1 and what they are made of; or as timm, told by a method how many."""
+
+    def __init__(self, shares, classes=6):
+        super().__init__()
+        self.shares, self.num_classes, self.depth = shares, classes, classes
+        self.body, self.head = nn.Conv2d(3, 8, 3), nn.Linear(8, classes)
+
+    def forward(self, x):
+        x = self.head(self.body(x).relu().mean((2, 3)))
+        return (x.softmax(1), x) if self.shares and not self.training else x
+
+    def reset_classifier(self, classes):
+        self.num_classes, self.head = classes, nn.Linear(8, classes)
+
+
+def test_shares_of_1_are_of_the_classes_that_stay():
+    model = Classifier(True).eval()
+    _, logits = run(model)
+    done = shrink(model, PICTURES, leave=Outputs("head", keep=[1, 4]))
+    shares, found = run(model)
+    torch.testing.assert_close(found, logits[:, [1, 4]])
+    torch.testing.assert_close(shares, logits[:, [1, 4]].softmax(1))
+    assert "the model compares them, as a softmax does: now those that stay." in str(done)
+
+
+def test_what_the_model_counts_when_it_is_asked_for_fewer_classes_follows():
+    model = Classifier(False).eval()
+    dense = copy.deepcopy(model)
+    done = shrink(model, PICTURES, leave=Outputs("head", keep=[1, 4]))
+    assert (model.num_classes, model.depth, done.unread) == (2, 6, {"depth": 6})
+    torch.testing.assert_close(run(model), run(dense)[:, [1, 4]])
+    with pytest.raises(ValueError, match="has outputs 0 to 1"):
+        shrink(model, PICTURES, leave=Outputs("head", keep=[4]))
+    assert model.num_classes == 2
 
 
 def test_where_the_mode_that_chooses_does_not_run_nothing_leaves():

@@ -88,7 +88,7 @@ class Shrunk(ByText):
             which is what the removed branches behind it added to the stream, on the calibration.
         heads: ``{group: (heads before, after)}`` of the attentions of which heads left.
         outputs: ``{group: (outputs before, after)}`` of the heads of which outputs left.
-        chosen_from: in one mode the model chooses between its outputs, now between those that stay.
+        compared: in one mode the model compares its outputs, as a softmax does: now those that stay.
         unread: ``{name: integer}`` of modules that still say how many there were, as no pass read them.
         experts: ``{router: (experts before, after)}`` of the mixtures of which experts left.
         unreached: ``{router: experts}`` that no token of the batches was sent to.
@@ -119,7 +119,7 @@ class Shrunk(ByText):
     patched: Mapping[str, float] = field(default_factory=dict, repr=False)
     heads: Mapping[str, tuple[int, int]] = field(default_factory=dict, repr=False)
     outputs: Mapping[str, tuple[int, int]] = field(default_factory=dict, repr=False)
-    chosen_from: bool = False
+    compared: bool = False
     unread: Mapping[str, int] = field(default_factory=dict, repr=False)
     experts: Mapping[str, tuple[int, int]] = field(default_factory=dict, repr=False)
     unreached: Mapping[str, tuple[int, ...]] = field(default_factory=dict, repr=False)

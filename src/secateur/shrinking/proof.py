@@ -387,7 +387,7 @@ def _differs_by(probe: nn.Module, calm: float, coupling: Coupling, plan: Plan, i
     return certain(next((each for each in words if isinstance(each, Unsure)), words[0]))
 
 
-_CHOOSES = re.compile(r"(a?max|argmax|topk|sort|argsort) (over|along) it|a view to \d+")
+_COMPARES = re.compile(r"((log_)?softmax|a?max|argmax|topk|sort|argsort) (over|along) it|a view to \d+")
 
 
 def coupling_of_outputs(
@@ -400,8 +400,8 @@ def coupling_of_outputs(
 ) -> Coupling:
     """The coupling by which outputs of these modules leave what the model returns.
 
-    Where it returns them in one mode, and in the other only chooses between them, as a detector without suppression of
-    its own does, that mode alone is watched: what is chosen then is chosen from those that stay.
+    Where it returns them in one mode, and in the other only compares them, as a classifier that ends in a softmax or a
+    detector without suppression of its own does, that mode alone is watched: those that stay are compared then.
     """
     watched = functools.partial(find_coupling, model, example_inputs, more_inputs=more_inputs, outputs=paths)
     found = watched(modes=modes)
@@ -412,7 +412,7 @@ def coupling_of_outputs(
         alone = watched(modes=[mode])
         places = [each for group in alone.groups if group.returned and not group.chosen for each in group.members]
         reasons = [why for each in places for why in found.frozen.get(each, "").split("; ")]
-        if places and all(_CHOOSES.fullmatch(why) for why in reasons if why):
+        if places and all(_COMPARES.fullmatch(why) for why in reasons if why):
             return alone
     return found
 

@@ -65,8 +65,8 @@ def model_content(done: Shrunk, *, full: bool) -> Iterator[Part]:
         yield ""
     if done.outputs:
         yield _counts("outputs", done.outputs, "Outputs", "Stay", full=full)
-        if done.chosen_from:
-            yield "In one of its modes the model chooses between them: now between those that stay."
+        if done.compared:
+            yield "In one of its modes the model compares them, as a softmax does: now those that stay."
         if done.unread:
             still = ", ".join(f"{printable(name)} = {value}" for name, value in done.unread.items())
             yield f"Not changed, since no forward pass reads it: {still}. Set it if something else does."

@@ -7,6 +7,7 @@ them inside the model, such as a softmax, is understood, or the call is refused.
 from __future__ import annotations
 
 import contextlib
+import copy
 import difflib
 import math
 import operator
@@ -51,14 +52,15 @@ def leave_outputs(leaving: Leaving, outputs: Outputs) -> Left:
     )
     keep: list[int] = np.flatnonzero(next(iter(choice.kept.values()))).tolist()
     counted = {str(place[-1]) for place, *change in choice.plan.numbers if change == [size_of(choice), len(keep)]}
+    reset = _reset(model, paths, size_of(choice), len(keep))
 
     def rename(_: Coupling) -> Mapping[str, Any]:
-        _rename(model, paths, keep, size_of(choice), leaving.undo, counted)
+        _rename(model, paths, keep, size_of(choice), leaving.undo, counted, reset)
         return {"unread": _unread(model, paths, size_of(choice))}
 
     facts: dict[str, Any] = {"outputs": {name: (len(mask), len(keep)) for name, mask in choice.kept.items()}}
     if len(choice.scope.coupling.passes) < len(passes):
-        facts["chosen_from"] = True
+        facts["compared"] = True
         probe = probe_of(model)
         carry_out(probe, choice.plan, None)
         try:
@@ -293,16 +295,22 @@ def _fields(
 
 
 def _rename(
-    model: nn.Module, paths: Sequence[str], keep: Sequence[int], size: int, undo: Undo, counted: Collection[str] = ()
+    model: nn.Module,
+    paths: Sequence[str],
+    keep: Sequence[int],
+    size: int,
+    undo: Undo,
+    counted: Collection[str] = (),
+    reset: Collection[tuple[str, str]] = (),
 ) -> None:
-    """What the modules around a head hold says what stays: names, and integers that are called as one that a pass
-    read, also in dicts such as the description that a model was built from."""
+    """What the modules around a head hold says what stays: names, integers that `_reset` found, and those that are
+    called as one that a pass read, also in dicts such as the description that a model was built from."""
 
     def recounted(key: Any, value: Any) -> Any:
         return len(keep) if key in counted and type(value) is int and value == size else value
 
     for path, key, value in _held_around(model, paths):
-        new = recounted(key, value)
+        new = len(keep) if (path, key) in reset else recounted(key, value)
         if (names := _named(value)) is not None and len(names) == size:
             new = _renumbered(value, keep)
         elif type(value) is dict:
@@ -311,6 +319,19 @@ def _rename(
             held = vars(model.get_submodule(path))
             undo.call(operator.setitem, held, key, value)
             held[key] = new
+
+
+def _reset(model: nn.Module, paths: Sequence[str], size: int, left: int) -> set[tuple[str, str]]:
+    """The integers that a model of timm changes where it is asked for so many classes: (path, name)."""
+    if not callable(getattr(model, "reset_classifier", None)):
+        return set()
+    asked = copy.deepcopy(model, {id(each): each for each in tensors_of(model).values()})  # which shares its tensors
+    with contextlib.suppress(Exception):  # whatever the model raises: then it does not say it
+        asked.reset_classifier(left)
+        now = {(path, key): value for path, key, value in _held_around(asked, paths)}
+        held = [(path, key) for path, key, value in _held_around(model, paths) if type(value) is int and value == size]
+        return {each for each in held if now.get(each) == left}
+    return set()
 
 
 def _unread(model: nn.Module, paths: Sequence[str], size: int) -> dict[str, int]:
