@@ -327,6 +327,20 @@ def test_only_the_classes_that_are_used(name: str, folder: Path) -> None:
     torch.testing.assert_close(found["scores"], wanted["scores"][:, 1:2])
 
 
+def test_classes_of_a_classifier_which_ends_in_a_softmax(tmp_path: Path) -> None:
+    dense = ultralytics.YOLO("yolo11n-cls.yaml")
+    disturbed(dense.model)
+    small = shrink_detector(dense, None, classes=[3, 7], imgsz=SIDE)
+    assert (small.names, small.model.yaml["nc"]) == ({0: dense.names[3], 1: dense.names[7]}, 2)
+    example = torch.rand(1, 3, SIDE, SIDE)
+    with torch.no_grad():
+        (_, wanted), (shares, found) = (model.model.eval()(example) for model in (dense, small))
+    torch.testing.assert_close(found, wanted[:, [3, 7]])
+    torch.testing.assert_close(shares, wanted[:, [3, 7]].softmax(1))
+    small.save(tmp_path / "small.pt")
+    assert YOLO(tmp_path / "small.pt").predict(pictures(1), imgsz=SIDE, verbose=False)[0].probs.data.shape == (2,)
+
+
 class Evil:
     def __reduce__(self):
         return os.mkdir, ("evil",)

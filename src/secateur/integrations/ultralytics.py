@@ -88,6 +88,8 @@ def shrink_detector(
     for module in small.model.modules():
         if hasattr(module, "forward_split"):  # which exporters call, and which splits by a number that no pass reads
             module.c = module.cv1.conv.out_channels // 2
+    if classes is not None:  # a classifier reads its number of them in no pass
+        small.model.yaml = {**small.model.yaml, "nc": len(small.names)}
     if vars(small.model).pop("shrink_plans", None):  # of classes that a process without secateur has not
         small.model.yaml = _marked(small.model.yaml)
     return small
