@@ -325,7 +325,8 @@ def _reset(model: nn.Module, paths: Sequence[str], size: int, left: int) -> set[
     """The integers that a model of timm changes where it is asked for so many classes: (path, name)."""
     if not callable(getattr(model, "reset_classifier", None)):
         return set()
-    asked: Any = copy.deepcopy(model, {id(each): each for each in tensors_of(model).values()})  # which shares its tensors
+    shared = {id(each): each for each in tensors_of(model).values()}
+    asked: Any = copy.deepcopy(model, shared)
     with contextlib.suppress(Exception):  # whatever the model raises: then it does not say it
         asked.reset_classifier(left)
         now = {(path, key): value for path, key, value in _held_around(asked, paths)}
