@@ -73,6 +73,8 @@ def _totals(rows: list[dict[str, Any]]) -> Iterator[str]:
         f"{median:.1f} in the median, {most:.1f} at most. The goal is at least 99 %, none, less than 3 and less than "
         f"60: {'met' if is_met else '**missed**'} for these."
     )
+    peaks = [row["peak"] for row in rows if "peak" in row]
+    yield f"- Megabytes that a process held: {statistics.median(peaks):.0f} in the median, {max(peaks)} at most."
     for verb in _OTHERS:
         tried = Counter(str(row[verb]).partition(":")[0] for row in rows if row.get(verb, "none") != "none")
         said = ", ".join(f"{count} {status}" for status, count in tried.most_common())
