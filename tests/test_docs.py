@@ -60,6 +60,7 @@ def test_every_block_is_run_or_is_what_was_printed():
     for page in PAGES:
         allowed = {"python", "console", "text"}
         more = {"criteria.md": {"pycon"}, "architecture.md": {"arrows"}, "recipes.md": {"py"}, "detector.md": {"py"}}
+        more["tutorial-detector.md"] = {"py"}
         allowed |= more.get(page.name, set())
         allowed |= {"py"} if page.parent.name == "migrate" else set()
         fences = re.findall(r"^ *(?:```|~~~)(.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)[::2]

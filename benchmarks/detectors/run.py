@@ -6,7 +6,8 @@
 
 `figures` draws scenes in FOLDER, trains each detector from nothing in three seeds, makes it smaller by `shrink` on 128
 training pictures without labels, and trains it on for 1, 5 and 20 epochs. Beside it: Torch-Pruning 1.6.1 by the steps
-of its own example, and a narrower detector of the family that is trained from nothing for as many epochs in all.
+of its own example, and a narrower detector of the family that is trained from nothing for as many epochs in all. At
+once alone: in eights, by measured milliseconds, and for one class, where the others leave and pictures of it decide.
 `times` are of ONNX Runtime and torch, of one picture and one thread, every form of a detector in turns.
 
 Law: forms of one detector share pictures, batches, learning rates and seeds; multiply-adds are counted by torch on the
@@ -25,7 +26,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,8 @@ from benchmarks.support.tables import head, row, spread
 LEVELS = (0.2, 0.4, 0.6)
 LATE = 10
 EPOCHS = (1, 5, 20)  # of training after a detector became smaller
-OURS, THEIRS, NARROWER, EIGHTS = "shrink", "Torch-Pruning", "narrower", "shrink in eights"
+OURS, THEIRS, NARROWER = "shrink", "Torch-Pruning", "narrower"
+EIGHTS, TIMED, ONE = "shrink in eights", "shrink by time", "shrink for one class"
 PRUNED_BY_PEER = {"YOLOv8n-seg": 1e9, "YOLO11n": 150.0}  # seconds, after which it is stopped
 
 
@@ -80,7 +82,9 @@ def jobs_of(subjects: Sequence[str], seeds: int, peers: bool) -> Iterator[Job]:
             yield job((late + 3, place, seed), method="dense", epochs=max(EPOCHS))
         if peers:
             for level in LEVELS:
-                yield Job((4, place, level), subject, 0, EIGHTS, level)
+                for number, method in enumerate((ONE, EIGHTS, TIMED)):
+                    if method != ONE or subject == "YOLO11n":
+                        yield Job((4, place, number, level), subject, 0, method, level)
 
 
 def with_operators() -> None:
@@ -109,11 +113,13 @@ def _done(told: Told, job: Job) -> dict[str, Any]:
     import torch
 
     from benchmarks.detectors.peers import pruned_to
-    from benchmarks.detectors.scenes import CLASSES
+    from benchmarks.detectors.scenes import CLASSES, of_one_class
     from benchmarks.detectors.training import SUBJECTS, Setting, built, judge, multiply_adds, train
 
     setting = Setting(told.folder / "scenes/data.yaml", told.folder / "runs", told.size, told.batch, told.device)
     subject, found = SUBJECTS[job.subject], {}
+    if job.method == ONE:
+        setting = replace(setting, data=of_one_class(setting.data, 0))
     models = told.folder / "models"
     torch.manual_seed(job.seed)
     if job.needs is None and job.method == "dense":
@@ -133,7 +139,8 @@ def _done(told: Told, job: Job) -> dict[str, Any]:
             model = shrunk(model, job, subject, setting, told)
         spent = time.process_time() - started[0], time.perf_counter() - started[1]
         found = {"processor": round(spent[0], 1), "s": round(spent[1], 1)}
-    found |= judge(model, subject, setting)
+    judged = judge(model, subject, setting)
+    found |= {"first": judged["first"]} if job.method == ONE else judged
     found |= {
         "multiply_adds": multiply_adds(model, told.size),
         "parameters": sum(each.numel() for each in model.parameters()),
@@ -158,7 +165,7 @@ def shrunk(model: Any, job: Job, subject: Any, setting: Any, told: Told) -> Any:
     dense = (ultralytics.RTDETR if subject.task == "rtdetr" else ultralytics.YOLO)(subject.yaml)
     dense.model = model.to(told.shrink_on)
     folder = setting.data.parent / "images/train"
-    how = {"round_to": 8} if job.method == EIGHTS else {}
+    how = {EIGHTS: {"round_to": 8}, TIMED: {"target": "latency"}, ONE: {"classes": [0]}}.get(job.method, {})
     return shrink_detector(dense, folder, job.level, imgsz=told.size, samples=told.calibrated, **how).model.cpu()
 
 
@@ -266,10 +273,10 @@ def tables(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     """A table a detector, of the means and deviations over seeds, and one of times."""
     subjects = list(dict.fromkeys(each["subject"] for each in rows if "subject" in each))
     for subject in subjects:
-        own = [each for each in rows if each.get("subject") == subject and "boxes" in each]
-        for key in ("boxes", "masks"):
+        own = [each for each in rows if each.get("subject") == subject and "multiply_adds" in each]
+        for key, what in (("boxes", "boxes"), ("masks", "masks"), ("first", "boxes of the first class")):
             if any(key in each for each in own):
-                yield f"\n{subject}, mAP50-95 of {key}; seeds: {len({each['seed'] for each in own})}\n"
+                yield f"\n{subject}, mAP50-95 of {what}; seeds: {len({each['seed'] for each in own})}\n"
                 yield from _table(own, key)
         for each in rows:
             if each.get("subject") == subject and "failed" in each:
@@ -279,6 +286,7 @@ def tables(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 def _table(own: Sequence[dict[str, Any]], key: str) -> Iterator[str]:
     yield head(["", "multiply-adds", "parameters", "at once", *(f"after {epochs}" for epochs in EPOCHS)])
+    own = [each for each in own if key in each]
     dense = {each["seed"]: each for each in own if each["method"] == "dense" and not each["epochs"]}
 
     def cell(method: str, level: float, epochs: int) -> str:
@@ -306,7 +314,7 @@ def _table(own: Sequence[dict[str, Any]], key: str) -> Iterator[str]:
 
 
 def _place(each: dict[str, Any]) -> tuple[float, int]:
-    return each["level"], ("dense", OURS, EIGHTS, THEIRS, NARROWER).index(each["method"])
+    return each["level"], ("dense", OURS, ONE, EIGHTS, TIMED, THEIRS, NARROWER).index(each["method"])
 
 
 def _milliseconds(subject: str, rows: Sequence[dict[str, Any]]) -> Iterator[str]:

@@ -140,5 +140,28 @@ def draw_scenes(folder: Path, counts: dict[str, int], size: int) -> Path:
     return told
 
 
+def of_one_class(data: Path, label: int) -> Path:
+    """Beside the scenes the same where one class alone is to be found, as number 0; those without it are not trained
+    on. Its data.yaml."""
+    scenes, folder = data.parent, data.parent.with_name(f"{data.parent.name}-{label}")
+    told = folder / "data.yaml"
+    if told.exists():
+        return told
+    for labels in sorted(scenes.glob("labels/*/*.txt")):
+        split = labels.parent.name
+        lines = [line for line in labels.read_text("utf-8").splitlines() if line.split()[:1] == [str(label)]]
+        if not lines and split == "train":
+            continue
+        picture = Path("images") / split / f"{labels.stem}.png"
+        (folder / picture).parent.mkdir(parents=True, exist_ok=True)
+        (folder / picture).symlink_to(scenes.resolve() / picture)
+        (folder / "labels" / split).mkdir(parents=True, exist_ok=True)
+        text = "".join(f"0 {line.partition(' ')[2]}\n" for line in lines)
+        (folder / "labels" / split / labels.name).write_text(text, "utf-8")
+    name = [*CLASSES][label]
+    told.write_text(f"path: {folder.resolve()}\ntrain: images/train\nval: images/val\nnames:\n  0: {name}\n", "utf-8")
+    return told
+
+
 if __name__ == "__main__":
     write_scenes(Path(sys.argv[1]), sys.argv[2], *map(int, sys.argv[3:6]))

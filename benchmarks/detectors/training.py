@@ -7,6 +7,7 @@ same pictures, batches, rates and seeds, and judged by the same validator: COCO'
 from __future__ import annotations
 
 import copy
+import functools
 import logging
 import os
 import random
@@ -127,11 +128,15 @@ class Views:
 
 
 def at_home() -> None:
-    """Ultralytics looks for a font whenever it reads scenes, in the network if need be: one lies where it looks."""
+    """Ultralytics looks for a font whenever it reads scenes, in the network if need be: one lies where it looks. Its
+    suppression leaves off after some seconds of the clock, and on a busy machine most boxes with it: here it does not.
+    """
     import matplotlib
-    from ultralytics.utils import LOGGER, USER_CONFIG_DIR  # type: ignore[import-not-found, unused-ignore]
+    from ultralytics.utils import LOGGER, USER_CONFIG_DIR, nms  # type: ignore[import-not-found, unused-ignore]
 
     LOGGER.setLevel(logging.ERROR)
+    if not isinstance(nms.non_max_suppression, functools.partial):
+        nms.non_max_suppression = functools.partial(nms.non_max_suppression, max_time_img=1e6)
     font = Path(USER_CONFIG_DIR) / "Arial.ttf"
     if not font.exists():
         shutil.copy(Path(matplotlib.get_data_path()) / "fonts/ttf/DejaVuSans.ttf", font)
@@ -188,18 +193,19 @@ def train(model: nn.Module, subject: Subject, setting: Setting, epochs: int, see
 
 
 def judge(model: nn.Module, subject: Subject, setting: Setting) -> dict[str, float]:
-    """mAP50-95 of boxes, and of masks where there are some."""
+    """mAP50-95 of boxes, and of masks where there are some; ``"first"``: of boxes of the first class alone."""
     _, validator_class = classes_of(subject.task)
     told = _told(
         subject, setting, model=subject.yaml, mode="val", rect=False, exist_ok=True, name=f"judged-{os.getpid()}"
     )
     validator = validator_class(args=told)
     found = validator(model=copy.deepcopy(model).eval())  # a validator fuses what it is given
-    return {
+    judged = {
         letter: float(found[key])
         for letter, key in (("boxes", "metrics/mAP50-95(B)"), ("masks", "metrics/mAP50-95(M)"))
         if key in found
     }
+    return {**judged, "first": float(validator.metrics.box.maps[0])}
 
 
 def multiply_adds(model: nn.Module, size: int) -> int:

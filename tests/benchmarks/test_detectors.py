@@ -6,8 +6,8 @@ import time
 import numpy as np
 
 from benchmarks.detectors.jobs import Job, do
-from benchmarks.detectors.run import LEVELS, OURS, jobs_of, tables
-from benchmarks.detectors.scenes import CLASSES, SHAPES, draw_scenes, scene
+from benchmarks.detectors.run import LEVELS, ONE, OURS, jobs_of, tables
+from benchmarks.detectors.scenes import CLASSES, SHAPES, draw_scenes, of_one_class, scene
 from benchmarks.support.rows import read_rows
 
 
@@ -44,6 +44,20 @@ def test_scenes_are_written_once_as_ultralytics_reads_them(tmp_path):
     assert not (tmp_path / "images/train/00000.png").exists()
 
 
+def test_scenes_of_one_class_have_it_as_the_first_and_are_judged_without_it_too(tmp_path):
+    told = draw_scenes(tmp_path / "scenes", {"train": 8, "val": 4}, 64)
+    folder = of_one_class(told, 3).parent
+    has = {
+        split: [bool([label for label, _ in scene(split, number, 64)[1] if label == 3]) for number in range(count)]
+        for split, count in (("train", 8), ("val", 4))
+    }
+    assert 0 < sum(has["train"]) < 8
+    assert len(list(folder.glob("images/train/*.png"))) == sum(has["train"])
+    texts = [path.read_text("utf-8") for path in sorted(folder.glob("labels/val/*.txt"))]
+    assert [bool(text) for text in texts] == has["val"]
+    assert {line.split()[0] for text in texts for line in text.splitlines()} <= {"0"}
+
+
 def test_every_job_waits_for_one_that_is_there():
     jobs = list(jobs_of(["YOLO11n", "YOLOv8n-seg"], 2, True))
     names = {job.name for job in jobs}
@@ -52,6 +66,7 @@ def test_every_job_waits_for_one_that_is_there():
     tuned = next(job for job in jobs if job.method == OURS and job.epochs)
     assert tuned.needs == f"{tuned.subject}-{tuned.seed}-shrink-{tuned.level:g}-0"
     assert {job.level for job in jobs if job.method == OURS} == {*LEVELS}
+    assert {job.subject for job in jobs if job.method == ONE} == {"YOLO11n"}
 
 
 def _make(note):
@@ -102,3 +117,14 @@ def test_a_table_has_means_over_seeds_beside_the_dense_of_the_same_seed():
     assert lines[0] == "\nYOLO11n, mAP50-95 of boxes; seeds: 2\n"
     assert lines[2] == "| dense | 1.000 | 1.000 | 0.700 ± 0.141 (100.0%) |  |  |  |"
     assert lines[3] == "| −20%, shrink | 0.800 | 0.800 | 0.500 ± 0.141 (75.0%) |  | 0.600 (100.0%) |  |"
+    for each in rows[:2]:
+        each["first"] = 0.8
+    one = {**row(0, ONE, 0.2, 0, 0.0, 80), "first": 0.4}
+    del one["boxes"]  # a detector of one class
+    lines = list(tables([*rows, one]))
+    assert not [
+        line
+        for line in lines[: lines.index("\nYOLO11n, mAP50-95 of boxes of the first class; seeds: 2\n")]
+        if ONE in line
+    ]
+    assert f"| −20%, {ONE} | 0.800 | 0.800 | 0.400 (50.0%) |  |  |  |" in lines

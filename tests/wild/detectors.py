@@ -398,3 +398,22 @@ def test_the_page_runs(folder: Path, tmp_path: Path, monkeypatch) -> None:
     short = ", ".join(f"{key}={value!r}" for key, value in usual.items() if key != "data")
     for block in blocks:
         exec(compile(re.sub(r"epochs=\d+", f"epochs=1, {short}", block), "detector.md", "exec"), globals())
+
+
+def test_the_tutorial_runs(folder: Path, tmp_path: Path, monkeypatch) -> None:
+    """docs/start/tutorial-detector.md, with few scenes, one epoch and the small YOLO."""
+    text = (ROOT / "docs" / "start" / "tutorial-detector.md").read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(ROOT))
+    less = {
+        '"train": 1024, "val": 256': '"train": 16, "val": 4',
+        '"yolo11n.yaml"': repr(str(folder / "yolo11n-tiny.yaml")),
+        '"plots": False': f'"plots": False, "verbose": False, "batch": 4, "project": {str(tmp_path / "runs")!r}',
+    }
+    for words, other in less.items():
+        assert text.count(words) == 1, words
+        text = text.replace(words, other)
+    names: dict[str, object] = {"__name__": "tutorial"}
+    for block in re.findall(r"^```py\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+        exec(compile(re.sub(r"epochs=\d+", "epochs=1", block), "tutorial-detector.md", "exec"), names)
+    assert size(names["trained"]) < size(names["dense"])
