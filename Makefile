@@ -13,7 +13,7 @@ export PYTHONPATH :=
 # what is compiled once is there for every process that tests start, and for the next run
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo docs tutorial test examples lint types doctests unit tested shuffled portable sanitize wheel tried wild wild-quick detectors real clean
+.PHONY: demo docs tutorial test examples lint types doctests unit tested shuffled portable sanitize matrix matrix-quick wheel tried release wild wild-quick detectors real clean
 demo: $(VENV)/.demo
 	$(VENV)/bin/python -m secateur demo --out demo-report
 
@@ -117,6 +117,17 @@ portable: $(VENV)/.test
 	  env $$settings $(VENV)/bin/python -m pytest $(WORKERS) $(LAWS) tests || failed="$$failed\n$$settings"; \
 	done; test -z "$$failed" || { printf "failed with:$$failed\n"; exit 1; }
 
+# the tests on every Python, torch and transformers that is declared, each in an environment of its own, one at a time:
+# 8 GB each, mostly CUDA, and removed. It writes the table of docs/start/install.md. One of them: make matrix
+# MATRIX=oldest; MATRIX="oldest --quick" for some of the tests; or make matrix PYTHON=3.13 TORCH=2.7.1 TRANSFORMERS=4.57
+matrix:
+	python3 tests/matrix/run.py --json tests/matrix/rows.json $(MATRIX) $(patsubst %,--python %,$(filter-out python3,$(PYTHON))) \
+	  $(TORCH:%=--torch %) $(TRANSFORMERS:%=--transformers %) $(LIGHTNING:%=--lightning %) $(NUMPY:%=--numpy %)
+
+# the oldest of all and the newest, some tests of every room; where 3 GB can't be downloaded it says so, and goes on
+matrix-quick:
+	python3 tests/matrix/run.py oldest newest --quick --lenient
+
 # the tests of the kernels and of decoding with AddressSanitizer and UBSan watching the C code; needs gcc or clang
 sanitize: $(VENV)/.test
 	rm -rf build/sanitized && mkdir -p build/sanitized && cp -r src/secateur build/sanitized/
@@ -129,15 +140,43 @@ sanitize: $(VENV)/.test
 # for another: make wheel PLATFORM=linux-aarch64 CC=aarch64-linux-gnu-gcc; that one is not tried here
 wheel: $(VENV)/bin/python
 	rm -rf dist && SECATEUR_PLATFORM=$(PLATFORM) $(VENV)/bin/python -m pip wheel -q --no-deps -w dist .
-	$(if $(PLATFORM),,$(MAKE) tried)
+	$(if $(PLATFORM),,$(MAKE) tried WHEEL=$$(ls dist/*.whl))
 	ls -l dist
 
 tried:
 	rm -rf build/tried
-	$(PYTHON) -m venv build/tried && build/tried/bin/python -m pip install -q -c constraints.txt dist/*.whl
+	$(PYTHON) -m venv build/tried && build/tried/bin/python -m pip install -q -c constraints.txt $(WHEEL)
 	cd build && tried/bin/secateur --version && tried/bin/python -m secateur.env && tried/bin/python -c "\
 	import torch, secateur; model = torch.nn.Linear(8, 8); secateur.sparsify(model, 0.5); \
 	assert secateur.sparsity_of(model) == 0.5"
+
+# all of a release but the upload, in dist/: a wheel for every Linux on x86-64, one on aarch64 where there is a compiler
+# for it (apt-get install gcc-aarch64-linux-gnu), one without kernels for the rest, the source, and notes. The kernels
+# know nothing of Python and of torch. Each is tried in a bare environment, but the one for aarch64
+AARCH64 ?= aarch64-linux-gnu-gcc
+LINUX := manylinux_2_17
+BUILT := build/release/bin/python -m hatchling build -d dist -t
+release: build/release/.installed
+	rm -rf dist
+	SECATEUR_KERNELS=1 SECATEUR_PLATFORM=$(LINUX)_x86_64 $(BUILT) wheel
+	if command -v $(AARCH64) > /dev/null; then \
+	  SECATEUR_KERNELS=1 CC=$(AARCH64) SECATEUR_PLATFORM=$(LINUX)_aarch64 $(BUILT) wheel; \
+	else echo "not built: the wheel for aarch64, there is no $(AARCH64)"; fi
+	SECATEUR_KERNELS=0 $(BUILT) wheel
+	$(BUILT) sdist
+	build/release/bin/python -m twine check --strict dist/*
+	for wheel in dist/*manylinux*.whl; do \
+	  build/release/bin/python -m auditwheel show $$wheel | tr '\n' ' ' | grep -o "platform tag: \"$(LINUX)_[^\"]*\"" || exit 1; \
+	done
+	for each in dist/*_x86_64.whl dist/*none-any.whl dist/*.tar.gz; do $(MAKE) tried WHEEL=$$each || exit 1; done
+	awk -v version="$$(build/release/bin/python -m hatchling version)" '/^## / {mine = $$2 == version} mine' \
+	  CHANGELOG.md > dist/notes.md && test -s dist/notes.md
+	ls -l dist
+
+build/release/.installed:
+	$(PYTHON) -m venv build/release
+	build/release/bin/python -m pip install -q auditwheel hatchling twine
+	touch $@
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

@@ -2,7 +2,8 @@
 
 Law: a failed compilation never fails the installation; SECATEUR_KERNELS=0 leaves the kernels out and
 SECATEUR_KERNELS=1 insists on them. SECATEUR_PLATFORM=linux-aarch64 builds for another processor, by the compiler that
-CC names; a kernel that it makes for this one is never put into such a wheel.
+CC names; a kernel that it makes for this one is never put into such a wheel. SECATEUR_PLATFORM=manylinux_2_28_x86_64
+builds what any Linux of that age or younger can load.
 
     python hatch_build.py          compiles into src/secateur/native, which is what an editable installation loads from
     python hatch_build.py DIR --sanitize    the same with AddressSanitizer and UBSan, into DIR
@@ -32,6 +33,8 @@ MORE = [SOURCE.with_name(f"{name}.c") for name in ("convolution", "convolution_i
 FLAGS = ["-std=c11", "-O3", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden", "-ffp-contract=fast"]
 # gcc's; tried first, and left out where a compiler does not know them
 TUNING = ["-fno-tree-loop-distribute-patterns"]
+# no symbol that is younger than the name says; threads were a library of their own before glibc 2.34
+MANY = ["-DSECATEUR_ANY_GLIBC", "-Wl,--no-as-needed", "-l:libpthread.so.0"]
 SANITIZERS = ["-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g"]
 
 
@@ -59,11 +62,12 @@ def compile_kernels(folder: Path, extra: list[str] | None = None) -> list[Path]:
     # all that CC says, such as ccache's; of Python's own compiler its name: its flags are of where that was built
     compiler = shlex.split(os.environ.get("CC", "")) or shlex.split(sysconfig.get_config_var("CC") or "cc")[:1]
     _check_target(compiler)
+    many = MANY if target().startswith("manylinux") else []
     done = []
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         for name, march in levels().items():
             out = Path(temporary, name)
-            command = [*FLAGS, *march, *(extra or []), str(SOURCE), *map(str, MORE), "-o", str(out)]
+            command = [*FLAGS, *march, *(extra or []), str(SOURCE), *map(str, MORE), *many, "-o", str(out)]
             try:
                 _call([*compiler, *TUNING, *command])
             except subprocess.CalledProcessError:

@@ -225,8 +225,7 @@ def test_a_rule_that_does_not_know_a_form_of_the_call_freezes_too(monkeypatch):
 
 
 def test_a_scripted_function_freezes_what_it_touches():
-    with pytest.warns(DeprecationWarning, match="torch.jit.script"):
-        scripted = torch.jit.script(nn.Linear(6, 4))
+    scripted = torch.jit.script(nn.Linear(6, 4))
     (x,) = arguments((3, 6))
     _, _, free = traced(scripted, [x])
     assert not free

@@ -7,7 +7,6 @@ import functools
 import inspect
 import sys
 import types
-import warnings
 
 import pytest
 import torch
@@ -385,9 +384,7 @@ def test_is_tracing_while_torch_traces_only():
             seen.append(private.is_tracing())
             return x + 1
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # torch.jit is on its way out
-        torch.jit.trace(Asks(), torch.ones(2), check_trace=False)
+    torch.jit.trace(Asks(), torch.ones(2), check_trace=False)
     assert True in seen
     assert not private.is_tracing()
 
@@ -484,9 +481,7 @@ def test_inside_compiled_is_the_module_itself():
     layer = nn.Linear(2, 2)
     assert private.inside_compiled(torch.compile(layer, backend="eager")) is layer
     assert private.inside_compiled(layer) is None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # torch.jit is on its way out
-        assert private.inside_compiled(torch.jit.script(layer)) is None
+    assert private.inside_compiled(torch.jit.script(layer)) is None
 
 
 @pytest.mark.parametrize(("widths", "one"), [({}, True), ({"kdim": 4, "vdim": 6}, False)])

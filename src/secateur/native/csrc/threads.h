@@ -14,6 +14,13 @@
 #error "gcc or clang: the kernels use vector_size and inlining that is insisted on"
 #endif
 
+/* glibc 2.34 gave these a new version, and still has the one that every glibc has: a wheel for all asks for that. */
+#if defined(SECATEUR_ANY_GLIBC) && defined(__x86_64__)
+__asm__(".symver pthread_create, pthread_create@GLIBC_2.2.5\n.symver pthread_join, pthread_join@GLIBC_2.2.5");
+#elif defined(SECATEUR_ANY_GLIBC) && defined(__aarch64__)
+__asm__(".symver pthread_create, pthread_create@GLIBC_2.17\n.symver pthread_join, pthread_join@GLIBC_2.17");
+#endif
+
 enum { MOST_THREADS = 64 };
 
 /* Calls `work` with each of `count` parts of `size` bytes, at most MOST_THREADS, in as many threads. kernels.c has it. */
