@@ -213,7 +213,8 @@ def end_at_ties(left: Side, right: Side, step: Step) -> None:
         if origs[0].dim() == 1:
             raise Stop  # a vector is one row of channels to a container, and those already pruned tie at 0
         if not half and not step.scored:  # the channels that only one of the two keeps are equally strong
-            norms = torch.linalg.vector_norm(origs[0] * torch.maximum(*(each[0] for each in masks)), n, axes)
+            either = origs[0] * torch.maximum(*(each[0] for each in masks))
+            norms = torch.linalg.vector_norm(either, 2 if n is None else n, axes)
             only = [norms[one & ~other] for one, other in (kept_channels, kept_channels[::-1])]
             only = [norm[norm > 0].sort().values for norm in only]
             assert only[0].shape == only[1].shape

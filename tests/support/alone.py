@@ -7,6 +7,7 @@ import contextlib
 import os
 import random
 import sys
+import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -43,11 +44,16 @@ def set_environment(wanted: dict[str, str]) -> None:
 
 
 def path() -> list[str]:
-    return [folder for folder in sys.path if "site-packages" not in folder]  # onnxruntime adds one when imported
+    return [folder for folder in sys.path if not is_of_a_library(folder)]
 
 
 def set_path(wanted: list[str]) -> None:
-    sys.path[:] = [*wanted, *(folder for folder in sys.path if "site-packages" in folder)]
+    sys.path[:] = [*wanted, *filter(is_of_a_library, sys.path)]
+
+
+def is_of_a_library(folder: str) -> bool:
+    """What onnxruntime adds when it is imported, and torch.distributed.nn of older torches."""
+    return "site-packages" in folder or os.path.dirname(folder) == tempfile.gettempdir()
 
 
 def set_device(wanted: torch.device) -> None:

@@ -37,6 +37,10 @@ ChannelNorm = nn.modules.batchnorm._NormBase
 Convolution = nn.modules.conv._ConvNd
 """The class of convolutions, transposed or not."""
 
+_OF_ALL_MODULES = (
+    "_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks", "_global_backward_pre_hooks",
+)  # fmt: skip
+
 is_tracing: Callable[[], bool] = torch._C._is_tracing
 """Whether torch.jit.trace is watching. The function itself: a pruned weight asks at every read."""
 changes_of: Callable[[Tensor], int] = operator.attrgetter("_version")
@@ -219,8 +223,8 @@ def hooks_of(module: nn.Module) -> list[Any]:
 
 def is_watched(module: nn.Module) -> bool:
     """Whether anything is called before or after a module's forward pass, be it that of every module."""
-    everywhere: bool = nn.modules.module._has_any_global_hook()  # type: ignore[no-untyped-call]
-    return everywhere or bool(module._forward_hooks or module._forward_pre_hooks)
+    own = module._forward_hooks or module._forward_pre_hooks
+    return bool(own) or any(vars(nn.modules.module)[table] for table in _OF_ALL_MODULES)
 
 
 def inside_compiled(model: nn.Module) -> nn.Module | None:
