@@ -264,6 +264,9 @@ _CAME = ("tests", "passed", "failed", "seconds", "commit")
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    if not rows:
+        yield "Nothing ran yet."
+        return
     yield f"| {' | '.join([*NAMES, *_CAME])} |"
     yield f"|{'---|' * len([*NAMES, *_CAME])}"
     for row in rows:
