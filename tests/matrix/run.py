@@ -119,7 +119,7 @@ def tried(combination: Combination, *, quick: bool, keep: bool) -> dict[str, Any
     try:
         began = time.monotonic()
         python = installed(combination, folder)
-        row["installing"] = round(time.monotonic() - began)
+        print(f"installed in {time.monotonic() - began:.0f} s", flush=True)
         row |= json.loads(_said(str(python), "-c", _VERSIONS))
         row |= counted(python, folder, quick, ["-W", "ignore::DeprecationWarning"] if combination.lowest else [])
     except (OSError, subprocess.CalledProcessError) as error:
