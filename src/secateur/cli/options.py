@@ -109,6 +109,10 @@ OPTIONS = {
         many=True,
     ),
     "criterion": Option("What ranks weights, or units: magnitude, lamp, ln_norm or random.", "NAME"),
+    "choose": Option(
+        "gates: learn which units leave, by the loss of the whole model on the text; it is in memory as a whole then.",
+        "NAME",
+    ),
     "allocate": Option(
         "How the sparsity is shared out: everywhere, by one threshold; uniform, the same share of each; erk, by shape; "
         "owl, by outliers; or progression, more with depth.",

@@ -21,7 +21,8 @@ from secateur.cli.terminal import Answer, Asked, join_processes, read_text, resu
 
 @command(
     "shrink", "Take channels and heads out of a model, which gets smaller.", "model",
-    "sparsity", "example", "out", "target", "criterion", "allocate", "include", "exclude", "round_to", "weights",
+    "sparsity", "example", "out", "target", "criterion", "choose", "allocate", "include", "exclude", "round_to",
+    "weights",
     "leave", "profile", "plan", "uniform", "without_data", *TEXT, "no_repair", "no_verify", "activations", "device",
     "dry_run",
     verb="shrinking/module.py:shrink",
@@ -56,7 +57,7 @@ def shrink(asked: Asked) -> Iterator[Any]:
     yield from _factory(asked)
 
 
-HOW = ("target", "criterion", "allocate", "include", "exclude", "round_to")
+HOW = ("target", "criterion", "choose", "allocate", "include", "exclude", "round_to")
 
 
 def _directory(asked: Asked) -> Answer:
@@ -116,7 +117,7 @@ def _kinds(asked: Asked) -> list[Any]:
             f"{directory} is a directory: with {word} nothing else leaves it. Leave --sparsity out, and ask for the "
             "units of what that wrote."
         )
-    given = [name for name in ("allocate", "round_to") if getattr(asked, name) is not None]
+    given = [name for name in ("choose", "allocate", "round_to") if getattr(asked, name) is not None]
     if given or asked.criterion != "magnitude" or asked.target != "params":
         others = ", ".join(f"--{name.replace('_', '-')}" for name in (*given, "criterion", "target"))
         raise ValueError(f"{others} say how units leave; with {word} they stay in {directory}.")

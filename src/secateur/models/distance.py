@@ -130,6 +130,11 @@ class DenseOutputs:
         found = unexplained(self._pairs(within=within))
         return found if math.isfinite(found) else math.inf
 
+    def rows_lost(self, at: int) -> Tensor:
+        """What each row of the present outputs loses for the batch of this number, with gradients; in `running`."""
+        batch, dense, mask = self.held[at]
+        return distances(self.word, dense, self._compared(self._run(batch), batch)[0], mask)
+
     def of(self, model: nn.Module) -> float:
         """The distance of another model."""
         with self.instead(model):
@@ -256,14 +261,14 @@ def _by_cosine(dense: Tensor, found: Tensor, mask: Tensor | None) -> Tensor:
 
 def _by_change(dense: Any, found: Any, mask: Tensor | None) -> Tensor:
     """Of each row its share; of outputs that have no rows in common the mean."""
-    total, count = divergence(dense, found, mask)
+    total, count = _changed(dense, found, mask)
     pairs = [[token_rows(each, mask).double() for each in pair] for pair in zip(dense, found, strict=True)]
     if any(len(before) != count for before, _ in pairs):
-        return torch.full((count,), total / count, dtype=torch.float64)
+        return (total / count).expand(count)
     rows = torch.zeros(count, dtype=torch.float64)
     for before, after in pairs:
         varied = float((before - before.mean(0)).square().sum()) or float(before.square().sum()) or 1.0
-        rows += (count * (after - before).square().sum(-1) / varied / 2).cpu()
+        rows = rows + (count * (after - before).square().sum(-1) / varied / 2).cpu()
     return rows
 
 
@@ -295,7 +300,13 @@ def divergence(before: Any, after: Any, mask: Tensor | None = None) -> tuple[flo
     if one is not None and other is not None:
         p, q = (token_rows(each, mask).float().log_softmax(-1) for each in (one, other))
         return max(0.0, float((p.exp() * (p - q)).sum(dtype=torch.float64))), len(p)
-    total, count = 0.0, 0
+    changed, count = _changed(before, after, mask)
+    return float(changed), count
+
+
+def _changed(before: Any, after: Any, mask: Tensor | None) -> tuple[Tensor, int]:
+    """The same of outputs that are no logits, with gradients."""
+    total, count = torch.zeros((), dtype=torch.float64), 0
     for old, new in zip(tensors_in(as_mapping(before)), tensors_in(as_mapping(after)), strict=True):
         if old.is_floating_point():
             rows, change = (
@@ -303,7 +314,7 @@ def divergence(before: Any, after: Any, mask: Tensor | None = None) -> tuple[flo
                 (token_rows(new, mask).double() - token_rows(old, mask).double()),
             )
             varied = float((rows - rows.mean(0)).square().sum()) or float(rows.square().sum()) or 1.0
-            total += len(rows) * float(change.square().sum()) / varied / 2
+            total = total + (len(rows) * change.square().sum() / varied / 2).cpu()
             count = max(count, len(rows))
     return total, count
 

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from secateur.checkpoints import Run
 from secateur.coupling import Group
-from secateur.models import Host, InMemory, Pruned, WeightView, check_finite, full_name
+from secateur.models import Host, InFiles, InMemory, Pruned, WeightView, check_finite, full_name, loaded_model
+from secateur.shrinking.gates import Gated, by_gates, learnt
 from secateur.shrinking.grading import GroupAblation
 from secateur.shrinking.measure import (
     OVERFLOWING,
@@ -53,6 +54,7 @@ class Calibrated:
         normalizations: the weights and biases of normalizations that moved, since their width lost entries.
         tokens: how many were measured.
         before: in memory the values before the repair, ``{name: copy}``, for the undo.
+        gates: what gates came to, where they chose.
     """
 
     choice: Choice
@@ -61,6 +63,7 @@ class Calibrated:
     normalizations: Collection[str] = ()
     tokens: int = 0
     before: Mapping[str, Tensor] = field(default_factory=dict)
+    gates: Gated | None = None
 
 
 def calibrated_selection(
@@ -103,6 +106,18 @@ def calibrated_selection(
         walked = measure() if run is None else run.stage("measured", _Walked, measure, lambda its: its.misfit(named))
         measured, tokens = walked.measured(), walked.tokens
         host.in_blocks |= walked.in_blocks
+    gates: Gated | None = None
+    if asked.choose is not None:
+        groups = groups_in_scope(subject.scope, asked)
+
+        def learn() -> Gated:
+            model = loaded_model(host.source.root, host.device) if isinstance(host, InFiles) else host.model
+            blocks = {name: model.get_submodule(name) for name in host.blocks}
+            its = subject, asked, groups, measured, model, blocks, host.batches, host.forward
+            return on_rank_zero(lambda: learnt(*its))
+
+        gates = _stage(run, "gates", Gated, learn, lambda its: its.misfit(named))
+        measured = by_gates(subject, asked, groups, measured, gates)
     choice = replace(_choice(subject, asked, known, measured), in_blocks=host.in_blocks)
     left = [group for name, group in named.items() if name in choice.kept and not choice.kept[name].all()]
     if run is not None:
@@ -110,8 +125,8 @@ def calibrated_selection(
         other = "has other counts than the measurements give"
         run.stage("chosen", dict[str, int], lambda: counts, lambda found: None if found == counts else other)
     if not left or (run is None and undo is None):
-        return Calibrated(choice, tokens=tokens)
-    job = Repairing(coupling, left, choice.kept, measured, free, repair=repair)
+        return Calibrated(choice, tokens=tokens, gates=gates)
+    job = Repairing(coupling, left, choice.kept, measured, free, repair=repair, anew=gates is None)
     before: dict[str, Tensor] = {}
     if undo is not None:  # biases are among them
         changes = {name: each for name, each in model.named_parameters() if name in job.targets or each.dim() == 1}
@@ -129,7 +144,7 @@ def calibrated_selection(
     job.kept.update(kept)
     choice = replace(choice, kept=job.kept, plan=plan_of(model, coupling, job.kept), in_blocks=host.in_blocks)
     if not repair:
-        return Calibrated(choice, {}, (), (), tokens, before)
+        return Calibrated(choice, {}, (), (), tokens, before, gates)
 
     def rescale() -> list[str]:
         new = rescaled(host, choice.plan)
@@ -141,7 +156,7 @@ def calibrated_selection(
         return f"names {wrong[0]}, of which nothing leaves" if wrong else None
 
     moved = _stage(run, "rescaled", list[str], rescale, misnamed)
-    return Calibrated(choice, errors, biases, moved, tokens, before)
+    return Calibrated(choice, errors, biases, moved, tokens, before, gates)
 
 
 def _stage(run: Run | None, *stage: Any) -> Any:

@@ -428,7 +428,7 @@ def solve_counts(
         ValueError: more than half of a step is missing when nothing more can leave.
     """
     assert asked.sparsity is not None  # otherwise what is zero leaves
-    tied = _rounded(subject, groups, asked, minimum or {})
+    tied = rounded_ties(subject, groups, asked, minimum or {})
     amount = amount_of(subject.model, subject.coupling, asked.target, tied)
     whole = amount([each.parts for each in tied])
     goal = (1 - asked.sparsity) * whole
@@ -474,7 +474,7 @@ def solve_counts(
     return Counted(counts(found), counts(less), counts(more))
 
 
-def _rounded(
+def rounded_ties(
     subject: PruningTarget, groups: Sequence[Group], asked: Request, minimum: Mapping[str, int]
 ) -> list[TiedGroups]:
     """The ties. A multiple that nobody asked for is halved until the smallest step is hardly seen in what leaves."""

@@ -47,6 +47,7 @@ from secateur.shrinking.apply import Place, with_fields
 from secateur.shrinking.calibrated import Calibrated, calibrated_selection
 from secateur.shrinking.configuration import Configured, Described, has_configuration
 from secateur.shrinking.files import json_of_plans
+from secateur.shrinking.gates import Gated
 from secateur.shrinking.kinds.outputs import choose_outputs
 from secateur.shrinking.plan import Factors, Indices, Plan, factors_of, multiplied
 from secateur.shrinking.request import InDirectory, PruningTarget, Request, pruning_target
@@ -93,6 +94,7 @@ class CheckpointShrinking(ShrunkDirectory):
             share of the variance of the residual stream that they are added to, or of their own.
         biases: the tensors in the files that are biases and moved with them.
         normalizations: those that are weights and biases of normalizations over a width that lost entries, and moved.
+        gates: what gates came to, where they chose.
         in_blocks: ``{tensor in the files: note}`` of those whose Gram matrix was summed in blocks of inputs.
     """
 
@@ -105,6 +107,7 @@ class CheckpointShrinking(ShrunkDirectory):
     errors: Mapping[str, float] = field(default_factory=dict)
     biases: tuple[str, ...] = ()
     normalizations: tuple[str, ...] = ()
+    gates: Gated | None = None
     in_blocks: Mapping[str, str] = field(default_factory=dict)
 
     def content(self) -> Iterable[Part]:
@@ -295,7 +298,13 @@ def _calibrated(planned: CheckpointShrinking, dense: _Dense, found: Calibrated) 
     notes = found.choice.in_blocks
     in_blocks = {file: notes[mine] for file, mine in dense.files.items() if mine in notes}
     return replace(
-        planned, tokens=found.tokens, errors=errors, biases=biases, normalizations=norms, in_blocks=in_blocks
+        planned,
+        tokens=found.tokens,
+        errors=errors,
+        biases=biases,
+        normalizations=norms,
+        gates=found.gates,
+        in_blocks=in_blocks,
     )
 
 
@@ -476,6 +485,7 @@ def _record(
         "parameters": {"from": done.parameters[0], "to": done.parameters[1]},
         "proof": done.proof,
         "criterion": described(asked.criterion),
+        "choose": asked.choose,
         "allocate": None if asked.allocate is None else described(asked.allocate),
     }
     return record_text("shrink", {**found, **more}, previous=previous)

@@ -39,6 +39,7 @@ from secateur.shrinking.apply import carry_out
 from secateur.shrinking.calibrated import calibrated_selection
 from secateur.shrinking.costs import cost_of, ratio_of_times
 from secateur.shrinking.directory import CheckpointShrinking, shrink_units_directory
+from secateur.shrinking.gates import Gated
 from secateur.shrinking.kinds.blocks_directory import ShrunkDepth, shrink_blocks_directory
 from secateur.shrinking.kinds.branches import OutputCosts
 from secateur.shrinking.kinds.experts import leave_experts
@@ -49,7 +50,8 @@ from secateur.shrinking.kinds.patching import leave_branches
 from secateur.shrinking.plan import Plan
 from secateur.shrinking.request import InDirectory, Request, request, warn_without_data
 from secateur.shrinking.result import model_content
-from secateur.shrinking.select import Choice, Leaving, Left, choose, names_of
+from secateur.shrinking.select import Choice, Leaving, Left, names_of
+from secateur.shrinking.select import choose as choose_units
 from secateur.support import (
     Forward,
     Part,
@@ -98,6 +100,7 @@ class Shrunk(ByText):
             by the proof.
         kept: which units stay, of the groups that lost some.
         plans: what left, in order: branches, then experts, then channels.
+        gates: what gates came to, where they chose.
         in_blocks: ``{parameter: note}`` of the weights whose Gram matrix was too large, so that it was summed, and the
             weight repaired, in blocks of inputs.
         multiply_adds: those of the example before and after, as far as they are contractions.
@@ -125,6 +128,7 @@ class Shrunk(ByText):
     unreached: Mapping[str, tuple[int, ...]] = field(default_factory=dict, repr=False)
     mended: Mapping[str, float] = field(default_factory=dict, repr=False)
     unmended: Mapping[str, str] = field(default_factory=dict, repr=False)
+    gates: Gated | None = None
     in_blocks: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def content(self) -> Iterable[Part]:
@@ -146,6 +150,7 @@ def shrink(
     include: str | Iterable[str] | None = None,
     exclude: str | Iterable[str] | None = None,
     criterion: str | Callable[..., Tensor] = magnitude,
+    choose: str | None = None,
     allocate: str | Allocation | None = None,
     round_to: int | None = None,
     uniform: bool = False,
@@ -196,6 +201,9 @@ def shrink(
             ``"experts:25%"`` or ``["branches:3", "outputs:person,car"]``; units make up what is missing to
             ``sparsity``. Of a directory one kind leaves a run, `Experts`, `Blocks` or `Outputs`, and nothing else.
         criterion: ``(weight, *, <evidence>) -> scores``, higher = keep, or its name; see `secateur.criteria`.
+        choose: "gates" learns which units leave, on the loss of the whole model: a number for each, between 0 and 1,
+            multiplied in where matrices read it, descends on how far the outputs are from the dense ones, while all
+            together cost what may be left, in 200 steps of a batch each. None: by what the next matrices lose.
         allocate: how many units each group keeps, or its word; it is given the groups by their names. By default the
             same fraction of each, but the width of a residual stream stays until others have lost half, and heads as
             long as it is enough that others leave; of "units" all lose it. An allocation that is given, such as
@@ -287,10 +295,13 @@ def shrink(
     in_directory = isinstance(model, Path | str)
     if isinstance(example_inputs, float):
         raise TypeError(f"the second argument is what the model is called with; pass sparsity={example_inputs}.")
+    if batches is None and choose is not None:
+        raise ValueError("gates are learnt on real inputs; pass batches=, or leave out choose=.")
     asked = request(
         sparsity=sparsity,
         leave=leave,
         criterion=criterion,
+        choose=choose,
         allocate=allocate,
         include=include,
         exclude=exclude,
@@ -346,6 +357,7 @@ def shrink(
     plans: list[Plan] = []
     facts: dict[str, Any] = {}  # on what left before units
     choice: Choice | None = None
+    learnt: Gated | None = None
     share, rest = 1.0, asked  # what is left of the target without that, and what is to leave of it
     first = [each for kind in LEAVE for each in asked.leave if isinstance(each, kind) and each.remove]
     if any(isinstance(each, Branches) for each in first):
@@ -372,11 +384,11 @@ def shrink(
             subject = leaving(coupling=coupling, asked=rest).target()
             saved: Mapping[str, Tensor] = {}
             if held is None:
-                choice = choose(subject, rest, known)
+                choice = choose_units(subject, rest, known)
             else:
                 host = InMemory(model, held, forward=forward)
                 found = calibrated_selection(subject, rest, host, repair=repair, known=known, undo=undo)
-                choice, saved = found.choice, found.before
+                choice, saved, learnt = found.choice, found.before, found.gates
             plans.append(choice.plan)
             undo.call(carry_out(model, choice.plan, optimizer, saved))
             if dense_outputs is not None and held is not None and choice.plan.tensors:
@@ -398,6 +410,7 @@ def shrink(
             multiply_adds=(work, coupling.multiply_adds(counts)),
             parameters=parameters,
             nbytes=nbytes,
+            gates=learnt,
             in_blocks={} if choice is None else choice.in_blocks,
             reach=reach,
             **facts,

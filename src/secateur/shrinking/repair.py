@@ -58,7 +58,7 @@ class Repairing(Job):
 
     A matrix' columns that left are zeros; where it has a bias, that moves with the others. Where all consumers of
     a group are solved in one stage, the units that leave are chosen again from the inputs there; else ``chosen`` holds.
-    A matrix that loses nothing is aimed at the dense stream, too.
+    A matrix that loses nothing is aimed at the dense stream, too. Unless ``anew``, ``chosen`` holds everywhere.
 
     Attributes:
         free: the matrices and biases that may move: `free_in`.
@@ -76,6 +76,7 @@ class Repairing(Job):
     repair: bool = True
     aim: float = AIM
     damping: float = DAMPING
+    anew: bool = True
     in_stages = True
     around = True
     by_the_first = True
@@ -124,7 +125,7 @@ class Repairing(Job):
         for group in self.groups:  # heads before what is within them
             behind = [(layer, columns[at][group.name]) for at, layer in layers.items() if group.name in columns[at]]
             if behind:
-                self._remove(group, behind, anew=self.measured.consumers[group.name] <= here)
+                self._remove(group, behind, anew=self.anew and self.measured.consumers[group.name] <= here)
         for layer in layers.values():
             layer.finish()
         new: dict[str, Solved] = {}

@@ -37,6 +37,7 @@ class Request:
         sparsity: the fraction of ``target`` that leaves; None: what is zero.
         target: one of `TARGETS`.
         criterion: ``(weight, *, <evidence>) -> scores``.
+        choose: "gates" where data chooses by the loss of the whole model; None: by what the next matrices lose.
         allocate: how many units each group keeps; None: the same share, residual streams and heads later.
         evidence: ``{name: {keyword: Tensor}}``, for the criterion.
         include: globs of what may leave; None: all.
@@ -50,6 +51,7 @@ class Request:
     sparsity: float | None = None
     target: str = "params"
     criterion: Callable[..., Tensor] = field(default=magnitude, repr=False)
+    choose: str | None = None
     allocate: Allocation | None = field(default=None, repr=False)
     evidence: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict, repr=False)
     include: tuple[str, ...] | None = None
@@ -148,6 +150,10 @@ def request(
         raise ValueError(f"target must be one of {', '.join(map(repr, TARGETS))}, not {made.target!r}.")
     if made.sparsity is not None:
         check_sparsity(made.sparsity)
+    if made.choose not in (None, "gates"):
+        raise ValueError(f'choose must be "gates", or left out, not {made.choose!r}.')
+    if made.choose is not None and made.sparsity is None:
+        raise ValueError("gates learn which units leave; say by sparsity= how much that is, or leave out choose=.")
     if made.branches and made.uniform:
         raise ValueError(
             "no configuration describes removed branches: leave out uniform, or Branches; of a directory whole blocks "

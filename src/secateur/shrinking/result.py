@@ -19,6 +19,7 @@ from secateur.support import Chart, Column, Part, Table, percent, printable, som
 
 if TYPE_CHECKING:
     from secateur.shrinking.directory import CheckpointShrinking
+    from secateur.shrinking.gates import Gated
     from secateur.shrinking.kinds.blocks_directory import ShrunkDepth
     from secateur.shrinking.kinds.experts_directory import ShrunkExperts
     from secateur.shrinking.kinds.mixtures import Profile
@@ -85,9 +86,19 @@ def model_content(done: Shrunk, *, full: bool) -> Iterator[Part]:
     yield ""
     yield totals({"parameters": done.parameters, "multiply-adds": done.multiply_adds, "bytes": done.nbytes})
     yield _asked_and_got(done.asked, done.got, done.beside)
+    yield from _chosen_by(done.gates)
     yield from in_blocks_parts(done.in_blocks)
     yield from done.by_text()
     yield "Proved on random weights that nothing else changed." if done.asked.verify else "Not proved, as asked."
+
+
+def _chosen_by(gates: Gated | None) -> Iterator[str]:
+    """A line on how gates chose."""
+    if gates is not None:
+        yield (
+            f"Gates chose, in {gates.steps} steps: before repair the outputs are {gates.after:.3g} from the dense "
+            f"ones; {gates.before:.3g} where local losses choose."
+        )
 
 
 def in_blocks_parts(in_blocks: Mapping[str, str]) -> Iterator[str]:
@@ -195,6 +206,7 @@ def directory_content(done: CheckpointShrinking, *, full: bool) -> Iterator[Part
         widest = max((size for size, _ in done.counts.values()), default=0)
         if done.tokens < widest:  # there are as many unknowns as tokens, so that they can be fitted nearly exactly
             yield f"That is less than the {widest:,} units of a group: other text will lose more. Give a longer one."
+    yield from _chosen_by(done.gates)
     yield from in_blocks_parts(done.in_blocks)
     if full and done.errors:
         told = "The squared error of each weight's outputs, as a share of the variance of what they are added to."

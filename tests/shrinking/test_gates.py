@@ -1,0 +1,234 @@
+"""Laws of gates: 1 is the model bit for bit, 0 the model without the unit; what they cost; what local losses miss."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from secateur import shrink
+from secateur.coupling import Scope, find_coupling
+from secateur.models import InMemory
+from secateur.shrinking import calibrated, carry_out, gates, plan_of, pruning_target, tie_roles
+from secateur.shrinking.measure import Measuring
+from secateur.shrinking.request import Request
+from support.families import batches as batches_of
+from support.families import make
+from support.measured import loss_of, text, trained, words
+from support.stacks import data, stack
+from support.unchanged import is_unchanged, state_of
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch):
+    monkeypatch.setattr(gates, "STEPS", 30)
+
+
+def pictures():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 1)
+    ).eval()
+
+
+def llama():
+    return make("llama").eval(), batches_of("llama")
+
+
+SUBJECTS = {
+    "words": lambda: (words(), text(count=2)),
+    "stack": lambda: (stack(layers=2), data(count=2)),
+    "pictures": lambda: (pictures(), [torch.randn(2, 3, 8, 8) for _ in range(2)]),
+    "llama": llama,
+}
+
+
+def placed(model, batches, share=0.5, *, tied=False, target="params"):
+    """The model's groups, what a walk measured, and where gates are multiplied in."""
+    example = {**batches[0], "use_cache": False} if isinstance(batches[0], dict) else batches[0]
+    scope = Scope.of(find_coupling(model, example))
+    scope = tie_roles(scope) if tied else scope
+    subject = pruning_target(model, scope, [example])
+    host = InMemory(model, batches)
+    job = Measuring(scope.coupling, scope.groups)
+    host.walk(job)
+    return subject, Request(sparsity=share, target=target), job.measured, host
+
+
+def outputs(model, batch):
+    with torch.no_grad():
+        found = model(**batch) if isinstance(batch, dict) else model(batch)
+    return getattr(found, "logits", found)
+
+
+@pytest.mark.parametrize("name", SUBJECTS)
+def test_gates_of_one_are_the_model_and_gates_of_zero_the_model_without_the_units(name):
+    model, batches = SUBJECTS[name]()
+    subject, _, measured, host = placed(model, batches)
+    groups = subject.scope.groups
+    places = gates.places_of(subject, groups, measured, host.blocks)
+    assert {key for its in places.values() for key, *_ in its} == {group.name for group in groups}
+    dense, state = outputs(model, batches[0]), state_of(model)
+    with gates.gated(model, places, {group.name: torch.ones(group.size) for group in groups}):
+        assert torch.equal(outputs(model, batches[0]), dense)
+    assert is_unchanged(model, state)
+    ties = [group.tied for group in groups]  # of groups that are tied one alone cannot leave
+    alone = [group for group in groups if not group.notes and ties.count(group.tied) == 1]
+    assert alone
+    for group in alone:
+        kept = torch.ones(group.size)
+        kept[1 :: max(2, group.size // 2)] = 0
+        with gates.gated(model, places, {each.name: torch.ones(each.size) for each in groups} | {group.name: kept}):
+            found = outputs(model, batches[0])
+        smaller = copy.deepcopy(model)
+        carry_out(smaller, plan_of(smaller, subject.coupling, {group.name: kept.bool().numpy()}), None)
+        torch.testing.assert_close(found, outputs(smaller, batches[0]), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("target", ["params", "macs"])
+def test_gates_cost_what_may_be_left_and_no_gradient_changes_that(tied, target):
+    subject, asked, _, _ = placed(*SUBJECTS["words"](), 0.4, tied=tied, target=target)
+    budget = gates._Budget(subject, subject.scope.groups, asked)
+    torch.manual_seed(0)
+    worths = torch.randn(int(budget.sizes.sum()), dtype=torch.float64).requires_grad_()
+    for temperature in (2.0, 0.5, 0.1):
+        found = budget.gates(worths, temperature, budget.goal)
+        assert budget._cost(found.detach()) == pytest.approx(budget.goal, rel=1e-6)
+        shares = budget._by_tie(found)
+        assert torch.allclose(budget._by_group(found), shares[budget.tie_of], atol=1e-6)
+        spent = (budget.prices(shares.detach()) * found).sum()
+        (gradient,) = torch.autograd.grad(spent, worths, retain_graph=True)
+        (any_,) = torch.autograd.grad(found[0], worths)
+        assert gradient.abs().max() < 1e-6 * budget.whole < budget.whole * any_.abs().max()
+
+
+def test_what_leaves_is_what_was_asked_and_the_same_for_the_same():
+    model, calibration = trained(60), text(count=12, seed=5)
+    first, second = copy.deepcopy(model), copy.deepcopy(model)
+    done = shrink(first, calibration[0], 0.4, batches=calibration, choose="gates", repair=False)
+    again = shrink(second, calibration[0], 0.4, batches=calibration, choose="gates", repair=False)
+    assert {name: mask.tolist() for name, mask in done.kept.items()} == {
+        name: mask.tolist() for name, mask in again.kept.items()
+    }
+    assert all(torch.equal(one, other) for one, other in zip(first.parameters(), second.parameters(), strict=True))
+    assert done.got == pytest.approx(0.4, abs=0.02)
+    assert done.gates.steps == 30
+    assert 0 < done.gates.after <= done.gates.before  # or they are those of the start
+    local = shrink(copy.deepcopy(model), calibration[0], 0.4, batches=calibration, repair=False)
+    assert local.gates is None
+    assert local.got == pytest.approx(done.got, abs=0.01)
+    line = f"Gates chose, in 30 steps: before repair the outputs are {done.gates.after:.3g} from the dense ones; "
+    assert line in str(done)
+    repaired = shrink(copy.deepcopy(model), calibration[0], 0.4, batches=calibration, choose="gates")
+    for name, mask in done.kept.items():  # the walk repairs what stays, and chooses no others
+        assert mask.tolist() == repaired.kept[name].tolist()
+    assert loss_of(repaired.model, calibration) < loss_of(first, calibration)
+
+
+class Blind(nn.Module):
+    """Two blocks whose last unit gives most of what they add to the stream, where nothing reads it; means of positions
+    are returned, so that no slopes say that."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(4, 6), nn.GELU(), nn.Linear(6, 4)) for _ in range(2))
+        self.head = nn.Linear(4, 3)
+        with torch.no_grad():
+            for block in self.blocks:
+                block[2].weight[3], block[2].weight[:, 5] = 0, torch.tensor([0, 0, 0, 1.0])
+                block[0].weight[:, 3] = 0
+            self.head.weight[:, 3] = 0
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(x).mean(1)
+
+
+def test_gates_find_units_that_are_useless_to_the_model_and_not_to_the_next_matrix(monkeypatch):
+    monkeypatch.setattr(gates, "STEPS", 100)
+    torch.manual_seed(0)
+    model, calibration = Blind(), [torch.randn(32, 5, 4) for _ in range(4)]
+    lost, masks = {}, {}
+    for choose in (None, "gates"):
+        how = {"include": "blocks.*.0.bias", "round_to": 1, "target": "units", "repair": False, "choose": choose}
+        done = shrink(copy.deepcopy(model), calibration[0], 2 / 12, batches=calibration, **how)
+        with torch.no_grad():
+            lost[choose] = float((done.model(calibration[0]) - model(calibration[0])).square().mean())
+        masks[choose] = [mask.tolist() for mask in done.kept.values()]
+        assert sum(map(sum, masks[choose])) == 10  # the budget, to the unit
+    assert masks["gates"] == 2 * [[True] * 5 + [False]] != masks[None]
+    assert lost["gates"] < 1e-12 < 1e-4 < lost[None]
+    assert done.gates.after < 1e-12 < 1e-4 < done.gates.before
+
+
+# ---- what goes wrong ------------------------------------------------------------------------------------------------
+def test_a_call_that_fails_leaves_the_model_as_it_was():
+    model, calibration = words(), text()
+    state, calls = state_of(model), 0
+
+    def forward(model, batch):
+        nonlocal calls
+        calls += torch.is_grad_enabled() and any(not each.is_leaf for each in model.parameters())
+        if calls == 9:
+            raise RuntimeError("out of luck")
+        return model(batch)
+
+    with pytest.raises(RuntimeError, match="out of luck"):
+        shrink(model, calibration[0], 0.3, batches=calibration, choose="gates", forward=forward)
+    assert calls == 9
+    assert is_unchanged(model, state)
+    with pytest.raises(ValueError, match="has no gradient along any gate"):
+        shrink(
+            model,
+            calibration[0],
+            0.3,
+            batches=calibration,
+            choose="gates",
+            forward=lambda *its: its[0](its[1]).detach(),
+        )
+    assert is_unchanged(model, state)
+
+
+def test_what_cannot_be_is_refused():
+    model, calibration = words(), text()
+    with pytest.raises(ValueError, match="gates are learnt on real inputs; pass batches="):
+        shrink(model, calibration[0], 0.3, choose="gates")
+    with pytest.raises(ValueError, match="choose must be \"gates\", or left out, not 'luck'"):
+        shrink(model, calibration[0], 0.3, batches=calibration, choose="luck")
+    with pytest.raises(ValueError, match="say by sparsity= how much that is"):
+        shrink(model, calibration[0], batches=calibration, choose="gates")
+
+
+def test_gates_of_other_groups_are_not_these():
+    found = gates.Gated(1, 0.5, 0.25, {"up": torch.zeros(3).double().numpy()})
+    subject = placed(*SUBJECTS["words"]())[0]
+    named = {group.name: group for group in subject.scope.groups}
+    assert found.misfit(named) == "has of up gates of 3 units, which the model has not"
+    assert gates.Gated(1, 0.5, 0.25, {}).misfit(named) is None
+
+
+# ---- of a directory -------------------------------------------------------------------------------------------------
+def test_of_a_directory_they_are_those_of_the_loaded_model_and_a_run_goes_on_with_them(tmp_path, monkeypatch):
+    make("llama").save_pretrained(tmp_path / "dense")
+    how = {"sparsity": 0.3, "batches": batches_of("llama"), "choose": "gates", "verify": False}
+    done = shrink(tmp_path / "dense", out=tmp_path / "small", **how)
+    model = type(make("llama")).from_pretrained(tmp_path / "dense").eval()
+    example = {"input_ids": torch.tensor([[7, 6, 5, 4, 1]]), "use_cache": False}
+    mine = shrink(model, example, uniform=True, **how)
+    assert done.got == pytest.approx(mine.got, abs=0.02)
+    assert done.gates.before == pytest.approx(mine.gates.before, rel=1e-2, abs=1e-9)
+    assert "Gates chose, in 30 steps" in str(done)
+
+    def stopped(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(calibrated, "Repairing", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            shrink(tmp_path / "dense", out=tmp_path / "again", **how)
+    monkeypatch.setattr(calibrated, "learnt", stopped)  # they are in the journal
+    shrink(tmp_path / "dense", out=tmp_path / "again", **how)
+    for each in ("model.safetensors", "config.json", "plan.json"):
+        assert (tmp_path / "again" / each).read_bytes() == (tmp_path / "small" / each).read_bytes()
