@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -134,8 +135,18 @@ def _ours(model: nn.Module, given: Batches, goal: Goal, **data: Any) -> None:
     )
 
 
-def _with_data(model: nn.Module, batches: Batches, goal: Goal) -> None:
-    _ours(model, batches, goal, batches=batches)
+def _with_data(model: nn.Module, batches: Batches, goal: Goal, **how: Any) -> None:
+    _ours(model, batches, goal, batches=batches, **how)
+
+
+def _gates(model: nn.Module, batches: Batches, goal: Goal, **how: Any) -> None:
+    """Steps of eight sentences, or of a sequence; to the walks it is the same how large batches are."""
+    few = [{name: part[at : at + 8] for name, part in each.items()} for each in batches for at in _starts(each)]
+    _ours(model, few, goal, batches=few, choose="gates", **how)
+
+
+def _starts(batch: Mapping[str, Any]) -> range:
+    return range(0, len(next(iter(batch.values()))), 8)
 
 
 def _told(method: Callable[[nn.Module, Batches, Keep], None]) -> Callable[[nn.Module, Batches, Goal], None]:
@@ -153,6 +164,9 @@ def _slicegpt(model: nn.Module, batches: Batches, goal: Goal) -> None:
 LLM = ("smollm2",)
 RIVALS: dict[str, Rival] = {
     "ours": Rival("**`shrink` with data**", _with_data),
+    "ours-alone": Rival("`shrink` with data, no repair", partial(_with_data, repair=False)),
+    "gates": Rival("`shrink` with gates", _gates),
+    "gates-alone": Rival("`shrink` with gates, no repair", partial(_gates, repair=False)),
     "shrink": Rival("`shrink` without data", _ours, calibrated=False),
     "magnitude": Rival("magnitude of rows and columns", _told(rivals.magnitude), calibrated=False),
     "optipfair": Rival("optipfair 0.4.2, with data", _told(packages.optipfair), LLM, package="optipfair"),

@@ -5,6 +5,7 @@ import json
 import pytest
 from transformers import LlamaForCausalLM
 
+from secateur.shrinking import gates
 from secateur.shrinking.measure import Measuring
 from secateur.shrinking.repair import Repairing
 from support.commands import fails, run
@@ -39,6 +40,21 @@ def test_a_text_chooses_and_repairs_and_from_pretrained_loads_it(folder):
     assert "--sequence-length 16 --seed 3 --no-verify" in record["arguments"]["command"]
     loaded = LlamaForCausalLM.from_pretrained(folder / "small")
     assert loaded.num_parameters() == record["parameters"]["to"]
+
+
+def test_gates_choose_where_that_is_asked(folder, monkeypatch):
+    monkeypatch.setattr(gates, "STEPS", 3)
+    ended = call(folder, "--choose", "gates", "--no-repair")
+    assert ended.exit_code == 0, ended.output
+    assert "Gates chose, in 3 steps: before repair the outputs are " in ended.stdout.replace("\n", " ")
+    record = json.loads((folder / "small/secateur.json").read_text())
+    assert record["choose"] == "gates"
+    assert "--choose gates" in record["arguments"]["command"]
+    assert LlamaForCausalLM.from_pretrained(folder / "small").num_parameters() == record["parameters"]["to"]
+    fails(
+        call(folder, "--choose", "luck", "--out", folder / "other"), "choose must be .gates., or left out, not .luck."
+    )
+    fails(call(folder, "--choose", "gates", "--without-data", data=None), "gates are learnt on real inputs")
 
 
 def test_a_model_of_blocks_asks_for_data(folder):

@@ -126,7 +126,7 @@ def calibrated_selection(
         run.stage("chosen", dict[str, int], lambda: counts, lambda found: None if found == counts else other)
     if not left or (run is None and undo is None):
         return Calibrated(choice, tokens=tokens, gates=gates)
-    job = Repairing(coupling, left, choice.kept, measured, free, repair=repair, anew=gates is None)
+    job = Repairing(coupling, left, choice.kept, measured, free, repair=repair, anew=repair or gates is None)
     before: dict[str, Tensor] = {}
     if undo is not None:  # biases are among them
         changes = {name: each for name, each in model.named_parameters() if name in job.targets or each.dim() == 1}

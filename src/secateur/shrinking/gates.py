@@ -233,6 +233,8 @@ def learnt(
     dense = DenseOutputs(model, batches, forward, numbers=NUMBERS)
     start = _start(budget, measured)
     worths = start.clone().requires_grad_()
+    draw, count = torch.Generator().manual_seed(0), len(dense.held)  # each batch once in turn, in orders that are drawn
+    order = torch.cat([torch.randperm(count, generator=draw) for _ in range(-(-STEPS // count))]).tolist()
     optimizer = torch.optim.Adam([worths], lr=RATE, betas=MOMENTA)
 
     def lost(at: int, gates: Tensor) -> Tensor:
@@ -242,7 +244,7 @@ def learnt(
     def loses(worths: Tensor) -> float:  # without the units that these take
         with torch.no_grad():
             gates = budget.gates(worths, _HARD, budget.goal).round()
-            return float(torch.cat([lost(at, gates) for at in range(len(dense.held))]).mean())
+            return float(torch.cat([lost(at, gates) for at in range(count)]).mean())
 
     with running(dense.model), torch.inference_mode(False), torch.enable_grad():
         dense.model.requires_grad_(False)
@@ -251,7 +253,7 @@ def learnt(
             temperature = WARM * (COLD / WARM) ** (step / STEPS)
             goal = budget.whole - (budget.whole - budget.goal) * min(1.0, (step + 1) / (RAMP * STEPS))
             hard = budget.gates(worths.detach(), _HARD, goal).round()
-            loss = lost(step % len(dense.held), hard + _change(budget.gates(worths, temperature, goal))).mean()
+            loss = lost(order[step], hard + _change(budget.gates(worths, temperature, goal))).mean()
             if not loss.requires_grad or not bool(loss.isfinite()):
                 why = "is not finite" if loss.requires_grad else "has no gradient along any gate"
                 raise ValueError(
