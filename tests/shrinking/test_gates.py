@@ -66,7 +66,7 @@ def test_gates_of_one_are_the_model_and_gates_of_zero_the_model_without_the_unit
     model, batches = SUBJECTS[name]()
     subject, _, measured, host = placed(model, batches)
     groups = subject.scope.groups
-    places = gates.places_of(subject, groups, measured, host.blocks)
+    places = gates.gate_places(subject, groups, measured, host.blocks)
     assert {key for its in places.values() for key, *_ in its} == {group.name for group in groups}
     dense, state = outputs(model, batches[0]), state_of(model)
     with gates.gated(model, places, {group.name: torch.ones(group.size) for group in groups}):

@@ -147,7 +147,7 @@ def _change(value: Tensor) -> Tensor:
 Places = Mapping[str, Sequence[tuple[str, int, Tensor]]]  # of a parameter the groups, dimensions and units along these
 
 
-def places_of(
+def gate_places(
     subject: PruningTarget, groups: Sequence[Group], measured: Measured, blocks: Mapping[str, nn.Module]
 ) -> Places:
     """Where the gates of groups are multiplied in: into what reads the units, if a block holds all of a group and
@@ -229,7 +229,7 @@ def learnt(
         ValueError: no gradient of the outputs reaches a gate, or one is not finite.
     """
     budget = _Budget(subject, groups, asked)
-    places = places_of(replace(subject, model=model), groups, measured, blocks)
+    places = gate_places(replace(subject, model=model), groups, measured, blocks)
     dense = DenseOutputs(model, batches, forward, numbers=NUMBERS)
     start = _start(budget, measured)
     worths = start.clone().requires_grad_()
