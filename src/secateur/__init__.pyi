@@ -8,6 +8,7 @@ from . import patterns as patterns
 from . import prune as prune
 from . import regrowth as regrowth
 from . import report as report
+from . import runtimes as runtimes
 from . import schedules as schedules
 from . import solvers as solvers
 from . import storage as storage

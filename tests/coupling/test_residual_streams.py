@@ -14,13 +14,13 @@ import zoo
 from secateur import load_shrunken, save_shrunken, shrink, verify_shrunken
 from secateur.coupling import Removed, find_coupling
 from secateur.kinds import Branches
-from secateur.shrinking import costs, plans_of
-from secateur.shrinking import module as shrinking
+from secateur.shrinking import plans_of
 from secateur.shrinking.apply import carry_out
 from secateur.shrinking.kinds.branches import choose_branches, influences
 from secateur.shrinking.plan import Plan, plan_in, plan_without
 from secateur.shrinking.proof import right_branches
 from secateur.support import Fields, run_example, tensors_in
+from support.measured import ByParameters
 from support.unchanged import is_unchanged, state_of
 
 # what makes a branch zero by hand, such that the proof is not its own judge; how many branches there are
@@ -424,16 +424,12 @@ def test_influence_by_hand():
 
 
 @pytest.mark.parametrize("target", ["macs", "units", "latency"])
-def test_the_rest_of_any_target(target, monkeypatch):
-    def ratio(smaller, dense, _):  # of sizes: a test measures no time
-        return sum(each.numel() for each in smaller.parameters()) / sum(each.numel() for each in dense.parameters())
-
-    for module in (shrinking, costs):
-        monkeypatch.setattr(module, "ratio_of_times", ratio)
+def test_the_rest_of_any_target(target):
     model, x = Stack(*["x + f(x)"] * 4, width=16), torch.randn(5, 4)
     size = sum(parameter.numel() for parameter in model.parameters())
     told = []
-    shrink(model, x, 0.3, leave=Branches(0.25), target=target, report=told.append, round_to=1)
+    where = ByParameters() if target == "latency" else None
+    shrink(model, x, 0.3, leave=Branches(0.25), target=target, runtime=where, report=told.append, round_to=1)
     before, after = told[0].multiply_adds
     assert after < 0.9 * before
     if target == "macs":

@@ -15,10 +15,9 @@ from torch import nn
 from secateur import allocation, criteria, shrink
 from secateur.coupling import find_coupling
 from secateur.models import example_for, example_of, shorter
-from secateur.shrinking import costs
 from secateur.shrinking.costs import TARGETS
 from secateur.shrinking.request import Request, WithoutDataWarning, request, warn_without_data
-from support.measured import text, words
+from support.measured import ByParameters, text, words
 from support.mixtures import batches, mixtral
 
 
@@ -112,13 +111,11 @@ def test_shrink_takes_its_example_from_the_batches():
     assert first(words, labels=words).aux_loss.isfinite()
 
 
-def test_what_is_timed_is_a_whole_batch(monkeypatch):
-    def ratio(smaller, dense, _):  # of sizes: a test measures no time
-        return sum(each.numel() for each in smaller.parameters()) / sum(each.numel() for each in dense.parameters())
-
-    monkeypatch.setattr(costs, "ratio_of_times", ratio)
+def test_what_is_timed_is_a_whole_batch():
     linear, rows = nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Linear(16, 2)), torch.randn(5, 3)
-    timed = shrink(copy.deepcopy(linear), None, 0.5, batches=[rows], target="latency", verify=False)
+    timed = shrink(
+        copy.deepcopy(linear), None, 0.5, batches=[rows], target="latency", runtime=ByParameters(), verify=False
+    )
     assert timed.multiply_adds[0] == 5 * (3 * 16 + 16 * 2)
     assert shrink(linear, None, 0.5, batches=[rows], verify=False).multiply_adds[0] == 2 * (3 * 16 + 16 * 2)
 

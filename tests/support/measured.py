@@ -1,5 +1,7 @@
 """Small models of blocks for shrinking by data, text-like batches for them, and how far outputs are apart."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import nn
 from torch.nn import functional
@@ -82,3 +84,23 @@ def loss_of(model, batches, *, graph=False):
             functional.cross_entropy(model(each)[:, :-1].flatten(0, 1), each[:, 1:].flatten()) for each in batches
         ]
     return torch.stack(losses).mean()
+
+
+@dataclass(eq=False)
+class ByParameters:
+    """A runtime in which a pass takes a second for each parameter, and one where there are none: no test reads a
+    clock."""
+
+    now: float = 0.0
+
+    def __call__(self, model, example_inputs, *, traced=False):
+        size = max(1, sum(each.numel() for each in model.parameters()))
+
+        def call():
+            self.now += size
+
+        return call
+
+    @property
+    def clock(self):
+        return lambda: self.now

@@ -182,8 +182,8 @@ def sensitivity(asked: Asked) -> Iterator[Any]:
 
 @command(
     "fit", "Spend no more than a budget, and lose as little as can be.", "directory",
-    *TEXT, "out", "budget", "keep_share", "target", "over", "shares", "score", "include", "exclude", "solver",
-    "pattern", "finals", "store", "levels",
+    *TEXT, "out", "budget", "runtime", "keep_share", "target", "over", "shares", "score", "include", "exclude",
+    "solver", "pattern", "finals", "store", "levels",
     verb="search/fitting.py:fit", required=("data", "out"),
 )  # fmt: skip
 def fit(asked: Asked) -> Iterator[Any]:
@@ -215,9 +215,8 @@ def fit(asked: Asked) -> Iterator[Any]:
             budget=limits,
             keep=keep,
             over=asked.over or ("shrink",),
-            **asked.only(
-                "target", "shares", "score", "include", "exclude", "solver", "pattern", "seed", "store", "levels"
-            ),
+            **asked.only("target", "runtime", "shares", "score", "seed", "store", "levels"),
+            **asked.only("include", "exclude", "solver", "pattern"),
             **finals,
         )
     yield Answer(done, title=", fitted to a budget")

@@ -130,6 +130,9 @@ OPTIONS = {
         "of shrink, and bytes of fit.",
         "NAME",
     ),
+    "runtime": Option(
+        "Where a latency is measured: torch, onnxruntime, onnxruntime:int8 or openvino; torch if left out.", "NAME"
+    ),
     "round_to": Option(
         "Keep multiples of this many units; 16 of 64 or more if left out, or fewer where that is coarse.",
         "N",

@@ -21,8 +21,9 @@ from torch import nn
 
 from secateur.coupling import Coupling, Group, Scope, find_coupling, may_leave
 from secateur.models import example_for, shorter
+from secateur.runtimes import Timer
 from secateur.search.costs import Budget, Judged, holds, nonzeros, taken_of, words_of_shares
-from secateur.search.latency import Times, milliseconds_of, saved_by
+from secateur.search.latency import Times, saved_by
 from secateur.search.levels import Levels
 from secateur.search.result import KINDS, Chosen, Point, cost_text, knee_of
 from secateur.search.score import ModelLoss
@@ -161,7 +162,7 @@ class LevelSearch:
     seed: int = 0
     passes: float = PASSES
     folder: Path | None = None
-    whole: nn.Module | None = None  # a copy of the dense model, to time others beside
+    timer: Timer | None = None  # of a copy of the dense model, to time others beside
     trials: dict[Choice, float] = field(default_factory=dict)  # milliseconds that were measured
     spent: float = 0.0
     starts: dict[str, Choice] = field(default_factory=dict)  # that the last search began with
@@ -304,7 +305,7 @@ class LevelSearch:
 
     def _predicted(self) -> Predicted:
         """What each level of each group saves; groups of which all is alike are measured once."""
-        self.whole = copy.deepcopy(self.inner)
+        self.timer = Timer(copy.deepcopy(self.inner), self.timed_on, self.asked.runtime)
         alike: dict[Any, str] = {}
         of: dict[str, str] = {}
         for name, levels in self.levels.items():
@@ -312,15 +313,15 @@ class LevelSearch:
                 costs = tuple((each.kept, each.of, each.costs["macs"], each.costs["params"]) for each in levels)
                 of[name] = alike.setdefault((self.levels.kind[name], costs), name)
         plans = {
-            (name, at): plan_of(self.whole, self.coupling, self._masks({name: at}))
+            (name, at): plan_of(self.timer.dense, self.coupling, self._masks({name: at}))
             for name in alike.values()
             for at in range(1, len(self.levels[name]))
         }
-        saved = saved_by(self.whole, self.timed_on, plans, Times(self.folder))
+        saved = saved_by(self.timer.dense, self.timed_on, plans, Times(self.folder, self.asked.runtime))
         table = {
             name: [0.0, *(saved[first, at] for at in range(1, len(self.levels[name])))] for name, first in of.items()
         }
-        return Predicted(milliseconds_of(self.whole, self.whole, self.timed_on)[0], table)
+        return Predicted(self.timer(self.timer.dense)[0], table)
 
     def _masks(self, named: Mapping[str, int]) -> dict[str, Any]:
         return {name: np.asarray(mask) for name, mask in self.levels.kept(named).items()}
@@ -328,11 +329,11 @@ class LevelSearch:
     def _tried(self, choice: Choice) -> float:
         """The milliseconds of a model of this structure, measured in turns with the dense one."""
         if choice not in self.trials:
-            assert self.whole is not None
+            assert self.timer is not None
             assert self.space.predicted is not None
-            smaller = copy.deepcopy(self.whole)
+            smaller = copy.deepcopy(self.timer.dense)
             carry_out(smaller, plan_of(smaller, self.coupling, self._masks(self.space.named(choice))), None)
-            before, after = milliseconds_of(self.whole, smaller, self.timed_on)
+            before, after = self.timer(smaller)
             self.trials[choice] = after / before * self.space.predicted.dense
         return self.trials[choice]
 

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from secateur import runtimes
 from secateur.coupling import Axis, Coupling, Expression, Group, Product, leaves, resolved
+from secateur.runtimes import Runtime
 from secateur.shrinking import CostPolynomial, TiedGroups
 from secateur.support import Between, printable, tensors_of, unknown
 
@@ -40,11 +42,13 @@ class Budget:
         keep: the share of the dense model's score that has to be kept, or ``{text: share}`` of each that is guarded;
             None where there are limits.
         target: the word of the cost that is minimized, where a score is kept.
+        runtime: where a latency is measured.
     """
 
     limits: Mapping[str, float]
     keep: float | Mapping[str, float] | None = None
     target: str = "params"
+    runtime: Runtime = field(default=runtimes.Torch())
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -66,7 +70,11 @@ def holds(limits: Mapping[str, float], costs: Mapping[str, float]) -> bool:
 
 
 def parse_budget(
-    budget: Mapping[str, float] | None, keep: float | Mapping[str, float] | None = None, *, target: str = "params"
+    budget: Mapping[str, float] | None,
+    keep: float | Mapping[str, float] | None = None,
+    *,
+    target: str = "params",
+    runtime: Runtime | str | None = None,
 ) -> Budget:
     """The value that the arguments of `secateur.fit` mean.
 
@@ -74,9 +82,11 @@ def parse_budget(
         budget: ``{word: limit}``.
         keep: the share of the dense model's score, or ``{text: share}``.
         target: what is to be little where a score is kept.
+        runtime: where a latency is measured.
 
     Raises:
-        ValueError: both or none of the two, a word that means no cost, a number that is no limit.
+        ValueError: both or none of the two, a word that means no cost, a number that is no limit, a runtime where
+            nothing is timed.
         TypeError: a budget that is no mapping, or a limit that is no number.
 
     >>> parse_budget({"latency": 0.6}).words
@@ -100,7 +110,8 @@ def parse_budget(
                     f"{name} is the share of the dense model's score that has to stay, in (0, 1], not {share}: 0.99 is "
                     "99 %."
                 )
-        return Budget({}, {**keep} if isinstance(keep, Mapping) else float(keep), target)
+        found = Budget({}, {**keep} if isinstance(keep, Mapping) else float(keep), target)
+        return replace(found, runtime=runtimes.timed_by(runtime, "latency" in found.words))
     if not isinstance(budget, Mapping):
         raise TypeError(f'a budget is a mapping such as {{"latency": 0.6}}, not a {type(budget).__name__}.')
     if not budget:
@@ -109,7 +120,8 @@ def parse_budget(
         _number(word, limit)
         if limit <= 0:
             raise ValueError(f"{word}: a limit is a share in (0, 1] or an amount above 1, not {limit}: 0.6 is 60 %.")
-    return Budget({word: float(limit) for word, limit in budget.items()}, None, target)
+    found = Budget({word: float(limit) for word, limit in budget.items()}, None, target)
+    return replace(found, runtime=runtimes.timed_by(runtime, "latency" in found.words))
 
 
 def budget_in_words(words: Iterable[str], option: str = "--budget") -> dict[str, float]:
@@ -154,12 +166,14 @@ def words_of_budget(budget: Budget) -> str:
     >>> words_of_budget(parse_budget({"latency": 0.6, "bytes": 3e8})), words_of_budget(parse_budget(None, 0.99))
     ('latency 60.0%, bytes 300,000,000', '99.0% of the score, at as few params as it gets')
     """
+    where = "" if budget.runtime == runtimes.Torch() else f", timed in {budget.runtime}"
     if budget.keep is not None:
-        return f"{words_of_shares(budget.keep)} of the score, at as few {budget.target} as it gets"
-    return ", ".join(
+        return f"{words_of_shares(budget.keep)} of the score, at as few {budget.target} as it gets{where}"
+    limits = ", ".join(
         f"{word} {limit:.1%}" if limit <= 1 else f"{word} {limit:,.10g}" + (" ms" if word == "latency" else "")
         for word, limit in budget.limits.items()
     )
+    return f"{limits}{where}"
 
 
 def words_of_shares(keep: float | Mapping[str, float]) -> str:

@@ -119,6 +119,7 @@ def fit_directory(
                 "budget": dict(budget.limits),
                 "keep": budget.keep,
                 "target": budget.target,
+                "runtime": str(budget.runtime),
                 "score": described(asked.score) if callable(asked.score) else asked.score,
                 "finals": asked.finals,
                 "seed": asked.seed,

@@ -22,9 +22,9 @@ from secateur import patterns, solvers
 from secateur.coupling import find_coupling
 from secateur.models import NamedTexts, OneShot, Solve, example_of, oneshot, reached_by_name
 from secateur.patterns import Pattern
+from secateur.runtimes import Runtime
 from secateur.search.choosing import PASSES, ByItself, LevelSearch, kept_by
 from secateur.search.costs import TARGETS, Budget, Judged, nonzeros, parse_budget
-from secateur.search.latency import milliseconds_of
 from secateur.search.levels import Levels
 from secateur.search.making import UNSTRUCTURED, make_levels, refuse_several
 from secateur.search.result import KINDS, Chosen, Fitted, cost_text
@@ -62,6 +62,7 @@ def fit(
     batches: Iterable[Any],
     *,
     budget: Mapping[str, float] | None = None,
+    runtime: str | Runtime | None = None,
     keep: float | Mapping[str, float] | None = None,
     score: Score | None = None,
     over: str | Sequence[str] = ("shrink",),
@@ -106,6 +107,9 @@ def fit(
             the dense model costs, above that the cost itself; of latency milliseconds, measured on this machine.
             Parameters are those that are not zero, bytes those of the tensors in memory (of matrices with zeros what
             is kept and a bit an entry).
+        runtime: where a latency is measured, of each level and of the result, with as many threads as torch has:
+            ``"torch"``, which is meant if left out, ``"onnxruntime"``, ``"onnxruntime:int8"``, ``"openvino"``, or
+            a value of `secateur.runtimes`.
         keep: the share of the dense model's score that has to be kept, while ``target`` gets as small as it can. Where
             ``score`` is no function it is a share of the outputs on the batches held back: of "cosine" the mean cosine,
             of "kl" exp(-divergence), of "change" the share of their variance. Or ``{"mine": 0.99, "theirs": 0.9}``, of
@@ -171,7 +175,7 @@ def fit(
     started = time.monotonic()
     refuse_several("fit")
     asked = FitRequest(
-        budget=parse_budget(budget, keep, target=target),
+        budget=parse_budget(budget, keep, target=target, runtime=runtime),
         over=(over,) if isinstance(over, str) else tuple(over),
         score=score,
         shares=shares,
@@ -594,9 +598,9 @@ class Executor:
     def timed(self, chosen: Chosen, got: Mapping[str, float]) -> dict[str, float]:
         """With the latency, where one is asked for."""
         task = self.choosing
-        if "latency" not in got or task.whole is None:
+        if "latency" not in got or task.timer is None:
             return dict(got)
-        before, after = milliseconds_of(task.whole, task.inner, task.timed_on)
+        before, after = task.timer(task.inner)
         return {**got, "latency": after / before * chosen.dense["latency"]}
 
 

@@ -1,4 +1,4 @@
-"""Milliseconds of operations, measured on this machine, each once for each shape; and of whole models, in turns.
+"""Milliseconds of operations, measured on this machine in the runtime that is asked for, each once for each shape.
 
 Law: a time that stands on disk was measured on this processor with these versions, or it is measured again; the model
 is left as it is.
@@ -6,13 +6,12 @@ is left as it is.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import math
-import statistics
-import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -22,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, resolve_name
 
+from secateur.runtimes import Runtime, Torch
 from secateur.shrinking import Plan, carry_out
 from secateur.support import (
     Between,
@@ -32,10 +32,10 @@ from secateur.support import (
     moved,
     plain,
     processor,
-    ratio,
     run_example,
     seeded,
     tensors_in,
+    tensors_of,
     track,
     unchanged,
     write_whole,
@@ -49,32 +49,33 @@ _HINT = " Delete it: it is then measured again."
 _ROUNDS = 5
 _AT_LEAST = 0.001  # seconds of a turn
 _NEAR = 1.5  # how many times larger the one of two sizes may be for one between them to be interpolated
-_WHOLE_ROUNDS, _WHOLE_SECONDS = 9, 1.0
 _LARGEST = 2**62
 
 
 @dataclass(frozen=True)
 class Operation:
     """A call of a function of torch, but for the values: its name and arguments with a # for each whole number, the
-    numbers, and how to call it on tensors like those it was called with."""
+    numbers, and how to call it in a runtime on tensors like those it was called with."""
 
     form: str
     numbers: tuple[int, ...]
-    call: Callable[[], object] = field(compare=False, repr=False)
+    call: Callable[..., Callable[[], object]] = field(compare=False, repr=False)
 
 
 @dataclass(frozen=True)
 class _Like:
-    """A tensor of a call: what another one has to be like."""
+    """A tensor of a call: what another one has to be like; whether the model has it, as it has a weight."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
+    is_constant: bool = False
 
     @staticmethod
-    def of(tensor: Tensor) -> _Like:
-        return _Like(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.device)
+    def of(tensor: Tensor, constants: Collection[int] = ()) -> _Like:
+        shape, strides = tuple(tensor.shape), tuple(tensor.stride())
+        return _Like(shape, strides, tensor.dtype, tensor.device, id(tensor) in constants)
 
     def made(self) -> Tensor:
         found = torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=self.device)
@@ -87,14 +88,15 @@ class _Like:
 class _Recording(TorchFunctionMode):
     """What a model calls, one after the other. What a call calls itself is part of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.found: Counter[Operation] = Counter()
+        self._constants = {id(each) for each in tensors_of(model).values()}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         given = {_memory(each) for each in tensors_in((args, kwargs)) if _has_storage(each)}
-        like = _replaced((args, kwargs), Tensor, _Like.of)
+        like = _replaced((args, kwargs), Tensor, functools.partial(_Like.of, constants=self._constants))
         output = func(*args, **kwargs)
         if self._computes(func, output, given):
             form: list[str] = []
@@ -135,10 +137,42 @@ def _replaced(value: Any, kind: type, new: Callable[[Any], Any]) -> Any:
     return value
 
 
-def _called(func: Any, like: Any) -> Callable[[], object]:
-    """The call, on tensors that are made once."""
+def _called(func: Any, like: Any, runtime: Runtime | None = None) -> Callable[[], object]:
+    """The call, on tensors that are made once; torch's own where a runtime does not take it by itself."""
+    if runtime is not None and runtime != Torch():
+        alone = _Alone(func, like)
+        with contextlib.suppress(ValueError):
+            return runtime(alone, alone.inputs, traced=True)
     args, kwargs = _replaced(like, _Like, _Like.made)
     return functools.partial(func, *args, **kwargs)
+
+
+class _Alone(nn.Module):
+    """A model of one operation: what was constant is a parameter, so that the runtime may lay it out as it likes."""
+
+    def __init__(self, func: Any, like: Any) -> None:
+        super().__init__()
+        self.func, self.like = func, like
+        self.constants, inputs = nn.ParameterList(), list[Tensor]()
+        for each in _all_like(like):
+            made = each.made()
+            if each.is_constant:
+                self.constants.append(nn.Parameter(made, requires_grad=False))
+            else:
+                inputs.append(made)
+        self.inputs = tuple(inputs)
+
+    def forward(self, *inputs: Tensor) -> Any:
+        given, own = iter(inputs), iter(self.constants)
+        args, kwargs = _replaced(self.like, _Like, lambda each: next(own if each.is_constant else given))
+        return self.func(*args, **kwargs)
+
+
+def _all_like(value: Any) -> list[_Like]:
+    """The tensors of a call, in the order in which they are replaced."""
+    found: list[_Like] = []
+    _replaced(value, _Like, found.append)
+    return found
 
 
 def _write(value: Any, form: list[str], numbers: list[int]) -> None:
@@ -149,7 +183,8 @@ def _write(value: Any, form: list[str], numbers: list[int]) -> None:
         form.append("#")
         numbers.append(value)
     elif isinstance(value, _Like):
-        form.append(f"{value.dtype}@{value.device.type}[{'#,' * len(value.shape)}/{'#,' * len(value.strides)}]")
+        kind = "=" if value.is_constant else ""
+        form.append(f"{kind}{value.dtype}@{value.device.type}[{'#,' * len(value.shape)}/{'#,' * len(value.strides)}]")
         numbers += [*value.shape, *value.strides]
     elif isinstance(value, dict):
         form.append("{")
@@ -181,7 +216,7 @@ def operations_of(model: nn.Module, example_inputs: Any) -> Counter[Operation]:
     >>> sorted({each.form.partition("(")[0].rpartition(".")[2] for each in found})
     ['linear', 'relu']
     """
-    recording = _Recording()
+    recording = _Recording(model)
     with unchanged(model), in_mode(model, training=False), seeded(), recording:
         run_example(model, moved(example_inputs, device_of(model)))
     return recording.found
@@ -195,7 +230,8 @@ class Times:
 
     Args:
         folder: where ``latency.json`` is, or will be; None: times are forgotten with this object. Those of another
-            processor, number of threads or version of torch are not read.
+            processor, number of threads or version of what runs them are not read.
+        runtime: where; torch if left out. What it does not take by itself is timed in torch.
 
     Raises:
         ValueError: the file is damaged.
@@ -206,9 +242,10 @@ class Times:
     (True, True)
     """
 
-    def __init__(self, folder: Path | None = None) -> None:
+    def __init__(self, folder: Path | None = None, runtime: Runtime | None = None) -> None:
         self.path = None if folder is None else folder / FILE
-        self.machine = _machine()
+        self.runtime = Torch() if runtime is None else runtime
+        self.machine = _machine(self.runtime)
         self._known: dict[str, dict[tuple[int, ...], float]] = {}
         if self.path is not None and self.path.exists():
             self._read(self.path)
@@ -233,9 +270,10 @@ class Times:
         if not unknown:
             return
         for form, several in track(unknown.items(), "measuring operations", len(unknown)):
-            calls = {numbers: each.call() for numbers, each in several.items()}
             with torch.no_grad():
-                rounds = alternating(calls, _ROUNDS, at_least=_AT_LEAST, finish=_finish(), clock=_clock())  # type: ignore[arg-type]
+                calls = {numbers: each.call(self.runtime) for numbers, each in several.items()}
+                how = {"at_least": _AT_LEAST, "finish": _finish(), "clock": self.runtime.clock}
+                rounds = alternating(calls, _ROUNDS, **how)  # type: ignore[arg-type]
             table = self._known.setdefault(form, {})
             # the least: whatever else the machine does only adds to it
             table.update({numbers: 1e3 * min(each) for numbers, each in rounds.items()})
@@ -269,20 +307,15 @@ class _Said:
     times: tuple[tuple[str, tuple[_Number, ...], _Milliseconds], ...]
 
 
-def _machine() -> dict[str, str]:
+def _machine(runtime: Runtime) -> dict[str, str]:
     accelerator = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     return {
         "processor": processor(),
         "accelerator": accelerator,
+        "runtime": str(runtime),
         "torch": torch.__version__,
         "threads": str(torch.get_num_threads()),
     }
-
-
-def _clock() -> Callable[[], float]:
-    """Of a single thread the time that it computed: what else the machine does would count as waiting."""
-    alone = torch.get_num_threads() == 1 and not torch.cuda.is_available()
-    return time.thread_time if alone else time.perf_counter
 
 
 def _finish() -> Callable[[], object] | None:
@@ -330,15 +363,3 @@ def saved_by(model: nn.Module, example_inputs: Any, plans: Mapping[Key, Plan], t
     new = {key: each - dense for key, each in found.items()}
     times.measure({each for some in (*gone.values(), *new.values()) for each in some})
     return {key: times(gone[key]) - times(new[key]) for key in plans}
-
-
-@torch.no_grad()
-def milliseconds_of(dense: nn.Module, smaller: nn.Module, example_inputs: Any) -> tuple[float, float]:
-    """Of a pass of each on the example, in evaluation mode: timed in turns, the second by the median of the ratios."""
-    inputs = moved(example_inputs, device_of(dense))
-    calls = {"dense": functools.partial(run_example, dense, inputs)}
-    calls["smaller"] = functools.partial(run_example, smaller, inputs)
-    with unchanged(dense), unchanged(smaller), in_mode(dense, training=False), in_mode(smaller, training=False):
-        rounds = alternating(calls, _WHOLE_ROUNDS, seconds=_WHOLE_SECONDS, finish=_finish(), clock=_clock())
-    before = 1e3 * statistics.median(rounds["dense"])
-    return before, before / ratio(rounds["smaller"], rounds["dense"])

@@ -5,7 +5,6 @@ data says it.
 from __future__ import annotations
 
 import copy
-import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,15 +12,14 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor, nn
 
 from secateur.allocation import Counts, everywhere
 from secateur.coupling import Axis, Coupling, Expression, Group, Product, resolved
 from secateur.patterns import Pattern
+from secateur.runtimes import Runtime, Timer
 from secateur.shrinking.apply import carry_out
 from secateur.shrinking.plan import plan_of
-from secateur.support import alternating, ratio, run_example
 
 # ---- Tied groups: they keep the same share of their units.
 #
@@ -301,6 +299,7 @@ def _streams(coupling: Coupling, groups: Sequence[Group]) -> set[int]:
 # Law: the model is not changed; a cost follows from counts alone, and only for the time a model is cut.
 
 TARGETS = ("params", "macs", "latency", "units")
+SECONDS = 0.3  # that two models are timed in turns
 
 
 def by_cost(scores: Mapping[str, Tensor], sparsity: float, pattern: Pattern) -> Counts:
@@ -346,32 +345,35 @@ def amount_of(model: nn.Module, coupling: Coupling, target: str, tied: Sequence[
 
 
 def cost_of(
-    model: nn.Module, coupling: Coupling, example_inputs: Any, target: str
+    model: nn.Module, coupling: Coupling, example_inputs: Any, target: str, runtime: Runtime | None = None
 ) -> Callable[[Mapping[str, int]], float]:
-    """The value of the target when so many units stay of each group."""
+    """The value of the target when so many units stay of each group; a time in this runtime, torch if left out."""
     if target == "params":
         names = [name for name, _ in model.named_parameters()]
         return lambda counts: sum(coupling.size(name, counts) for name in names)
-    return coupling.multiply_adds if target == "macs" else _latency(model, coupling, example_inputs)
+    return coupling.multiply_adds if target == "macs" else _latency(model, coupling, example_inputs, runtime)
 
 
-def _latency(model: nn.Module, coupling: Coupling, example_inputs: Any) -> Callable[[Mapping[str, int]], float]:
-    """The time of a forward pass over the model's own, in turn: the median of the ratios."""
+def _latency(
+    model: nn.Module, coupling: Coupling, example_inputs: Any, runtime: Runtime | None
+) -> Callable[[Mapping[str, int]], float]:
+    """The time of a forward pass over the model's own, in turns: the median of the ratios; of the same counts once."""
     dense, sizes = copy.deepcopy(model).eval(), {group.name: group.size for group in coupling.groups}
+    timer = Timer(dense, example_inputs, runtime, seconds=SECONDS)
+
+    measured: dict[tuple[tuple[str, int], ...], float] = {}
 
     def ratio(counts: Mapping[str, int]) -> float:
+        less = tuple(sorted((name, count) for name, count in counts.items() if count < sizes[name]))
+        if less and less not in measured:
+            measured[less] = timed(counts)
+        return measured.get(less, 1.0)
+
+    def timed(counts: Mapping[str, int]) -> float:
         smaller = copy.deepcopy(dense)
         kept = {name: np.arange(sizes[name]) < count for name, count in counts.items()}
         carry_out(smaller, plan_of(smaller, coupling, kept), None)
-        return ratio_of_times(smaller, dense, example_inputs)
+        before, after = timer(smaller)
+        return after / before
 
     return ratio
-
-
-@torch.no_grad()
-def ratio_of_times(smaller: nn.Module, dense: nn.Module, example_inputs: Any) -> float:
-    """The time of a forward pass over another's, in turn: the median of the ratios."""
-    finish = torch.cuda.synchronize if torch.cuda.is_available() else None
-    calls = [functools.partial(run_example, module, example_inputs) for module in (smaller, dense)]
-    times = alternating(dict(enumerate(calls)), 9, seconds=0.3, finish=finish)
-    return ratio(times[1], times[0])

@@ -537,7 +537,7 @@ def _where_met(
 def _measured(subject: PruningTarget, asked: Request, counts_at: Callable[[float], dict[str, int]]) -> Counted:
     """The largest counts whose measured time is as short as requested."""
     assert asked.sparsity is not None
-    time = cost_of(subject.model, subject.coupling, subject.inputs[0], asked.target)
+    time = cost_of(subject.model, subject.coupling, subject.inputs[0], asked.target, asked.runtime)
     whole, shortest = time({}), time(counts_at(1.0))
     if shortest > (1 - asked.sparsity) * whole:
         raise _unattainable(subject, asked, max(0.0, 1 - shortest / whole))

@@ -35,9 +35,10 @@ from secateur.models import (
     without_cache,
 )
 from secateur.pipeline import reestimate_batchnorm
+from secateur.runtimes import Runtime, Timer
 from secateur.shrinking.apply import carry_out
 from secateur.shrinking.calibrated import calibrated_selection
-from secateur.shrinking.costs import cost_of, ratio_of_times
+from secateur.shrinking.costs import SECONDS, cost_of
 from secateur.shrinking.directory import CheckpointShrinking, shrink_units_directory
 from secateur.shrinking.gates import Gated
 from secateur.shrinking.kinds.blocks_directory import ShrunkDepth, shrink_blocks_directory
@@ -146,6 +147,7 @@ def shrink(
     *,
     leave: Kind | str | Iterable[Kind | str] | None = None,
     target: str = "params",
+    runtime: str | Runtime | None = None,
     batches: Iterable[Any] | None = None,
     include: str | Iterable[str] | None = None,
     exclude: str | Iterable[str] | None = None,
@@ -214,6 +216,9 @@ def shrink(
         target: what ``sparsity`` is a fraction of: ``"params"`` (entries of parameters), ``"macs"`` (multiply-adds of
             the example), ``"latency"`` (time of the example in evaluation mode, measured beside the model's own; not of
             a directory), ``"units"``.
+        runtime: where that time is measured, with as many threads as torch has: ``"torch"``, which is meant if left
+            out, ``"onnxruntime"``, ``"onnxruntime:int8"``, ``"openvino"``, or a value of `secateur.runtimes`. Each
+            model that is timed is exported.
         evidence: ``{name: {keyword: Tensor}}`` for a criterion that names some; see `secateur.evidence.collect`.
         batches: real inputs: what a DataLoader yields, or
             `secateur.read_calibration`. They are run through it twice, in evaluation mode, a block at a time; padding
@@ -307,6 +312,7 @@ def shrink(
         exclude=exclude,
         round_to=round_to,
         target=target,
+        runtime=runtime,
         evidence=evidence,
         uniform=uniform or in_directory,
         verify=verify,
@@ -367,7 +373,7 @@ def shrink(
             Leaving, model, inputs=inputs, known=known, batches=held, forward=forward, repair=repair, undo=undo
         )
         for kind in first:
-            share_left = _share_left(model, coupling, example_inputs, target)
+            share_left = _share_left(model, coupling, example_inputs, asked)
             left = LEAVE[type(kind)](leaving(coupling=coupling, asked=rest), kind)
             plans.append(left.plan)
             undo.call(carry_out(model, left.plan, optimizer))
@@ -496,12 +502,17 @@ def _totals(model: nn.Module) -> tuple[int, int]:
     return sum(each.numel() for each in model.parameters()), sum(each.nbytes for each in tensors)
 
 
-def _share_left(model: nn.Module, before: Coupling, example_inputs: Any, target: str) -> Callable[[Coupling], float]:
+def _share_left(model: nn.Module, before: Coupling, example_inputs: Any, asked: Request) -> Callable[[Coupling], float]:
     """A function that says, once branches have left, which share of the model's present target is left."""
-    if target == "units":
+    if asked.target == "units":
         return lambda _: 1.0  # a branch has none: the fraction is of those that stay
-    if target == "latency":
-        dense = copy.deepcopy(model).eval()
-        return lambda _: ratio_of_times(copy.deepcopy(model).eval(), dense, example_inputs)
-    whole = cost_of(model, before, example_inputs, target)({})
-    return lambda after: cost_of(model, after, example_inputs, target)({}) / whole if whole else 1.0
+    if asked.target == "latency":
+        timer = Timer(copy.deepcopy(model), example_inputs, asked.runtime, seconds=SECONDS)
+
+        def ratio(_: Coupling) -> float:
+            dense, left = timer(model)
+            return left / dense
+
+        return ratio
+    whole = cost_of(model, before, example_inputs, asked.target)({})
+    return lambda after: cost_of(model, after, example_inputs, asked.target)({}) / whole if whole else 1.0

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from secateur import allocation, criteria, kinds
+from secateur import allocation, criteria, kinds, runtimes
 from secateur.allocation import Allocation, check_sparsity
 from secateur.checkpoints import Checkpoint, unfinished_copy
 from secateur.coupling import Coupling, Group, Kept, Scope
@@ -19,6 +19,7 @@ from secateur.criteria import magnitude
 from secateur.evidence import needs
 from secateur.kinds import Blocks, Branches, Experts, Kind
 from secateur.models import InFiles, find_blocks
+from secateur.runtimes import Runtime
 from secateur.shrinking.configuration import Configured
 from secateur.shrinking.costs import TARGETS
 from secateur.shrinking.proof import wrong_groups
@@ -36,6 +37,7 @@ class Request:
     Attributes:
         sparsity: the fraction of ``target`` that leaves; None: what is zero.
         target: one of `TARGETS`.
+        runtime: where a latency is measured.
         criterion: ``(weight, *, <evidence>) -> scores``.
         choose: "gates" where data chooses by the loss of the whole model; None: by what the next matrices lose.
         allocate: how many units each group keeps; None: the same share, residual streams and heads later.
@@ -50,6 +52,7 @@ class Request:
 
     sparsity: float | None = None
     target: str = "params"
+    runtime: Runtime = field(default=runtimes.Torch(), repr=False)
     criterion: Callable[..., Tensor] = field(default=magnitude, repr=False)
     choose: str | None = None
     allocate: Allocation | None = field(default=None, repr=False)
@@ -125,6 +128,7 @@ def request(
     allocate: str | Allocation | None = None,
     evidence: Mapping[str, Mapping[str, Tensor]] | None = None,
     leave: Kind | str | Iterable[Kind | str] | None = None,
+    runtime: str | Runtime | None = None,
     include: str | Iterable[str] | None = None,
     exclude: str | Iterable[str] | None = None,
     **given: Any,
@@ -144,6 +148,7 @@ def request(
         include=globs_of(include),
         exclude=globs_of(exclude) or (),
         leave=kinds.parse(leave),
+        runtime=runtimes.timed_by(runtime, given.get("target") == "latency"),
         **given,
     )
     if made.target not in TARGETS:

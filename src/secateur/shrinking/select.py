@@ -339,17 +339,17 @@ def choose(
         propose,
         lambda free, proposed: free.without_wrong(subject, *proposed[:2], at_once=scores is None),
     )
-    return choice_of(replace(subject, scope=free.scope), groups, kept, asked.target, counted)
+    return choice_of(replace(subject, scope=free.scope), groups, kept, asked, counted)
 
 
 def choice_of(
-    subject: PruningTarget, groups: Sequence[Group], kept: Kept, target: str, counted: Counted | None = None
+    subject: PruningTarget, groups: Sequence[Group], kept: Kept, asked: Request, counted: Counted | None = None
 ) -> Choice:
     """What it comes to that these groups keep these units."""
     counts = counts_of(kept)
     fields = {} if subject.configured is None else subject.configured.fields(counts) or {}
     beside = (counts, counts) if counted is None else (counted.less, counted.more)
-    left = _left(subject, groups, counts, beside, target)
+    left = _left(subject, groups, counts, beside, asked)
     return Choice(dict(kept), subject.scope, plan_of(subject.model, subject.coupling, kept), fields, *left)
 
 
@@ -368,14 +368,16 @@ def _left(
     groups: Sequence[Group],
     counts: Mapping[str, int],
     beside: Sequence[Mapping[str, int]],
-    target: str,
+    asked: Request,
 ) -> tuple[float, tuple[float, float]]:
     """The share of the target that stays of a subject, and with the counts beside."""
 
     def units(counts: Mapping[str, int]) -> float:
         return sum(counts.values())
 
-    cost = units if target == "units" else cost_of(subject.model, subject.coupling, subject.inputs[0], target)
+    cost: Callable[[Mapping[str, int]], float] = units
+    if asked.target != "units":
+        cost = cost_of(subject.model, subject.coupling, subject.inputs[0], asked.target, asked.runtime)
     whole = cost({group.name: group.size for group in groups})
     if not whole:
         return 1.0, (1.0, 1.0)

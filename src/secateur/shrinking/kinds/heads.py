@@ -61,7 +61,7 @@ def choose_heads(subject: PruningTarget, heads: Heads, asked: Request) -> Choice
     if (less := FreeUnits(subject.scope).without_wrong(subject, groups, kept, at_once=True)) is not None:
         name, why = next((name, why) for name, why in less.scope.reasons.items() if name in kept)
         raise ValueError(f"{name}: these heads cannot leave; {why}.")
-    return choice_of(subject, groups, kept, asked.target)
+    return choice_of(subject, groups, kept, asked)
 
 
 def _blocks(model: nn.Module) -> Sequence[str]:

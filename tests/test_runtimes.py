@@ -1,0 +1,186 @@
+"""Runtimes: what they run is the model, timed in turns; no clock in any verdict."""
+
+import copy
+import logging
+import sys
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import secateur
+from secateur import fit, shrink
+from secateur.runtimes import OnnxRuntime, OpenVINO, Timer, Torch, parse
+from support.measured import ByParameters
+from support.unchanged import is_unchanged, state_of
+
+
+class Named(nn.Module):
+    """It is called by names, in another order than theirs."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 8), nn.Linear(6, 8)
+
+    def forward(self, left, right=None):
+        return {"sum": self.first(left) - self.second(right)}
+
+
+def net():
+    return nn.Sequential(nn.Linear(4, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(), nn.Linear(32, 4))
+
+
+@pytest.mark.parametrize(
+    ("make", "example"),
+    [
+        (net, torch.randn(3, 4)),
+        (Named, {"right": torch.randn(3, 6), "left": torch.randn(3, 4)}),
+        (Named, [torch.randn(3, 4), torch.randn(3, 6)]),
+        (lambda: nn.Conv2d(3, 4, 3).half(), torch.randn(2, 3, 6, 6).half()),
+    ],
+)
+def test_onnx_runtime_runs_the_model(make, example):
+    """In evaluation mode, and the model is as before."""
+    model = make().train()
+    before = state_of(model)
+    own = Timer(model, example, seconds=0.0)._call
+    its = Timer(model, example, OnnxRuntime(), seconds=0.0)._call()
+    model.eval()
+    wanted = own()
+    wanted = wanted["sum"] if isinstance(wanted, dict) else wanted
+    torch.testing.assert_close(torch.from_numpy(its[0]), wanted, rtol=2e-3, atol=2e-3)
+    model.train()
+    assert is_unchanged(model, before)
+
+
+def test_int8_is_near_and_not_the_same():
+    model, x = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)), torch.randn(16, 64)
+    (exact,), (rounded,) = (OnnxRuntime(int8)(model, x)() for int8 in (False, True))
+    error = abs(exact - rounded).max() / abs(exact).max()
+    assert 0 < error < 0.1
+
+
+def test_exporters_say_nothing_and_leave_logging_and_warnings_as_they_were(caplog):
+    was = logging.root.manager.disable
+    OnnxRuntime(int8=True)(nn.Linear(4, 4), torch.ones(2, 4))  # what is imported then has filters of its own
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        filters = list(warnings.filters)
+        OnnxRuntime(int8=True)(nn.Linear(4, 4), torch.ones(2, 4))()
+        assert warnings.filters == filters
+    said = [each for each in caplog.records if each.levelno >= logging.WARNING]
+    assert (logging.root.manager.disable, said) == (was, [])
+
+
+def test_nothing_is_left_on_disk(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    call = OnnxRuntime()(nn.Linear(4, 4), torch.ones(2, 4))
+    call()
+    assert not list(tmp_path.iterdir())
+
+
+class Choosing(nn.Module):
+    """What it does depends on values, so that there is no graph of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 16), nn.Linear(16, 4)
+
+    def forward(self, x):
+        y = self.down(self.up(x).relu())
+        return y if y.sum() > 0 else -y
+
+
+@pytest.mark.parametrize(
+    ("model", "example", "message"),
+    [
+        (Choosing(), torch.ones(2, 4), r"^the model cannot be exported to ONNX: .*give runtime=\"torch\"\.$"),
+        (nn.Linear(4, 4).bfloat16(), torch.ones(2, 4).bfloat16(), "no bfloat16: convert it to float32"),
+    ],
+)
+def test_what_cannot_be_exported_is_said(model, example, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        OnnxRuntime()(model, example)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_failing_export_changes_nothing():
+    model = Choosing()
+    before = state_of(model)
+    with pytest.raises(ValueError, match="cannot be exported"):
+        shrink(model, torch.ones(2, 4), 0.3, target="latency", runtime="onnxruntime")
+    assert is_unchanged(model, before)
+
+
+@pytest.mark.parametrize("word", ["torch", "onnxruntime", "onnxruntime:int8", "openvino"])
+def test_words_are_values(word):
+    assert parse(parse(word)) == parse(word)
+    assert parse(None) == Torch()
+
+
+@pytest.mark.parametrize(
+    ("runtime", "kind", "message"),
+    [
+        ("onnx", ValueError, "no runtime is called 'onnx'"),
+        (OnnxRuntime, TypeError, "runtime= is one of 'torch', 'onnxruntime'.* or a value of them"),
+        (3, TypeError, "not 3"),
+    ],
+)
+def test_what_is_no_runtime_is_said(runtime, kind, message):
+    with pytest.raises(kind, match=message):
+        parse(runtime)
+
+
+def test_a_runtime_where_nothing_is_timed_is_refused():
+    model, x = net(), torch.randn(8, 4)
+    for call in (
+        lambda: shrink(model, x, 0.3, runtime="onnxruntime"),
+        lambda: fit(model, [x], budget={"params": 0.5}, runtime="onnxruntime"),
+    ):
+        with pytest.raises(ValueError, match=r"^runtime= says where a latency is measured, and none is asked for"):
+            call()
+
+
+def test_a_runtime_that_is_not_installed_says_so(monkeypatch):
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    with pytest.raises(ImportError, match=r'^OpenVINO is not installed: pip install openvino "secateur\[onnx\]"$'):
+        OpenVINO()(nn.Linear(4, 4), torch.ones(2, 4))
+
+
+# ---- Laws of the verbs: what is asked for holds in the runtime. ----
+
+
+def blocks():
+    return nn.Sequential(*(nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 8)) for _ in range(3)))
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5])
+def test_shrink_takes_as_long_as_it_is_asked_in_the_runtime(share):
+    model, x = blocks(), torch.randn(8, 8)
+    size = sum(each.numel() for each in model.parameters())
+    done = shrink(model, x, share, target="latency", runtime=ByParameters(), round_to=1)
+    left = sum(each.numel() for each in model.parameters()) / size
+    assert 1 - share - 0.03 < left <= 1 - share
+    assert done.got == pytest.approx(1 - left)
+
+
+def test_fit_takes_as_long_as_it_is_asked_in_the_runtime():
+    model, batches = blocks(), [torch.randn(16, 8) for _ in range(4)]
+    size = sum(each.numel() for each in model.parameters())
+    done = fit(model, batches, budget={"latency": 0.5}, runtime=ByParameters(), round_to=1, finals=1)
+    assert 0.45 * size < sum(each.numel() for each in model.parameters()) <= 0.5 * size
+    assert done.got["latency"] == pytest.approx(1e3 * sum(each.numel() for each in model.parameters()))
+
+
+def test_fit_says_in_which_runtime():
+    model, batches = blocks(), [torch.randn(16, 8) for _ in range(2)]
+    how = {"finals": 1, "shares": [0.5]}
+    where = ByParameters()
+    done = fit(copy.deepcopy(model), batches, budget={"latency": 0.9}, runtime=where, **how)
+    assert str(done).startswith(f"Asked: latency 90.0%, timed in {where}.\n")
+    assert "timed in" not in str(fit(model, batches, budget={"params": 0.9}, **how))
+
+
+def test_the_front_door_has_the_words():
+    assert secateur.runtimes.OpenVINO is OpenVINO
