@@ -25,7 +25,7 @@ from torch import nn
 
 from secateur.support import alternating, device_of, in_mode, moved, ratio, run_example, tensors_in, unchanged, unknown
 
-__all__ = ["OnnxRuntime", "OpenVINO", "Runtime", "Timer", "Torch", "parse"]
+__all__ = ["OnnxRuntime", "OpenVINO", "Runtime", "Timer", "Torch", "parse", "timed_by"]
 
 _ROUNDS, _SECONDS = 9, 1.0
 _LARGE = 2**31  # bytes: more than one file of ONNX holds

@@ -376,13 +376,13 @@ def test_the_command(folder: Path, tmp_path: Path) -> None:
     assert "secateur.integrations.ultralytics import YOLO" in done.stdout
     assert size(YOLO(out)) < size(YOLO(folder / "dense.pt"))
     assert "milliseconds" in page.read_text() or "ms" in page.read_text()
-    fails(run(*usual, "--sparsity", 0.2, "--out", out), "name a .pt that does not exist")
+    fails(run(*usual, "--budget", "macs=0.8", "--out", out), "name a .pt that does not exist")
     fails(run(*usual, "--out", tmp_path / "b.pt"), "give --budget macs=0.6")
-    fails(run(*usual, "--budget", "macs=0.8", "--sparsity", 0.2, "--dry-run"), "give one of the two")
-    fails(run(*usual, "--sparsity", 0.2), "--out small.pt")
+    fails(run(*usual, "--budget", "macs=0.8", "--runtime", "openvino", "--dry-run"), "where a latency is measured")
+    fails(run(*usual, "--budget", "macs=0.8"), "--out small.pt")
     fails(run(*usual, "--budget", "macs=300", "--dry-run"), "one share")
-    fails(run("detector", folder / "dense.pt", "--sparsity", 0.2, "--dry-run"), "give --data FOLDER")
-    nothing = run("detector", tmp_path / "none.pt", "--sparsity", 0.2, "--dry-run", "--without-data")
+    fails(run("detector", folder / "dense.pt", "--budget", "macs=0.8", "--dry-run"), "give --data FOLDER")
+    nothing = run("detector", tmp_path / "none.pt", "--budget", "macs=0.8", "--dry-run", "--without-data")
     fails(nothing, "nothing is downloaded")
 
 

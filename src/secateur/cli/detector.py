@@ -16,8 +16,8 @@ from secateur.cli.terminal import Answer, Asked, one_process, waiting, warnings_
 
 @command(
     "detector", "Make a detector of Ultralytics smaller, by pictures without labels.", "detector",
-    "pictures", "budget", "sparsity", "target", "runtime", "classes", "out", "samples", "imgsz", "exclude", "round_to",
-    "without_data", "dry_run",
+    "pictures", "budget", "runtime", "classes", "out", "samples", "imgsz", "exclude", "round_to", "without_data",
+    "dry_run",
     verb="integrations/ultralytics.py:shrink_detector",
 )  # fmt: skip
 def detector(asked: Asked) -> Iterator[Any]:
@@ -74,17 +74,14 @@ def detector(asked: Asked) -> Iterator[Any]:
 
 
 def _how_much(asked: Asked) -> tuple[float | None, str]:
-    """The share that leaves, and of what: ``--budget latency=0.6`` is ``--sparsity 0.4 --target latency``."""
-    if asked.budget and asked.sparsity is not None:
-        raise ValueError("--budget macs=0.6 is --sparsity 0.4: give one of the two.")
-    if not asked.budget and asked.sparsity is None and asked.classes is None:
-        raise ValueError("give --budget macs=0.6, the share that may be left; or --classes, what is to be found.")
-    if not asked.budget:
-        return asked.sparsity, asked.target
+    """The share that leaves, and of what."""
     from secateur.search import budget_in_words
 
+    if not asked.budget:
+        if asked.classes is None:
+            raise ValueError("give --budget macs=0.6, the share that may be left; or --classes, what is to be found.")
+        return None, "macs"
     ((target, share),) = budget_in_words(asked.budget[:1]).items()
     if len(asked.budget) > 1 or not 0 < share < 1:
         raise ValueError("--budget: of a detector one share, such as latency=0.6 of what it takes.")
-    asked["target"] = target
     return 1 - share, target
