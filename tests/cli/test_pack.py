@@ -111,7 +111,6 @@ def test_options_are_the_library_s(here):
     assert "1 of 1 layers packed" in packed(here, "--include", "first").stdout
     assert "0 of 1 layers packed" in packed(here, "--exclude", "first").stdout
     assert "0 of 2 layers packed" in packed(here, "--at-least", "3").stdout
-    assert "1 of 2 layers packed" in packed(here, "--no-fuse").stdout
     assert "1 of 2 layers packed" in packed(here, "--values", "int8", "--inputs", "int8").stdout
     fails(packed(here, "--values", "int4"), "values is 'int8' or None, not 'int4'")
     fails(packed(here, "--include", "third"), "no layer matches 'third'; the closest names are first, second")

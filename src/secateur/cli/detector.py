@@ -16,8 +16,7 @@ from secateur.cli.terminal import Answer, Asked, one_process, waiting, warnings_
 
 @command(
     "detector", "Make a detector of Ultralytics smaller, by pictures without labels.", "detector",
-    "pictures", "budget", "runtime", "classes", "out", "samples", "imgsz", "exclude", "round_to", "without_data",
-    "dry_run",
+    "pictures", "budget", "runtime", "classes", "out", "samples", "imgsz", "round_to", "without_data", "dry_run",
     verb="integrations/ultralytics.py:shrink_detector",
 )  # fmt: skip
 def detector(asked: Asked) -> Iterator[Any]:
@@ -42,7 +41,7 @@ def detector(asked: Asked) -> Iterator[Any]:
     from secateur.support import printable
 
     started = time.monotonic()
-    how = asked.only("samples", "imgsz", "exclude", "round_to", "runtime")
+    how = asked.only("samples", "imgsz", "round_to", "runtime")
     if asked.classes is not None:
         how["classes"] = [int(each) if each.isdigit() else each for each in asked.classes.split(",")]
     with waiting("Choosing what leaves, and repairing what stays"), warnings_as_lines():

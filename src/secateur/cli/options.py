@@ -150,7 +150,6 @@ OPTIONS = {
     "threads": Option("How many torch computes with; its own setting if left out.", "N", int, least=1),
     "inputs": Option("int8: also try forms that round their inputs as they come.", "WORD"),
     "at_least": Option("How many times faster than the best dense form a layer has to be.", "TIMES", float),
-    "no_fuse": Option("Leave what stands around packed convolutions as it is."),
     # ---- text
     "data": Option(
         "Text, .txt or .jsonl; code=a.txt,maths:2=b.txt for several, by weights; or random, for tokens without sense.",

@@ -45,8 +45,7 @@ def bench(asked: Asked) -> Iterator[Any]:
 
 @command(
     "pack", "Put layers that skip zeros where they are faster here.", "model",
-    "example", "batch", "tokens", "weights", "out", "at_least", "no_fuse", "values", "inputs", "include", "exclude",
-    "threads",
+    "example", "batch", "tokens", "weights", "out", "at_least", "values", "inputs", "include", "exclude", "threads",
     verb="inference/packing.py:pack", batch=1,
 )  # fmt: skip
 def pack(asked: Asked) -> Iterator[Any]:
@@ -73,7 +72,7 @@ def pack(asked: Asked) -> Iterator[Any]:
         inputs,
         asked.threads,
         what=what,
-        **asked.only("at_least", "fuse", "values", "inputs", "include", "exclude"),
+        **asked.only("at_least", "values", "inputs", "include", "exclude"),
     )
     if asked.out is not None and done.packed:
         save_packed(built, asked.out)
