@@ -222,11 +222,9 @@ def _exported(model: nn.Module, example_inputs: Any, traced: bool) -> Iterator[t
     if any(each.dtype == torch.bfloat16 for each in model.state_dict().values()):
         raise ValueError("runtimes on processors take no bfloat16: convert it to float32 for this.")
     here = moved(example_inputs, device_of(model))
-    arguments = {"args": here} if isinstance(here, tuple) else {"args": (here,)}
+    arguments: dict[str, Any] = {"args": tuple(here) if isinstance(here, tuple | list) else (here,)}
     if isinstance(here, Mapping):
         arguments = {"args": (), "kwargs": {**here}}
-    elif isinstance(here, list):
-        arguments = {"args": tuple(here)}
     with tempfile.TemporaryDirectory(prefix="secateur-") as folder:
         path = Path(folder, "model.onnx")
         try:
