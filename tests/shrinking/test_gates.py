@@ -16,6 +16,7 @@ from support.families import batches as batches_of
 from support.families import make
 from support.measured import loss_of, text, trained, words
 from support.stacks import data, stack
+from support.told import tables_of
 from support.unchanged import is_unchanged, state_of
 
 
@@ -118,8 +119,10 @@ def test_what_leaves_is_what_was_asked_and_the_same_for_the_same():
     local = shrink(copy.deepcopy(model), calibration[0], 0.4, batches=calibration, repair=False)
     assert local.gates is None
     assert local.got == pytest.approx(done.got, abs=0.01)
-    line = f"Gates chose, in 30 steps: before repair the outputs are {done.gates.after:.3g} from the dense ones; "
-    assert line in str(done)
+    (row,) = tables_of(done.content())["gates"].json()
+    assert list(row.values()) == [30, done.gates.before, done.gates.after]
+    assert "Steps of gates  Lost by local losses  Lost by gates, before repair" in str(done)
+    assert "Steps of gates" not in str(local)
     repaired = shrink(copy.deepcopy(model), calibration[0], 0.4, batches=calibration, choose="gates")
     for name, mask in done.kept.items():  # as many, of which the walk takes those that others can replace
         assert mask.sum() == repaired.kept[name].sum()
@@ -222,7 +225,7 @@ def test_of_a_directory_they_are_those_of_the_loaded_model_and_a_run_goes_on_wit
     mine = shrink(model, example, uniform=True, **how)
     assert done.got == pytest.approx(mine.got, abs=0.02)
     assert done.gates.before == pytest.approx(mine.gates.before, rel=1e-2, abs=1e-9)
-    assert "Gates chose, in 30 steps" in str(done)
+    assert "Steps of gates" in str(done)
 
     def stopped(*_, **__):
         raise KeyboardInterrupt

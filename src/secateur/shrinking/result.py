@@ -92,13 +92,19 @@ def model_content(done: Shrunk, *, full: bool) -> Iterator[Part]:
     yield "Proved on random weights that nothing else changed." if done.asked.verify else "Not proved, as asked."
 
 
-def _chosen_by(gates: Gated | None) -> Iterator[str]:
-    """A line on how gates chose."""
+def _chosen_by(gates: Gated | None) -> Iterator[Part]:
+    """How gates chose: how far the outputs are from the dense ones before repair."""
     if gates is not None:
-        yield (
-            f"Gates chose, in {gates.steps} steps: before repair the outputs are {gates.after:.3g} from the dense "
-            f"ones; {gates.before:.3g} where local losses choose."
+        yield ""
+        yield Table.of(
+            "gates",
+            [gates],
+            Column.count("Steps of gates", lambda its: its.steps),
+            Column.figure("Lost by local losses", lambda its: its.before),
+            Column.figure("Lost by gates, before repair", lambda its: its.after),
+            title="How gates chose",
         )
+        yield ""
 
 
 def in_blocks_parts(in_blocks: Mapping[str, str]) -> Iterator[str]:
