@@ -5,6 +5,7 @@ Law: measured and predicted values have different names; a value that was not me
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -142,6 +143,9 @@ class Fitted(ByText):
 
     def content(self) -> Iterator[Part]:
         yield f"Asked: {words_of_budget(self.asked)}."
+        if self.got.get("latency", 0.0) > self.dense.get("latency", math.inf):
+            took, whole = (cost_text("latency", of["latency"]) for of in (self.got, self.dense))
+            yield f"It is slower than the dense model: {took}, where that takes {whole}."
         yield ""
         yield self._costs()
         yield ""

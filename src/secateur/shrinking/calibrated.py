@@ -126,7 +126,7 @@ def calibrated_selection(
         run.stage("chosen", dict[str, int], lambda: counts, lambda found: None if found == counts else other)
     if not left or (run is None and undo is None):
         return Calibrated(choice, tokens=tokens, gates=gates)
-    job = Repairing(coupling, left, choice.kept, measured, free, repair=repair, anew=repair or gates is None)
+    job = Repairing(coupling, left, choice.kept, measured, free, repair=repair, again=repair or gates is None)
     before: dict[str, Tensor] = {}
     if undo is not None:  # biases are among them
         changes = {name: each for name, each in model.named_parameters() if name in job.targets or each.dim() == 1}
@@ -135,7 +135,7 @@ def calibrated_selection(
     already = [] if run is None else _restored(run, host, job)
 
     def repair_blocks() -> bool:
-        noted = _Noted(job, named, {name for name, group in named.items() if _is_anew(job, group)})
+        noted = _Noted(job, named, {name for name, group in named.items() if _was_chosen_again(job, group)})
         host.walk(job, run, noted, already)
         return True
 
@@ -337,7 +337,9 @@ class _Noted:
     known: set[str] = field(default_factory=set)
 
     def __call__(self, pruned: Pruned, *_: object) -> _Block:
-        fresh = [name for name, group in self.named.items() if name not in self.known and _is_anew(self.job, group)]
+        fresh = [
+            name for name, group in self.named.items() if name not in self.known and _was_chosen_again(self.job, group)
+        ]
         self.known.update(fresh)
         return _Block(
             pruned.block,
@@ -347,7 +349,7 @@ class _Noted:
         )
 
 
-def _is_anew(job: Repairing, group: Group) -> bool:
+def _was_chosen_again(job: Repairing, group: Group) -> bool:
     name = group.name
     return name in job.chosen and not np.array_equal(job.kept[name], job.chosen[name])
 

@@ -58,7 +58,7 @@ class Repairing(Job):
 
     A matrix' columns that left are zeros; where it has a bias, that moves with the others. Where all consumers of
     a group are solved in one stage, the units that leave are chosen again from the inputs there; else ``chosen`` holds.
-    A matrix that loses nothing is aimed at the dense stream, too. Unless ``anew``, ``chosen`` holds everywhere.
+    A matrix that loses nothing is aimed at the dense stream, too. Without ``again``, ``chosen`` holds everywhere.
 
     Attributes:
         free: the matrices and biases that may move: `free_in`.
@@ -76,7 +76,7 @@ class Repairing(Job):
     repair: bool = True
     aim: float = AIM
     damping: float = DAMPING
-    anew: bool = True
+    again: bool = True
     in_stages = True
     around = True
     by_the_first = True
@@ -125,7 +125,7 @@ class Repairing(Job):
         for group in self.groups:  # heads before what is within them
             behind = [(layer, columns[at][group.name]) for at, layer in layers.items() if group.name in columns[at]]
             if behind:
-                self._remove(group, behind, anew=self.anew and self.measured.consumers[group.name] <= here)
+                self._remove(group, behind, again=self.again and self.measured.consumers[group.name] <= here)
         for layer in layers.values():
             layer.finish()
         new: dict[str, Solved] = {}
@@ -163,9 +163,9 @@ class Repairing(Job):
         free = met.bias is None or full_name(block, met.bias.name) in self.free
         return met if free else replace(met, bias=None)
 
-    def _remove(self, group: Group, layers: Sequence[tuple[Elimination, Columns]], *, anew: bool) -> None:
+    def _remove(self, group: Group, layers: Sequence[tuple[Elimination, Columns]], *, again: bool) -> None:
         count = int(self.chosen[group.name].sum())
-        if anew:
+        if again:
             left, _ = eliminated(layers, count, chunk_of(group.size))
             self.kept[group.name] = np.ones(group.size, dtype=bool)
             self.kept[group.name][left] = False
