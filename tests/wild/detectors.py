@@ -30,6 +30,7 @@ from ultralytics.nn.tasks import yaml_model_load  # noqa: E402
 from ultralytics.utils import DEFAULT_CFG  # noqa: E402
 
 import secateur.integrations.ultralytics as ours  # noqa: E402
+from secateur import shrink  # noqa: E402
 from secateur.integrations.ultralytics import YOLO, Pruning, keeps_widths, shrink_detector  # noqa: E402
 from support.alone import deterministic, environment, set_deterministic, set_environment  # noqa: E402
 from support.commands import fails, run  # noqa: E402
@@ -417,3 +418,51 @@ def test_the_tutorial_runs(folder: Path, tmp_path: Path, monkeypatch) -> None:
     for block in re.findall(r"^```py\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
         exec(compile(re.sub(r"epochs=\d+", "epochs=1", block), "tutorial-detector.md", "exec"), names)
     assert size(names["trained"]) < size(names["dense"])
+
+
+class Layers(nn.Sequential):
+    """What the heads of a detector of torchvision read: three convolutions."""
+
+    def __init__(self, *, named: bool) -> None:
+        sizes = ((3, 16), (16, 32), (32, 32))
+        super().__init__(*(nn.Sequential(nn.Conv2d(a, b, 3, 2, 1), nn.BatchNorm2d(b), nn.ReLU()) for a, b in sizes))
+        self.named, self.out_channels = named, [32] if named else 32
+
+    def forward(self, x):
+        return {"0": super().forward(x)} if self.named else super().forward(x)
+
+
+@pytest.mark.parametrize("name", ["RetinaNet", "SSD", "DETR"])
+def test_detectors_of_torchvision_and_transformers_by_data(name: str) -> None:
+    torch.manual_seed(0)
+    images = [torch.rand(3, SIDE, SIDE) for _ in range(2)]
+    if name == "DETR":
+        from transformers import DetrConfig, DetrForObjectDetection, ResNetConfig
+
+        deep = ResNetConfig(
+            embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic", out_features=["stage2"]
+        )
+        sides = {f"{side}_{what}": count for side in ("encoder", "decoder")
+                 for what, count in (("layers", 1), ("ffn_dim", 32), ("attention_heads", 2))}  # fmt: skip
+        model = DetrForObjectDetection(
+            DetrConfig(backbone_config=deep, use_timm_backbone=False, d_model=32, num_queries=5, num_labels=3, **sides)
+        )
+        example, batch = {"pixel_values": torch.stack(images)}, {"pixel_values": torch.stack(images)}
+    else:
+        from torchvision.models import detection
+        from torchvision.models.detection.anchor_utils import AnchorGenerator, DefaultBoxGenerator
+
+        if name == "SSD":
+            model = detection.ssd.SSD(Layers(named=True), DefaultBoxGenerator([[2]]), (SIDE, SIDE), 3, score_thresh=0.0)
+        else:
+            anchors = AnchorGenerator(((8, 16),), ((0.5, 1.0, 2.0),))
+            model = detection.RetinaNet(
+                Layers(named=False), 3, anchor_generator=anchors, score_thresh=0.0, min_size=SIDE, max_size=SIDE
+            )
+        example, batch = (images,), (images, [{}, {}])  # what a DataLoader of pictures without labels gives
+    model.eval()
+    done = shrink(model, example, 0.2, target="macs", batches=[batch, batch])
+    assert done.got == pytest.approx(0.2, abs=0.03)
+    assert done.parameters[1] == sum(each.numel() for each in model.parameters()) < done.parameters[0]
+    found = model(**example) if isinstance(example, dict) else model(*example)
+    assert found.logits.shape == (2, 5, 4) if name == "DETR" else len(found[0]["boxes"]) == len(found[0]["scores"]) > 0
