@@ -169,6 +169,19 @@ def test_gates_find_units_that_are_useless_to_the_model_and_not_to_the_next_matr
     assert done.gates.after < 1e-12 < 1e-4 < done.gates.before
 
 
+def test_nothing_that_is_asked_changes_nothing_and_the_callers_mode_does_not_matter():
+    model, calibration = pictures(), [torch.randn(2, 3, 8, 8) for _ in range(3)]
+    state = state_of(model)
+    done = shrink(model, calibration[0], 0.0, batches=calibration, choose="gates")
+    assert is_unchanged(model, state)
+    assert done.gates.before == done.gates.after == 0
+    other = copy.deepcopy(model)
+    with torch.inference_mode():
+        there = shrink(other, calibration[0], 0.4, batches=calibration, choose="gates", repair=False).gates
+    here = shrink(model, calibration[0], 0.4, batches=calibration, choose="gates", repair=False).gates
+    assert (here.before, here.after) == (there.before, there.after)
+
+
 # ---- what goes wrong ------------------------------------------------------------------------------------------------
 def test_a_call_that_fails_leaves_the_model_as_it_was():
     model, calibration = words(), text()

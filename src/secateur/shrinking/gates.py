@@ -202,6 +202,7 @@ def gated(model: nn.Module, places: Places, gates: Mapping[str, Tensor]) -> Iter
 # ---- learnt ---------------------------------------------------------------------------------------------------------
 
 
+@torch.inference_mode(False)  # whatever mode the caller is in
 def learnt(
     subject: PruningTarget,
     asked: Request,
@@ -246,7 +247,7 @@ def learnt(
             gates = budget.gates(worths, _HARD, budget.goal).round()
             return float(torch.cat([lost(at, gates) for at in range(count)]).mean())
 
-    with running(dense.model), torch.inference_mode(False), torch.enable_grad():
+    with running(dense.model), torch.enable_grad():
         dense.model.requires_grad_(False)
         before = loses(start)
         for step in track(range(STEPS), "learning gates"):
