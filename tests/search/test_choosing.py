@@ -15,6 +15,7 @@ from secateur.search.score import ModelLoss
 from support.families import batches as family_batches
 from support.families import make
 from support.fitting import blocks, inputs
+from support.measured import text, words
 from support.unchanged import is_unchanged, state_of
 
 
@@ -60,6 +61,12 @@ def test_it_is_within_two_percent_of_the_best_of_all_choices(share, over):
 def test_what_cannot_be_met_is_said_with_what_can():
     with pytest.raises(ValueError, match=r"the params cannot come to 8 of 798: at the last level of each group it is"):
         task(blocks(3), {"params": 0.01}).within()
+    model, batches = words(), text()  # whose stream `shrink` would make narrower, and no level does
+    levels = make_levels(model, batches[:3], shares=(0.5,), over="shrink", verify=False)
+    measured, asked = ModelLoss(model, batches[3:]), parse_budget({"params": 0.01})
+    search = LevelSearch(model, asked, levels, batches[:3], measured, batches[0][:2], batches[0], over=("shrink",))
+    with pytest.raises(ValueError, match=r"--share.* 1 stay whole, such as .*: its units are in several"):
+        search.within()
 
 
 def clock(monkeypatch, factor):

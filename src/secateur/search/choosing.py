@@ -366,8 +366,8 @@ class LevelSearch:
     def _unattainable(self, limits: Mapping[str, float]) -> ValueError:
         costs = self.space.costs(self.space.last, limits)
         word = max(limits, key=lambda word: costs[word] / limits[word])
-        whole = self.space.cost(self.space.dense, word)
-        asked = f"the {word} cannot come to {cost_text(word, limits[word])} of {cost_text(word, whole)}: "
+        dense = self.space.cost(self.space.dense, word)
+        asked = f"the {word} cannot come to {cost_text(word, limits[word])} of {cost_text(word, dense)}: "
         if holds(limits, costs):
             kept = self.levels.kept(self.space.named(self.space.last))
             why = next((said for seen, _ in self._seen if (said := seen.objection(kept))), "no other choice fits")
@@ -377,10 +377,11 @@ class LevelSearch:
             )
         amount = self.asked.limits.get(word, 0.0)
         hint = f" {amount:g} is above 1, and so an amount: 60 % is 0.6." if amount > 1 else ""
-        stays = next((f" {len(self.stays)} stay whole, such as {one}: {why}." for one, why in self.stays.items()), "")
+        whole = {**self.levels.left_alone, **self.stays}
+        stays = next((f" {len(whole)} stay whole, such as {one}: {why}." for one, why in whole.items()), "")
         return ValueError(
             f"{asked}at the last level of each group it is {cost_text(word, costs[word])}. Ask for more, pass shares= "
-            f"with larger ones, or more of over=.{hint}{stays}"
+            f"with larger ones (--share), or more of over= (--over).{hint}{stays}"
         )
 
     def _loss(self, choice: Choice, some: Sequence[int]) -> float:
