@@ -52,7 +52,7 @@ class Combination:
 
 COMBINATIONS = (
     Combination("oldest", "3.11", lowest=True),
-    Combination("early", "3.12", "2.9.1", "4.57.*", "2.3.*", "1.26.*"),
+    Combination("early", "3.12", "2.9.1", "4.57.*", "2.4.*", "1.26.*"),
     Combination("middle", "3.12", "2.11.0", "5.0.*", "2.6.*", "2.*"),
     Combination("python", "3.13", "2.13.0", "5.23.*", "2.6.*", "2.*"),
     Combination("late", "3.12", "2.14.1", "5.23.*", "2.6.*", "2.*"),
@@ -265,7 +265,7 @@ _CAME = ("tests", "passed", "failed", "seconds", "commit")
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     if not rows:
-        yield "Nothing ran yet."
+        yield "No combination ran to its end yet."
         return
     yield f"| {' | '.join([*NAMES, *_CAME])} |"
     yield f"|{'---|' * len([*NAMES, *_CAME])}"
