@@ -210,7 +210,7 @@ def test_entries_alone_need_no_configuration():
     assert not each.stays
 
 
-@pytest.mark.parametrize(("limit", "hint"), [(1.5, "1.5 is above 1, and so an amount"), (0.01, r"more of over=\.$")])
+@pytest.mark.parametrize(("limit", "hint"), [(1.5, "1.5 is above 1, and so an amount"), (0.01, r"\(--over\)\.$")])
 def test_an_amount_that_was_meant_as_a_share_is_told(limit, hint):
     with pytest.raises(ValueError, match=hint):
         task(blocks(3), {"params": limit}).within()
