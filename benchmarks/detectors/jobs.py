@@ -31,6 +31,7 @@ class Job:
         level: the share of the multiply-adds that is to leave.
         epochs: of training after that; of "dense" none.
         seconds: a longer one is stopped.
+        start: the method of the model that it trains on, if it is another.
     """
 
     order: tuple[float, ...] = field(compare=False)
@@ -40,6 +41,7 @@ class Job:
     level: float = 0.0
     epochs: int = 0
     seconds: float = 1e9
+    start: str = ""
 
     @property
     def name(self) -> str:
@@ -50,12 +52,14 @@ class Job:
         """The name of the job whose model it begins with."""
         if self.method in ("dense", "narrower") and not self.epochs:
             return None
-        start = Job((), self.subject, self.seed, *(("dense",) if not self.epochs else (self.method, self.level)))
+        start = Job(
+            (), self.subject, self.seed, *(("dense",) if not self.epochs else (self.start or self.method, self.level))
+        )
         return start.name
 
     def row(self) -> dict[str, Any]:
         told = asdict(self)
-        del told["order"], told["seconds"]
+        del told["order"], told["seconds"], told["start"]
         return {"name": self.name, **told}
 
 

@@ -68,7 +68,7 @@ VIEWS = 4  # of each picture, augmented
 TUNING = 0.5  # times the rate, after a detector became smaller
 
 
-def classes_of(task: str) -> tuple[type[Any], type[Any]]:
+def classes_of(task: str, *, views: bool = True) -> tuple[type[Any], type[Any]]:
     """Ultralytics' trainer and validator; a trainer that neither judges nor saves between."""
     at_home()
     if task == "rtdetr":
@@ -84,7 +84,7 @@ def classes_of(task: str) -> tuple[type[Any], type[Any]]:
     class Quiet(Trainer):  # type: ignore[misc, valid-type, unused-ignore]
         def get_dataloader(self, path: str, batch_size: int = 16, rank: int = 0, mode: str = "train") -> Any:
             loader = super().get_dataloader(path, batch_size, rank, mode)
-            return Views(loader, self.device) if mode == "train" else loader
+            return Views(loader, self.device) if views and mode == "train" else loader
 
         def validate(self) -> tuple[dict[str, float], float]:
             return {}, 0.0
@@ -171,19 +171,28 @@ def built(subject: Subject, classes: int, width: float | None = None) -> nn.Modu
     return made
 
 
-@torch.enable_grad()
 def train(model: nn.Module, subject: Subject, setting: Setting, epochs: int, seed: int, *, tuning: bool) -> nn.Module:
     """The model, trained for so many epochs; it comes back as the running mean of its weights, on the processor."""
-    trainer_class, _ = classes_of(subject.task)
     rate = subject.rate * (TUNING if tuning else 1.0)
-    trainer = trainer_class(
-        overrides=_told(
-            subject, setting, model=subject.yaml, epochs=epochs, seed=seed, optimizer="AdamW", lr0=rate, cos_lr=True,
-            momentum=0.9, warmup_bias_lr=0.0, warmup_epochs=0 if tuning else 3, mosaic=0.0, close_mosaic=0, amp=False,
-            val=False, save=False, cache="ram", deterministic=False, patience=0, mode="train", exist_ok=True,
-            name=f"{subject.name}-{seed}-{os.getpid()}", nbs=setting.batch,
-        )
+    return _trained(
+        model, subject, setting, epochs=epochs, seed=seed, optimizer="AdamW", lr0=rate, cos_lr=True, momentum=0.9,
+        warmup_bias_lr=0.0, warmup_epochs=0 if tuning else 3, mosaic=0.0, close_mosaic=0, amp=False,
+        deterministic=False, patience=0, nbs=setting.batch,
     )  # fmt: skip
+
+
+def train_by_default(model: nn.Module, subject: Subject, setting: Setting, epochs: int, seed: int) -> nn.Module:
+    """The same as by ``YOLO.train(data=..., epochs=..., imgsz=...)``: AdamW from 0.01 / (4 + classes) on, three epochs
+    of warm-up, batches of 16, and four pictures in one until the last ten epochs."""
+    return _trained(model, subject, setting, views=False, epochs=epochs, seed=seed, batch=16, amp=False)
+
+
+@torch.enable_grad()
+def _trained(model: nn.Module, subject: Subject, setting: Setting, *, views: bool = True, **how: Any) -> nn.Module:
+    trainer_class, _ = classes_of(subject.task, views=views)
+    name = f"{subject.name}-{os.getpid()}"
+    usual = {"val": False, "save": False, "cache": "ram", "mode": "train", "exist_ok": True, "name": name}
+    trainer = trainer_class(overrides={**_told(subject, setting, model=subject.yaml, **usual), **how})
     for parameter in model.parameters():
         parameter.requires_grad_(parameter.is_floating_point())
     trainer.model = model  # which `setup_model` leaves alone: the widths stay

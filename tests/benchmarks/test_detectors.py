@@ -6,7 +6,7 @@ import time
 import numpy as np
 
 from benchmarks.detectors.jobs import Job, do
-from benchmarks.detectors.run import LEVELS, ONE, OURS, jobs_of, tables
+from benchmarks.detectors.run import LEVELS, ONE, OURS, OWN, jobs_of, tables
 from benchmarks.detectors.scenes import CLASSES, SHAPES, draw_scenes, of_one_class, scene
 from benchmarks.support.rows import read_rows
 
@@ -67,6 +67,7 @@ def test_every_job_waits_for_one_that_is_there():
     assert tuned.needs == f"{tuned.subject}-{tuned.seed}-shrink-{tuned.level:g}-0"
     assert {job.level for job in jobs if job.method == OURS} == {*LEVELS}
     assert {job.subject for job in jobs if job.method == ONE} == {"YOLO11n"}
+    assert {job.needs for job in jobs if job.method == OWN} == {"YOLO11n-0-shrink-0.4-0", "YOLOv8n-seg-0-shrink-0.4-0"}
 
 
 def _make(note):
