@@ -281,7 +281,7 @@ def tables(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
         own = [each for each in rows if each.get("subject") == subject and "multiply_adds" in each]
         for key, what in (("boxes", "boxes"), ("masks", "masks"), ("first", "boxes of the first class")):
             if any(key in each for each in own):
-                yield f"\n{subject}, mAP50-95 of {what}; seeds: {len({each['seed'] for each in own})}\n"
+                yield f"\n{subject}, mAP50-95 of {what}; seeds: {len({each['seed'] for each in own if key in each})}\n"
                 yield from _table(own, key)
         for each in rows:
             if each.get("subject") == subject and "failed" in each:
@@ -306,7 +306,7 @@ def _table(own: Sequence[dict[str, Any]], key: str) -> Iterator[str]:
         found = [
             each[what] / dense[each["seed"]][what]
             for each in own
-            if (each["method"], each["level"], each["epochs"]) == (method, level, 0) and each["seed"] in dense
+            if (each["method"], each["level"]) == (method, level) and each["seed"] in dense
         ]
         return f"{statistics.mean(found):.3f}" if found else ""
 

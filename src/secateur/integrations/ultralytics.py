@@ -102,7 +102,8 @@ class _KeepsWidths:
     shrunk: Shrunk
 
     def train(self, trainer: Any = None, **kwargs: Any) -> Any:
-        """As Ultralytics trains, with the widths that the model has."""
+        """As Ultralytics trains, with the widths that the model has. The rate that it takes of itself suits a smaller
+        detector (benchmarks/detectors), so none is set here."""
         return super().train(trainer=keeps_widths(trainer or self._trainer()), **kwargs)  # type: ignore[misc]
 
     def tune(self, *args: Any, **kwargs: Any) -> Any:
