@@ -6,7 +6,7 @@
     python benchmarks/search/run.py minilm --model DIR [--samples 128] [--size 16] [--finals 4] [--solver sparsegpt]
     python benchmarks/search/run.py smollm2 --model DIR [--samples 24] [--settings=-20%] [--seeds 1]
     python benchmarks/search/run.py gpt --model SCRATCH [--samples 64]  # a small Llama, which the first run trains
-    python benchmarks/search/run.py latency [--model DIR] [--asked 0.8,0.6]
+    python benchmarks/search/run.py latency [--model DIR] [--asked 0.8,0.6] [--runtimes torch,onnxruntime:int8]
     python benchmarks/search/run.py table --out FILE.jsonl
 
 A setting of 60% is entries that `oneshot` makes zero; -20% is parameters that `shrink` takes out. What is judged is the
@@ -46,7 +46,7 @@ from benchmarks.support.language_models import GPT, MiniLM, SmolLM2
 from benchmarks.support.rows import add_row, read_rows
 from benchmarks.support.tables import head, row
 from benchmarks.training.networks import ResNet8
-from secateur import demo, oneshot, shrink
+from secateur import demo, oneshot, runtimes, shrink
 from secateur.models import divergence
 from secateur.search import fit, fitting
 
@@ -284,17 +284,28 @@ def compare(
     return rows
 
 
-def latency(directory: Path | None, asked: Sequence[float], seeds: int) -> None:
-    """How far the milliseconds of the finished model are from those that were asked for."""
-    columns = ("asked", "predicted", "measured on its structure", "measured in the end")
-    print(head(columns))
+def latency(directory: Path | None, asked: Sequence[float], seeds: int, words: Sequence[str], finals: int) -> None:
+    """How far the milliseconds of the finished model are from those that were asked for, in each runtime; and what it
+    takes in the others."""
+    columns = ("timed in", "asked", "predicted", "measured on its structure", "measured in the end", "gap")
+    print(head([*columns, *(f"in {word}" for word in words)]))
     for share in asked:
         for seed in range(seeds):
             subject = Digits("vit", seed) if directory is None else Embeddings(directory, 64, 16)
-            done = fit(copy.deepcopy(subject.model), subject.batches(seed), budget={"latency": share}, seed=seed)
-            dense = done.dense["latency"]
-            shares = (done.predicted["latency"], done.measured, done.got["latency"])
-            print(row([f"{share:.1%}", *(f"{each / dense:.1%}" for each in shares)]), flush=True)
+            batches = subject.batches(seed)
+            for word in words:
+                model = copy.deepcopy(subject.model)
+                done = fit(model, batches, budget={"latency": share}, runtime=word, finals=finals, seed=seed)
+                shares = [
+                    each / done.dense["latency"]
+                    for each in (done.predicted["latency"], done.measured, done.got["latency"])
+                ]
+                for other in words:
+                    dense, smaller = runtimes.Timer(subject.model, batches[0], runtimes.parse(other))(model)
+                    shares.append(smaller / dense)
+                said, others = ([f"{each:.1%}" for each in some] for some in (shares[:3], shares[3:]))
+                gap = f"{subject.measure(model)['gap']:.4g}"
+                print(row([word, f"{share:.1%}", *said, gap, *others]), flush=True)
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -345,10 +356,12 @@ def main() -> None:
     parser.add_argument("--shares", help="levels of fit, such as 0.3,0.5,0.7,0.9")
     parser.add_argument("--store", type=Path, help="a folder for levels of fit")
     parser.add_argument("--asked", default="0.8,0.6")
+    parser.add_argument("--runtimes", default="torch", help="where a latency is measured, such as torch,onnxruntime")
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
     if asked.subject == "latency":
-        latency(asked.model, [float(each) for each in asked.asked.split(",")], asked.seeds)
+        shares = [float(each) for each in asked.asked.split(",")]
+        latency(asked.model, shares, asked.seeds, asked.runtimes.split(","), asked.finals)
         return
     if asked.subject == "table":
         print(table(read_rows(asked.out)))
@@ -365,8 +378,8 @@ def main() -> None:
             return Language(GPT(asked.model, asked.steps), asked.samples or 64, asked.judged)
         return Digits(asked.subject, seed)
 
-    shares = None if asked.shares is None else tuple(float(each) for each in asked.shares.split(","))
-    how = How(asked.solver, asked.finals, asked.passes, shares, asked.store)
+    levels = None if asked.shares is None else tuple(float(each) for each in asked.shares.split(","))
+    how = How(asked.solver, asked.finals, asked.passes, levels, asked.store)
     wanted = None if asked.methods is None else asked.methods.split(",")
     print(table(compare(asked.subject, subject_of, asked.settings.split(","), asked.seeds, asked.out, how, wanted)))
 
