@@ -143,10 +143,16 @@ def test_a_runtime_where_nothing_is_timed_is_refused():
             call()
 
 
-def test_a_runtime_that_is_not_installed_says_so(monkeypatch):
+def test_a_runtime_that_is_not_installed_says_so_before_anything_is_computed(monkeypatch):
     monkeypatch.setitem(sys.modules, "openvino", None)
-    with pytest.raises(ImportError, match=r'^OpenVINO is not installed: pip install openvino "secateur\[onnx\]"$'):
-        OpenVINO()(nn.Linear(4, 4), torch.ones(2, 4))
+    said = r'^OpenVINO is not installed: pip install openvino "secateur\[onnx\]"$'
+    for call in (
+        lambda: OpenVINO()(nn.Linear(4, 4), torch.ones(2, 4)),
+        lambda: shrink(None, None, 0.3, target="latency", runtime="openvino"),
+        lambda: fit(None, None, budget={"latency": 0.5}, runtime="openvino"),
+    ):
+        with pytest.raises(ImportError, match=said):
+            call()
 
 
 # ---- Laws of the verbs: what is asked for holds in the runtime. ----

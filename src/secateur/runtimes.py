@@ -85,8 +85,12 @@ class OnnxRuntime:
 
     int8: bool = False
 
+    def package(self) -> Any:
+        """Of it; ImportError with what to install."""
+        return _installed("onnxruntime", "ONNX Runtime", '"secateur[onnx]"')
+
     def __call__(self, model: nn.Module, example_inputs: Any, *, traced: bool = False) -> Callable[[], object]:
-        onnxruntime = _installed("onnxruntime", "ONNX Runtime", '"secateur[onnx]"')
+        onnxruntime = self.package()
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads, options.log_severity_level = torch.get_num_threads(), 3
         with _exported(model, example_inputs, traced) as (path, tensors):
@@ -108,8 +112,12 @@ class OnnxRuntime:
 class OpenVINO:
     """OpenVINO on the processor; ``pip install openvino "secateur[onnx]"``."""
 
+    def package(self) -> Any:
+        """Of it; ImportError with what to install."""
+        return _installed("openvino", "OpenVINO", 'openvino "secateur[onnx]"')
+
     def __call__(self, model: nn.Module, example_inputs: Any, *, traced: bool = False) -> Callable[[], object]:
-        openvino = _installed("openvino", "OpenVINO", 'openvino "secateur[onnx]"')
+        openvino = self.package()
         how = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": "f32"}
         with _exported(model, example_inputs, traced) as (path, tensors):
             compiled = openvino.Core().compile_model(str(path), "CPU", {"PERFORMANCE_HINT": "LATENCY", **how})
@@ -153,12 +161,16 @@ def parse(runtime: Runtime | str | None) -> Runtime:
 
 
 def timed_by(runtime: Runtime | str | None, is_timed: bool) -> Runtime:
-    """`parse`, where something is timed; else a ValueError if a runtime is asked for."""
+    """`parse`, where something is timed; else a ValueError if a runtime is asked for. ImportError before anything is
+    computed where it is not installed."""
     if runtime is not None and not is_timed:
         raise ValueError(
             'runtime= says where a latency is measured, and none is asked for: give target="latency" or a budget of it.'
         )
-    return parse(runtime)
+    found = parse(runtime)
+    if isinstance(found, OnnxRuntime | OpenVINO):
+        found.package()
+    return found
 
 
 class Timer:
@@ -204,8 +216,10 @@ class Timer:
 
 
 def _installed(name: str, called: str, what: str) -> Any:
-    """A package; ImportError with what to install."""
+    """A package, beside those that torch exports by."""
     try:
+        for each in ("onnx", "onnxscript"):
+            importlib.import_module(each)
         return importlib.import_module(name)
     except ImportError as error:
         raise ImportError(f"{called} is not installed: pip install {what}") from error
@@ -217,8 +231,6 @@ def _installed(name: str, called: str, what: str) -> Any:
 @contextlib.contextmanager
 def _exported(model: nn.Module, example_inputs: Any, traced: bool) -> Iterator[tuple[Path, list[torch.Tensor]]]:
     """A file that runtimes load, and the tensors of the example in order."""
-    for name in ("onnx", "onnxscript"):  # which torch exports by
-        _installed(name, name, '"secateur[onnx]"')
     if any(each.dtype == torch.bfloat16 for each in model.state_dict().values()):
         raise ValueError("runtimes on processors take no bfloat16: convert it to float32 for this.")
     here = moved(example_inputs, device_of(model))
