@@ -8,7 +8,8 @@
 training pictures without labels, and trains it on for 1, 5 and 20 epochs; without two fifths also as Ultralytics'
 `train` does of itself. Beside it: Torch-Pruning 1.6.1 by the steps
 of its own example, and a narrower detector of the family that is trained from nothing for as many epochs in all. At
-once alone: in eights, by measured milliseconds, and for one class, where the others leave and pictures of it decide.
+once alone: in eights, by milliseconds of ONNX Runtime, and for one class, where the others leave
+and pictures of it decide.
 `times` are of ONNX Runtime and torch, of one picture and one thread, every form of a detector in turns.
 
 Law: forms of one detector share pictures, batches, learning rates and seeds; multiply-adds are counted by torch on the
@@ -170,7 +171,9 @@ def shrunk(model: Any, job: Job, subject: Any, setting: Any, told: Told) -> Any:
     dense = (ultralytics.RTDETR if subject.task == "rtdetr" else ultralytics.YOLO)(subject.yaml)
     dense.model = model.to(told.shrink_on)
     folder = setting.data.parent / "images/train"
-    how = {EIGHTS: {"round_to": 8}, TIMED: {"target": "latency"}, ONE: {"classes": [0]}}.get(job.method, {})
+    how = {EIGHTS: {"round_to": 8}, TIMED: {"target": "latency", "runtime": "onnxruntime"}, ONE: {"classes": [0]}}.get(
+        job.method, {}
+    )
     return shrink_detector(dense, folder, job.level, imgsz=told.size, samples=told.calibrated, **how).model.cpu()
 
 

@@ -23,7 +23,18 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import nn
 
-from secateur.support import alternating, device_of, in_mode, moved, ratio, run_example, tensors_in, unchanged, unknown
+from secateur.support import (
+    alternating,
+    device_of,
+    in_mode,
+    moved,
+    printable,
+    ratio,
+    run_example,
+    tensors_in,
+    unchanged,
+    unknown,
+)
 
 __all__ = ["OnnxRuntime", "OpenVINO", "Runtime", "Timer", "Torch", "parse", "timed_by"]
 
@@ -248,9 +259,13 @@ def _exported(model: nn.Module, example_inputs: Any, traced: bool) -> Iterator[t
                     assert program is not None
                     program.save(str(path), external_data=_nbytes(model) > _LARGE // 2)
         except Exception as error:
-            first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            cause: BaseException = error
+            while cause.__cause__ is not None:  # the exporter wraps what went wrong in what to do about the exporter
+                cause = cause.__cause__
+            first = next(iter(str(cause).strip().splitlines()), "")
             raise ValueError(
-                f'the model cannot be exported to ONNX: {first[:300]} Leave out runtime=, or give runtime="torch".'
+                f"the model cannot be exported to ONNX: {type(cause).__name__}: {printable(first, 300)}. Leave out "
+                'runtime=, or give runtime="torch".'
             ) from error
         yield path, list(tensors_in(example_inputs))
 
@@ -263,7 +278,7 @@ def _nbytes(model: nn.Module) -> int:
 def _quiet() -> Iterator[None]:
     """Exporters and quantizers say much that is not about the model."""
     was = logging.root.manager.disable
-    logging.disable(logging.WARNING)
+    logging.disable(logging.ERROR)  # which the exception says, too
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
