@@ -274,9 +274,9 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield f"| {' | '.join([*versions, *(str(row[each]) for each in _CAME)])} |"
     for row in rows:
         if names := row["failures"]:
-            shown = ", ".join(f"`{name.partition('::')[2]}`".replace("|", "\\|") for name in names[:9])
-            more = f" and {len(names) - 9} more" if len(names) > 9 else ""
-            yield f"\nPython {_release(row, 'python')}, torch {_release(row, 'torch')}, failed: {shown}{more}."
+            yield f"\nPython {_release(row, 'python')}, torch {_release(row, 'torch')}, failed:\n"
+            yield from ("- `{}`".format(name.partition("::")[2].replace("|", "\\|")[:110]) for name in names[:9])
+            yield from [f"- and {len(names) - 9} more"] * (len(names) > 9)
 
 
 def _said(*command: str) -> str:
