@@ -253,9 +253,11 @@ def test_what_a_run_kept_beside_a_tensor_is_as_before():
     """A detector keeps anchors with the shape that they are of: one without the other is wrong for ever."""
 
     class Anchored(nn.Module):
+        shape = None  # of the class, until it runs
+
         def __init__(self):
             super().__init__()
-            self.shape, self.anchors = None, torch.empty(0)
+            self.anchors = torch.empty(0)
 
         def forward(self, x):
             if self.shape != x.shape:

@@ -447,6 +447,8 @@ def unchanged(model: nn.Module) -> Iterator[None]:
             for module, mode, table, attributes in zip(modules, modes, tables, left, strict=True):
                 module.training = mode
                 if any(isinstance(own, Tensor) and vars(module).get(key) is not own for key, own in attributes.items()):
+                    for key in vars(module).keys() - attributes.keys():
+                        del vars(module)[key]
                     vars(module).update(attributes)
                 if any(private.buffers_of(module).get(key) is not buffer for key, buffer in table.items()):
                     private.buffers_of(module).update(table)
