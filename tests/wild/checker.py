@@ -238,7 +238,7 @@ class _Counts(TorchFunctionMode):
         if name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_dropout"):
             return args[0] if args else kwargs["input"]
         if name == "float":  # code that asks for float32 would round more than a wrong slice changes
-            return args[0] if args[0].dtype == torch.float64 else func(*args, **kwargs)
+            return args[0].double()
         if name == "_weight_norm":  # of no weights: zero times zero by zero
             return func(*args, **kwargs).nan_to_num()
         own = _STATISTICS.get(name)
