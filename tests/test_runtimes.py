@@ -81,6 +81,28 @@ def test_nothing_is_left_on_disk(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+class Anchored(nn.Module):
+    """It keeps what it made for a shape, as a detector does."""
+
+    shape = None
+
+    def __init__(self):
+        super().__init__()
+        self.anchors = torch.empty(0)
+
+    def forward(self, x):
+        if self.shape != x.shape:
+            self.shape, self.anchors = x.shape, torch.ones(x.shape[-1])
+        return x + self.anchors
+
+
+def test_what_a_model_keeps_is_as_before():
+    model, x = Anchored(), torch.zeros(2, 3)
+    (found,) = OnnxRuntime()(model, x)()
+    assert (model.shape, model.anchors.numel()) == (None, 0)
+    assert torch.equal(model(x), torch.from_numpy(found))
+
+
 class Choosing(nn.Module):
     """What it does depends on values, so that there is no graph of it."""
 

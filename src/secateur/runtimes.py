@@ -7,6 +7,7 @@ torch has. The model stays as it is.
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import importlib
 import logging
@@ -255,7 +256,8 @@ def _exported(model: nn.Module, example_inputs: Any, traced: bool) -> Iterator[t
                 if traced:
                     torch.onnx.export(model, **arguments, f=str(path), dynamo=False)
                 else:
-                    program = torch.onnx.export(model, **arguments, dynamo=True, verbose=False)
+                    # of a copy: of what a model keeps, the exporter puts back tensors alone
+                    program = torch.onnx.export(copy.deepcopy(model), **arguments, dynamo=True, verbose=False)
                     assert program is not None
                     program.save(str(path), external_data=_nbytes(model) > _LARGE // 2)
         except Exception as error:
