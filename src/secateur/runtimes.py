@@ -49,6 +49,9 @@ class Runtime(Protocol):
 
     Attributes:
         clock: by which its calls are timed.
+
+    >>> isinstance(Torch(), Runtime)
+    True
     """
 
     def __call__(self, model: nn.Module, example_inputs: Any, *, traced: bool = False) -> Callable[[], object]:
@@ -73,7 +76,11 @@ def _clock() -> Callable[[], float]:
 
 @dataclass(frozen=True)
 class Torch:
-    """PyTorch itself, on the device where the model is."""
+    """PyTorch itself, on the device where the model is.
+
+    >>> Torch()(nn.Linear(2, 1), torch.ones(3, 2))().shape
+    torch.Size([3, 1])
+    """
 
     def __call__(self, model: nn.Module, example_inputs: Any, **_: Any) -> Callable[[], object]:
         return functools.partial(run_example, model, moved(example_inputs, device_of(model)))
@@ -93,6 +100,9 @@ class OnnxRuntime:
     Attributes:
         int8: weights of matrix products in 8 bits, and their inputs as they come, as ``quantize_dynamic`` does it.
             Convolutions stay in float, which is faster there unless their inputs are calibrated.
+
+    >>> OnnxRuntime() == parse("onnxruntime")
+    True
     """
 
     int8: bool = False
@@ -122,7 +132,11 @@ class OnnxRuntime:
 
 @dataclass(frozen=True)
 class OpenVINO:
-    """OpenVINO on the processor; ``pip install openvino "secateur[onnx]"``."""
+    """OpenVINO on the processor; ``pip install openvino "secateur[onnx]"``.
+
+    >>> OpenVINO() == parse("openvino")
+    True
+    """
 
     def package(self) -> Any:
         """Of it; ImportError with what to install."""
@@ -174,10 +188,17 @@ def parse(runtime: Runtime | str | None) -> Runtime:
 
 def timed_by(runtime: Runtime | str | None, is_timed: bool) -> Runtime:
     """`parse`, where something is timed; else a ValueError if a runtime is asked for. ImportError before anything is
-    computed where it is not installed."""
+    computed where it is not installed.
+
+    >>> timed_by("torch", True)
+    Torch()
+    >>> timed_by("torch", False)
+    Traceback (most recent call last):
+    ValueError: runtime= says where a latency is measured, and none is asked for: make it the target, or budget it.
+    """
     if runtime is not None and not is_timed:
         raise ValueError(
-            'runtime= says where a latency is measured, and none is asked for: give target="latency" or a budget of it.'
+            "runtime= says where a latency is measured, and none is asked for: make it the target, or budget it."
         )
     found = parse(runtime)
     if isinstance(found, OnnxRuntime | OpenVINO):

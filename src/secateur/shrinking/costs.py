@@ -308,6 +308,7 @@ def by_cost(scores: Mapping[str, Tensor], sparsity: float, pattern: Pattern) -> 
     An allocation for `secateur.shrink`, which divides each group's scores by what one of its units costs of the target
     before (parameters, multiply-adds); of "latency" and "units" all cost the same.
 
+    >>> import torch
     >>> from secateur import shrink
     >>> layers = nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3, stride=4), nn.ReLU(), nn.Conv2d(8, 2, 1)
     >>> model = nn.Sequential(*layers)
