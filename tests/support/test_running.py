@@ -27,7 +27,6 @@ from secateur.support import (
     tensors_in,
     tensors_of,
     to_int8,
-    unchanged,
     whole,
 )
 from secateur.support import machine as module
@@ -247,25 +246,3 @@ def test_what_is_no_number_is_refused(odd):
         ValueError, match=r"a weight of shape \(2, 2\) holds NaN or infinity, which has no place in int8"
     ):
         to_int8(torch.tensor([[1.0, 2.0], [odd, 0.0]]))
-
-
-def test_what_a_run_kept_beside_a_tensor_is_as_before():
-    """A detector keeps anchors with the shape that they are of: one without the other is wrong for ever."""
-
-    class Anchored(nn.Module):
-        shape = None  # of the class, until it runs
-
-        def __init__(self):
-            super().__init__()
-            self.anchors = torch.empty(0)
-
-        def forward(self, x):
-            if self.shape != x.shape:
-                self.shape, self.anchors = x.shape, torch.ones(x.shape[-1])
-            return x + self.anchors
-
-    model, x = Anchored(), torch.zeros(2, 3)
-    with unchanged(model):
-        model(x)
-    assert (model.shape, model.anchors.numel()) == (None, 0)
-    assert torch.equal(model(x), torch.ones(2, 3))

@@ -272,16 +272,12 @@ def mapped(batch: Any, function: Callable[[Tensor], Tensor]) -> Any:
 
 
 def share_of(batch: Any, share: float) -> Any:
-    """The first examples of a batch, so much of it, where all tensors in it have as many; else the batch, such as one
-    whose input is a list of pictures.
+    """The first examples of a batch, so much of it, where all tensors in it have as many; else the batch.
 
     >>> share_of((torch.arange(4), torch.ones(4, 2)), 0.5)[0]
     tensor([0, 1])
-    >>> share_of(([torch.ones(3, 8, 8)], [{}]), 0.5)[0][0].shape
-    torch.Size([3, 8, 8])
     """
-    is_sequence = isinstance(batch, tuple | list) and bool(batch)
-    if not isinstance(batch, Tensor | Mapping | tuple | list) or (is_sequence and isinstance(batch[0], tuple | list)):
+    if not isinstance(batch, Tensor | Mapping | tuple | list):
         return batch
     sizes = {each.shape[0] if each.dim() else 0 for each in tensors_in(batch)}
     if len(sizes) != 1 or min(sizes) < 2:
@@ -414,10 +410,9 @@ def unchanged(model: nn.Module) -> Iterator[None]:
     """A context that undoes the effects of running a model, forward and backward: modes, buffers, gradients.
 
     That is: ``training`` of every submodule, ``.grad`` (None inside) and ``requires_grad`` of every parameter, the
-    buffers' objects and contents, tensors in plain attributes with what is beside them, and the random states of torch
-    (CPU and the model's devices), numpy and Python. Hooks that step an optimizer as gradients arrive are silent inside,
-    and compiled modules run uncompiled. The weights themselves are not copied. Costs a copy of the buffers, but for
-    pruning masks.
+    buffers' objects and contents, tensors in plain attributes, and the random states of torch (CPU and the model's
+    devices), numpy and Python. Hooks that step an optimizer as gradients arrive are silent inside, and compiled modules
+    run uncompiled. The weights themselves are not copied. Costs a copy of the buffers, but for pruning masks.
 
     >>> model = nn.BatchNorm1d(2)
     >>> with unchanged(model):
@@ -431,9 +426,8 @@ def unchanged(model: nn.Module) -> Iterator[None]:
     flags = [(parameter.requires_grad, parameter.grad) for parameter in parameters]
     arrivals: list[Any] = [private.arrival_hooks_of(parameter) for parameter in parameters]
     tables = [dict(private.buffers_of(module)) for module in modules]
-    # torch's pruning and normalization hooks leave the weight of the last forward pass in a plain attribute, and
-    # detectors their anchors, beside the shape that these are of
-    left = [dict(vars(module)) for module in modules]
+    # torch's pruning and normalization hooks leave the weight of the last forward pass in a plain attribute
+    left = [{key: value for key, value in vars(module).items() if isinstance(value, Tensor)} for module in modules]
     contents = {id(buffer): (buffer, buffer.detach().clone()) for module in modules for buffer in _changing(module)}
     devices = {tensor.device for tensor in (*parameters, *model.buffers())}
     with _same_random_states(devices), _uncompiled():
@@ -446,10 +440,7 @@ def unchanged(model: nn.Module) -> Iterator[None]:
         finally:
             for module, mode, table, attributes in zip(modules, modes, tables, left, strict=True):
                 module.training = mode
-                if any(isinstance(own, Tensor) and vars(module).get(key) is not own for key, own in attributes.items()):
-                    for key in vars(module).keys() - attributes.keys():
-                        del vars(module)[key]
-                    vars(module).update(attributes)
+                vars(module).update(attributes)
                 if any(private.buffers_of(module).get(key) is not buffer for key, buffer in table.items()):
                     private.buffers_of(module).update(table)
             with torch.no_grad():
