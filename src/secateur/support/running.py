@@ -272,12 +272,16 @@ def mapped(batch: Any, function: Callable[[Tensor], Tensor]) -> Any:
 
 
 def share_of(batch: Any, share: float) -> Any:
-    """The first examples of a batch, so much of it, where all tensors in it have as many; else the batch.
+    """The first examples of a batch, so much of it, where all tensors in it have as many; else the batch, such as one
+    whose input is a list of pictures.
 
     >>> share_of((torch.arange(4), torch.ones(4, 2)), 0.5)[0]
     tensor([0, 1])
+    >>> share_of(([torch.ones(3, 8, 8)], [{}]), 0.5)[0][0].shape
+    torch.Size([3, 8, 8])
     """
-    if not isinstance(batch, Tensor | Mapping | tuple | list):
+    is_sequence = isinstance(batch, tuple | list) and bool(batch)
+    if not isinstance(batch, Tensor | Mapping | tuple | list) or (is_sequence and isinstance(batch[0], tuple | list)):
         return batch
     sizes = {each.shape[0] if each.dim() else 0 for each in tensors_in(batch)}
     if len(sizes) != 1 or min(sizes) < 2:
