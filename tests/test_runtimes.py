@@ -4,6 +4,7 @@ import copy
 import logging
 import sys
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -62,6 +63,23 @@ def test_int8_is_near_and_not_the_same():
     assert 0 < error < 0.1
 
 
+class Batched(nn.Module):
+    """A product of matrices with several weights at once, beside one with a single one."""
+
+    def __init__(self):
+        super().__init__()
+        self.several, self.single = nn.Parameter(torch.randn(4, 8, 8)), nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.single(x @ self.several)
+
+
+def test_products_with_several_weights_are_rounded_too():
+    model, x = Batched(), torch.randn(4, 3, 8)
+    (exact,), (rounded,) = (OnnxRuntime(int8)(model, x)() for int8 in (False, True))
+    assert 0 < abs(exact - rounded).max() < 0.1 * abs(exact).max()
+
+
 def test_exporters_say_nothing_and_leave_logging_and_warnings_as_they_were(caplog):
     was = logging.root.manager.disable
     OnnxRuntime(int8=True)(nn.Linear(4, 4), torch.ones(2, 4))  # what is imported then has filters of its own
@@ -72,6 +90,15 @@ def test_exporters_say_nothing_and_leave_logging_and_warnings_as_they_were(caplo
         assert warnings.filters == filters
     said = [each for each in caplog.records if each.levelno >= logging.WARNING]
     assert (logging.root.manager.disable, said) == (was, [])
+
+
+def test_two_threads_leave_logging_and_warnings_as_they_were():
+    was, filters = logging.root.manager.disable, list(warnings.filters)
+    models = [nn.Linear(4, width) for width in (3, 5, 7)]
+    with ThreadPoolExecutor(3) as threads:
+        calls = [*threads.map(lambda model: OnnxRuntime(int8=True)(model, torch.ones(2, 4)), models)]
+    assert [call()[0].shape for call in calls] == [(2, 3), (2, 5), (2, 7)]
+    assert (logging.root.manager.disable, warnings.filters) == (was, filters)
 
 
 def test_nothing_is_left_on_disk(tmp_path, monkeypatch):
@@ -125,6 +152,13 @@ class Choosing(nn.Module):
 def test_what_cannot_be_exported_is_said(model, example, message):
     with pytest.raises(ValueError, match=message) as caught:
         OnnxRuntime()(model, example)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_the_runtime_does_not_take_is_said():
+    said = r"^ONNX Runtime .*, int8 does not run the model: InvalidGraph: .*give runtime=\"torch\"\.$"
+    with pytest.raises(ValueError, match=said) as caught:
+        OnnxRuntime(int8=True)(nn.Linear(4, 4).half(), torch.ones(2, 4).half())
     assert "\n" not in str(caught.value)
 
 

@@ -25,6 +25,7 @@ import torch
 from torch import nn
 
 from secateur.support import (
+    ONE_AT_A_TIME,
     alternating,
     device_of,
     in_mode,
@@ -37,7 +38,7 @@ from secateur.support import (
     unknown,
 )
 
-__all__ = ["OnnxRuntime", "OpenVINO", "Runtime", "Timer", "Torch", "parse", "timed_by"]
+__all__ = ["OnnxRuntime", "OpenVINO", "Runtime", "Timer", "Torch", "finish", "parse", "timed_by"]
 
 _ROUNDS, _SECONDS = 9, 1.0
 _LARGE = 2**31  # bytes: more than one file of ONNX holds
@@ -115,12 +116,14 @@ class OnnxRuntime:
         onnxruntime = self.package()
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads, options.log_severity_level = torch.get_num_threads(), 3
-        with _exported(model, example_inputs, traced) as (path, tensors):
+        with _exported(model, example_inputs, traced) as (path, tensors), _or_says(f"{self} does not run the model"):
             if self.int8:
                 path = _in_int8(path)
             session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        feeds = _named([each.name for each in session.get_inputs()], example_inputs, tensors)
-        return functools.partial(session.run, None, feeds)
+            feeds = _named([each.name for each in session.get_inputs()], example_inputs, tensors)
+            call = functools.partial(session.run, None, feeds)
+            call()  # what it does not compute it says here
+        return call
 
     @property
     def clock(self) -> Callable[[], float]:
@@ -145,10 +148,12 @@ class OpenVINO:
     def __call__(self, model: nn.Module, example_inputs: Any, *, traced: bool = False) -> Callable[[], object]:
         openvino = self.package()
         how = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": "f32"}
-        with _exported(model, example_inputs, traced) as (path, tensors):
+        with _exported(model, example_inputs, traced) as (path, tensors), _or_says(f"{self} does not run the model"):
             compiled = openvino.Core().compile_model(str(path), "CPU", {"PERFORMANCE_HINT": "LATENCY", **how})
-        feeds = _named([each.any_name for each in compiled.inputs], example_inputs, tensors)
-        return functools.partial(compiled.create_infer_request().infer, feeds)
+            feeds = _named([each.any_name for each in compiled.inputs], example_inputs, tensors)
+            call = functools.partial(compiled.create_infer_request().infer, feeds)
+            call()
+        return call
 
     @property
     def clock(self) -> Callable[[], float]:
@@ -206,6 +211,15 @@ def timed_by(runtime: Runtime | str | None, is_timed: bool) -> Runtime:
     return found
 
 
+def finish() -> Callable[[], object] | None:
+    """What waits for a device whose calls return before they are done; None where there is none.
+
+    >>> finish() is None or torch.cuda.is_available()
+    True
+    """
+    return torch.cuda.synchronize if torch.cuda.is_available() else None
+
+
 class Timer:
     """How long a pass of a model takes in a runtime, and of others that are timed in turns with it.
 
@@ -235,7 +249,6 @@ class Timer:
     @torch.no_grad()
     def __call__(self, other: nn.Module) -> tuple[float, float]:
         """Milliseconds of the dense model, and of the other by the median of the ratios."""
-        finish = torch.cuda.synchronize if torch.cuda.is_available() else None
         calls = {"dense": self._call, "other": self._called(other)}
         with (
             unchanged(self.dense),
@@ -243,7 +256,7 @@ class Timer:
             in_mode(self.dense, training=False),
             in_mode(other, training=False),
         ):
-            rounds = alternating(calls, _ROUNDS, seconds=self.seconds, finish=finish, clock=self.runtime.clock)
+            rounds = alternating(calls, _ROUNDS, seconds=self.seconds, finish=finish(), clock=self.runtime.clock)
         before = 1e3 * statistics.median(rounds["dense"])
         return before, before / ratio(rounds["other"], rounds["dense"])
 
@@ -272,25 +285,30 @@ def _exported(model: nn.Module, example_inputs: Any, traced: bool) -> Iterator[t
         arguments = {"args": (), "kwargs": {**here}}
     with tempfile.TemporaryDirectory(prefix="secateur-") as folder:
         path = Path(folder, "model.onnx")
-        try:
-            with _quiet():
-                if traced:
-                    torch.onnx.export(model, **arguments, f=str(path), dynamo=False)
-                else:
-                    # of a copy: of what a model keeps, the exporter puts back tensors alone
-                    program = torch.onnx.export(copy.deepcopy(model), **arguments, dynamo=True, verbose=False)
-                    assert program is not None
-                    program.save(str(path), external_data=_nbytes(model) > _LARGE // 2)
-        except Exception as error:
-            cause: BaseException = error
-            while cause.__cause__ is not None:  # the exporter wraps what went wrong in what to do about the exporter
-                cause = cause.__cause__
-            first = next(iter(str(cause).strip().splitlines()), "")
-            raise ValueError(
-                f"the model cannot be exported to ONNX: {type(cause).__name__}: {printable(first, 300)}. Leave out "
-                'runtime=, or give runtime="torch".'
-            ) from error
+        with _or_says("the model cannot be exported to ONNX"), _quiet():
+            if traced:
+                torch.onnx.export(model, **arguments, f=str(path), dynamo=False)
+            else:
+                # of a copy: of what a model keeps, the exporter puts back tensors alone
+                program = torch.onnx.export(copy.deepcopy(model), **arguments, dynamo=True, verbose=False)
+                assert program is not None
+                program.save(str(path), external_data=_nbytes(model) > _LARGE // 2)
         yield path, list(tensors_in(example_inputs))
+
+
+@contextlib.contextmanager
+def _or_says(what: str) -> Iterator[None]:
+    """ValueError, in a line, of whatever another library raises."""
+    try:
+        yield
+    except Exception as error:
+        cause: BaseException = error
+        while cause.__cause__ is not None:  # the exporter wraps what went wrong in what to do about the exporter
+            cause = cause.__cause__
+        first = next(iter(str(cause).strip().splitlines()), "")
+        raise ValueError(
+            f'{what}: {type(cause).__name__}: {printable(first, 300)}. Leave out runtime=, or give runtime="torch".'
+        ) from error
 
 
 def _nbytes(model: nn.Module) -> int:
@@ -299,28 +317,34 @@ def _nbytes(model: nn.Module) -> int:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Exporters and quantizers say much that is not about the model."""
-    was = logging.root.manager.disable
-    logging.disable(logging.ERROR)  # which the exception says, too
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+    """Exporters and quantizers say much that is not about the model. In one thread at a time: what is said is the
+    process's."""
+    with ONE_AT_A_TIME, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        was = logging.root.manager.disable
+        logging.disable(logging.ERROR)  # which the exception says, too
+        try:
             yield
-    finally:
-        logging.disable(was)
+        finally:
+            logging.disable(was)
 
 
 def _in_int8(path: Path) -> Path:
     """Beside a file of ONNX one whose matrix products are of 8 bits."""
+    import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     smaller = path.with_name("int8.onnx")
+    graph = onnx.load(path, load_external_data=False)
+    del graph.graph.value_info[:]  # the exporter's shapes and those that are inferred again differ
+    onnx.save(graph, path)
+    batched = any(len(tensor.dims) == 3 for tensor in graph.graph.initializer)  # such products take one scale only
     with _quiet():
         quantize_dynamic(
             path,
             smaller,
             op_types_to_quantize=["MatMul"],
-            per_channel=True,
+            per_channel=not batched,
             weight_type=QuantType.QInt8,
             use_external_data_format=sum(each.stat().st_size for each in path.parent.iterdir()) > _LARGE,
         )

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from secateur import criteria, sparsify
+from secateur import criteria, shrink, sparsify
+from secateur.coupling import find_coupling
 from secateur.evidence import collect
 from secateur.pipeline import reestimate_batchnorm
 from secateur.support import (
@@ -246,3 +247,38 @@ def test_what_is_no_number_is_refused(odd):
         ValueError, match=r"a weight of shape \(2, 2\) holds NaN or infinity, which has no place in int8"
     ):
         to_int8(torch.tensor([[1.0, 2.0], [odd, 0.0]]))
+
+
+class Anchored(nn.Module):
+    """It keeps what it made for a shape, as a detector does."""
+
+    shape = None  # of the class, until it runs
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.anchors = nn.Linear(3, 3), torch.empty(0)
+
+    def forward(self, x):
+        if self.shape != x.shape:
+            self.shape, self.anchors = x.shape, torch.ones(x.shape)
+        return self.layer(x) + self.anchors
+
+
+@pytest.mark.parametrize("seen", [[], [2], [2, 5]], ids=str)
+@pytest.mark.parametrize(
+    "verb",
+    [
+        lambda model, x: find_coupling(model, x),
+        lambda model, x: collect(model, [x], ["input_norm"]),
+        lambda model, x: shrink(model, x, 0.3, batches=[x, x], verify=True),
+    ],
+    ids=["find_coupling", "collect", "shrink"],
+)
+def test_what_a_run_keeps_beside_a_tensor_goes_with_it(verb, seen):
+    """Of a detector the anchors and the shape that they are of: one without the other is wrong for ever."""
+    model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 3), Anchored())
+    for rows in seen:
+        model(torch.zeros(rows, 3))
+    verb(model, torch.randn(4, 3))
+    for rows in (*reversed(seen), 4, 2, 5):
+        assert model(torch.zeros(rows, 3)).shape == (rows, 3)

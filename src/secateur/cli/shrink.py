@@ -22,9 +22,8 @@ from secateur.cli.terminal import Answer, Asked, join_processes, read_text, resu
 @command(
     "shrink", "Take channels and heads out of a model, which gets smaller.", "model",
     "sparsity", "example", "out", "target", "criterion", "choose", "allocate", "include", "exclude", "round_to",
-    "weights",
-    "leave", "profile", "plan", "uniform", "without_data", *TEXT, "no_repair", "no_verify", "activations", "device",
-    "dry_run",
+    "weights", "leave", "profile", "plan", "uniform", "without_data", *TEXT, "no_repair", "no_verify", "activations",
+    "device", "dry_run",
     verb="shrinking/module.py:shrink",
 )  # fmt: skip
 def shrink(asked: Asked) -> Iterator[Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Annotated
 
 import numpy as np
@@ -110,8 +110,8 @@ def parse_budget(
                     f"{name} is the share of the dense model's score that has to stay, in (0, 1], not {share}: 0.99 is "
                     "99 %."
                 )
-        found = Budget({}, {**keep} if isinstance(keep, Mapping) else float(keep), target)
-        return replace(found, runtime=runtimes.timed_by(runtime, "latency" in found.words))
+        timed = runtimes.timed_by(runtime, target == "latency")
+        return Budget({}, {**keep} if isinstance(keep, Mapping) else float(keep), target, timed)
     if not isinstance(budget, Mapping):
         raise TypeError(f'a budget is a mapping such as {{"latency": 0.6}}, not a {type(budget).__name__}.')
     if not budget:
@@ -120,8 +120,8 @@ def parse_budget(
         _number(word, limit)
         if limit <= 0:
             raise ValueError(f"{word}: a limit is a share in (0, 1] or an amount above 1, not {limit}: 0.6 is 60 %.")
-    found = Budget({word: float(limit) for word, limit in budget.items()}, None, target)
-    return replace(found, runtime=runtimes.timed_by(runtime, "latency" in found.words))
+    timed = runtimes.timed_by(runtime, "latency" in budget)
+    return Budget({word: float(limit) for word, limit in budget.items()}, None, target, timed)
 
 
 def budget_in_words(words: Iterable[str], option: str = "--budget") -> dict[str, float]:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, resolve_name
 
-from secateur.runtimes import Runtime, Torch
+from secateur.runtimes import Runtime, Torch, finish
 from secateur.shrinking import Plan, carry_out
 from secateur.support import (
     Between,
@@ -272,7 +272,7 @@ class Times:
         for form, several in track(unknown.items(), "measuring operations", len(unknown)):
             with torch.no_grad():
                 calls = {numbers: each.call(self.runtime) for numbers, each in several.items()}
-                how = {"at_least": _AT_LEAST, "finish": _finish(), "clock": self.runtime.clock}
+                how = {"at_least": _AT_LEAST, "finish": finish(), "clock": self.runtime.clock}
                 rounds = alternating(calls, _ROUNDS, **how)  # type: ignore[arg-type]
             table = self._known.setdefault(form, {})
             # the least: whatever else the machine does only adds to it
@@ -316,10 +316,6 @@ def _machine(runtime: Runtime) -> dict[str, str]:
         "torch": torch.__version__,
         "threads": str(torch.get_num_threads()),
     }
-
-
-def _finish() -> Callable[[], object] | None:
-    return torch.cuda.synchronize if torch.cuda.is_available() else None
 
 
 def _between(numbers: Sequence[int], table: Mapping[tuple[int, ...], float]) -> float | None:

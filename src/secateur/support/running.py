@@ -414,9 +414,10 @@ def unchanged(model: nn.Module) -> Iterator[None]:
     """A context that undoes the effects of running a model, forward and backward: modes, buffers, gradients.
 
     That is: ``training`` of every submodule, ``.grad`` (None inside) and ``requires_grad`` of every parameter, the
-    buffers' objects and contents, tensors in plain attributes, and the random states of torch (CPU and the model's
-    devices), numpy and Python. Hooks that step an optimizer as gradients arrive are silent inside, and compiled modules
-    run uncompiled. The weights themselves are not copied. Costs a copy of the buffers, but for pruning masks.
+    buffers' objects and contents, tensors in plain attributes with what stands beside them, and the random states of
+    torch (CPU and the model's devices), numpy and Python. Hooks that step an optimizer as gradients arrive are silent
+    inside, and compiled modules run uncompiled. The weights themselves are not copied. Costs a copy of the buffers, but
+    for pruning masks.
 
     >>> model = nn.BatchNorm1d(2)
     >>> with unchanged(model):
@@ -430,8 +431,7 @@ def unchanged(model: nn.Module) -> Iterator[None]:
     flags = [(parameter.requires_grad, parameter.grad) for parameter in parameters]
     arrivals: list[Any] = [private.arrival_hooks_of(parameter) for parameter in parameters]
     tables = [dict(private.buffers_of(module)) for module in modules]
-    # torch's pruning and normalization hooks leave the weight of the last forward pass in a plain attribute
-    left = [{key: value for key, value in vars(module).items() if isinstance(value, Tensor)} for module in modules]
+    left = _kept(modules)
     contents = {id(buffer): (buffer, buffer.detach().clone()) for module in modules for buffer in _changing(module)}
     devices = {tensor.device for tensor in (*parameters, *model.buffers())}
     with _same_random_states(devices), _uncompiled():
@@ -442,9 +442,9 @@ def unchanged(model: nn.Module) -> Iterator[None]:
                     private.set_arrival_hooks(parameter, OrderedDict())
             yield
         finally:
-            for module, mode, table, attributes in zip(modules, modes, tables, left, strict=True):
+            left()
+            for module, mode, table in zip(modules, modes, tables, strict=True):
                 module.training = mode
-                vars(module).update(attributes)
                 if any(private.buffers_of(module).get(key) is not buffer for key, buffer in table.items()):
                     private.buffers_of(module).update(table)
             with torch.no_grad():
@@ -458,6 +458,21 @@ def unchanged(model: nn.Module) -> Iterator[None]:
                     private.set_arrival_hooks(parameter, hooks)
             for module in modules:
                 _reshard(module)
+
+
+def _kept(modules: Iterable[nn.Module]) -> Callable[[], None]:
+    """What puts back the plain attributes of modules in which a run has replaced a tensor: the weight of the last
+    forward pass that hooks of pruning leave there, or anchors, and beside them the shape that they are of."""
+    before = [(vars(module), dict(vars(module))) for module in modules]
+
+    def put_back() -> None:
+        for now, then in before:
+            if any(isinstance(own, Tensor) and now.get(key) is not own for key, own in then.items()):
+                for key in now.keys() - then.keys():
+                    del now[key]
+                now.update(then)
+
+    return put_back
 
 
 def _reshard(module: nn.Module) -> None:
@@ -566,8 +581,9 @@ def in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
 @contextlib.contextmanager
 def restored(model: nn.Module) -> Iterator[None]:
     """A context that restores buffers, and numbers and flags of modules: they often say how much a buffer holds.
-    Compiled modules run uncompiled inside.
+    Tensors in plain attributes are restored with what stands beside them. Compiled modules run uncompiled inside.
     """
+    left = _kept(model.modules())
     saved = [(buffer, buffer.clone()) for buffer in model.buffers()]
     plain = [(module, name, value) for module in model.modules() for name, value in vars(module).items()]
     plain = [each for each in plain if type(each[2]) in (bool, int, float)]
@@ -575,6 +591,7 @@ def restored(model: nn.Module) -> Iterator[None]:
         with _uncompiled():
             yield
     finally:
+        left()
         for buffer, value in saved:
             if buffer.shape == value.shape and not value.is_meta:
                 buffer.data.copy_(value)
