@@ -305,7 +305,7 @@ def _or_says(what: str) -> Iterator[None]:
         cause: BaseException = error
         while cause.__cause__ is not None:  # the exporter wraps what went wrong in what to do about the exporter
             cause = cause.__cause__
-        first = next(iter(str(cause).strip().splitlines()), "")
+        first = next(iter(str(cause).strip().splitlines()), "").rstrip(".")
         raise ValueError(
             f'{what}: {type(cause).__name__}: {printable(first, 300)}. Leave out runtime=, or give runtime="torch".'
         ) from error
