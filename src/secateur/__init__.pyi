@@ -34,6 +34,7 @@ from .pipeline import detach as detach
 from .pipeline import make_masks as make_masks
 from .pipeline import sparsity_of as sparsity_of
 from .recovery import recover as recover
+from .search import deploy as deploy
 from .search import fit as fit
 from .search import sensitivity as sensitivity
 from .shrinking import load_shrunken as load_shrunken

@@ -6,6 +6,7 @@ torch has. The model stays as it is.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import copy
 import functools
@@ -15,8 +16,8 @@ import statistics
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -29,6 +30,7 @@ from secateur.support import (
     alternating,
     device_of,
     in_mode,
+    mapped,
     moved,
     printable,
     ratio,
@@ -38,9 +40,10 @@ from secateur.support import (
     unknown,
 )
 
-__all__ = ["OnnxRuntime", "OpenVINO", "Runtime", "Timer", "Torch", "finish", "parse", "timed_by"]
+__all__ = ["Loaded", "OnnxRuntime", "OpenVINO", "Runtime", "Timer", "Torch", "finish", "parse", "timed_by"]
 
 _ROUNDS, _SECONDS = 9, 1.0
+_FILE, _IR = "model.onnx", "model.xml"
 _LARGE = 2**31  # bytes: more than one file of ONNX holds
 
 
@@ -95,33 +98,56 @@ class Torch:
 
 
 @dataclass(frozen=True)
+class Loaded:
+    """A graph that a runtime has read from a folder.
+
+    Attributes:
+        inputs, outputs: their names, in order.
+        run: ``{input: array} -> arrays``, in the order of the outputs.
+
+    >>> Loaded(("x",), ("y",), lambda feeds: [feeds["x"] + 1]).feeds(torch.ones(1))
+    {'x': array([1.], dtype=float32)}
+    """
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    run: Callable[[Mapping[str, Any]], Sequence[Any]]
+
+    def feeds(self, example_inputs: Any) -> dict[str, Any]:
+        """What the graph is fed with, of what the model is called with."""
+        return _named([*self.inputs], example_inputs, [*tensors_in(example_inputs)])
+
+
+@dataclass(frozen=True)
 class OnnxRuntime:
     """ONNX Runtime on the processor; ``pip install "secateur[onnx]"``.
 
     Attributes:
         int8: weights of matrix products in 8 bits, and their inputs as they come, as ``quantize_dynamic`` does it.
             Convolutions stay in float, which is faster there unless their inputs are calibrated.
+        calibrated: of int8: convolutions, too, by ranges of their inputs that are known, as ``quantize_static`` does
+            it. What is only timed is calibrated on the example.
 
     >>> OnnxRuntime() == parse("onnxruntime")
     True
     """
 
     int8: bool = False
+    calibrated: bool = False
 
     def package(self) -> Any:
         """Of it; ImportError with what to install."""
         return _installed("onnxruntime", "ONNX Runtime", '"secateur[onnx]"')
 
     def __call__(self, model: nn.Module, example_inputs: Any, *, traced: bool = False) -> Callable[[], object]:
-        onnxruntime = self.package()
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads, options.log_severity_level = torch.get_num_threads(), 3
-        with _exported(model, example_inputs, traced) as (path, tensors), _or_says(f"{self} does not run the model"):
+        self.package()
+        with _exported(model, example_inputs, traced) as folder, _or_says(f"{self} does not run the model"):
+            loaded = replace(self, int8=False).load(folder)
+            feeds = loaded.feeds(example_inputs)
             if self.int8:
-                path = _in_int8(path)
-            session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-            feeds = _named([each.name for each in session.get_inputs()], example_inputs, tensors)
-            call = functools.partial(session.run, None, feeds)
+                self.rounded(folder, folder / "int8", [feeds])
+                loaded = self.load(folder / "int8")
+            call = functools.partial(loaded.run, feeds)
             call()  # what it does not compute it says here
         return call
 
@@ -129,8 +155,57 @@ class OnnxRuntime:
     def clock(self) -> Callable[[], float]:
         return _clock()  # with one thread it computes in the one that calls
 
+    def write(self, model: nn.Module, example_inputs: Any, folder: Path) -> None:
+        """``model.onnx`` in a folder: the model in evaluation mode, in float, for any number of examples, and of
+        tokens, as far as its code allows.
+
+        Raises:
+            ValueError: it cannot be exported.
+        """
+        _export(model, example_inputs, folder, any_size=True)
+
+    def load(self, folder: Path) -> Loaded:
+        """The graph that `write` or `rounded` wrote, with as many threads as torch has."""
+        onnxruntime = self.package()
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads, options.log_severity_level = torch.get_num_threads(), 3
+        session = onnxruntime.InferenceSession(str(folder / _FILE), options, providers=["CPUExecutionProvider"])
+        inputs, outputs = (tuple(each.name for each in some()) for some in (session.get_inputs, session.get_outputs))
+        return Loaded(inputs, outputs, functools.partial(session.run, None))
+
+    def rounded(
+        self, source: Path, folder: Path, feeds: Iterable[Mapping[str, Any]] = (), keep: Collection[str] = ()
+    ) -> None:
+        """Writes the graph of a folder to another one in 8 bits, by the quantizer of ONNX Runtime.
+
+        Args:
+            feeds: what inputs are calibrated on, where it is ``calibrated``.
+            keep: operations that stay in float, by the names of `matrices`.
+        """
+        folder.mkdir(exist_ok=True)
+        with _quiet():
+            if self.calibrated:
+                _in_static_int8(source / _FILE, folder / _FILE, feeds, keep)
+            else:
+                _in_int8(source / _FILE, folder / _FILE, keep)
+
+    def matrices(self, folder: Path) -> dict[str, str]:
+        """``{operation: module}`` of those of a graph in float that multiply with a weight."""
+        import onnx
+
+        graph = onnx.load(folder / _FILE, load_external_data=False).graph
+        weights = {each.name for each in graph.initializer}
+        found = {}
+        for node in graph.node:
+            if node.op_type in ("MatMul", "Gemm", "Conv") and node.input[1] in weights:
+                said = {each.key: each.value for each in node.metadata_props}.get("pkg.torch.onnx.name_scopes", "[]")
+                modules = [each for each in ast.literal_eval(said)[:-1] if each]
+                found[node.name] = modules[-1] if modules else node.name
+        return found
+
     def __str__(self) -> str:
-        return f"ONNX Runtime {metadata.version('onnxruntime')}{', int8' if self.int8 else ''}"
+        how = ", int8" if self.int8 else ""
+        return f"ONNX Runtime {metadata.version('onnxruntime')}{how}{', calibrated' if self.calibrated else ''}"
 
 
 @dataclass(frozen=True)
@@ -146,14 +221,32 @@ class OpenVINO:
         return _installed("openvino", "OpenVINO", 'openvino "secateur[onnx]"')
 
     def __call__(self, model: nn.Module, example_inputs: Any, *, traced: bool = False) -> Callable[[], object]:
-        openvino = self.package()
-        how = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": "f32"}
-        with _exported(model, example_inputs, traced) as (path, tensors), _or_says(f"{self} does not run the model"):
-            compiled = openvino.Core().compile_model(str(path), "CPU", {"PERFORMANCE_HINT": "LATENCY", **how})
-            feeds = _named([each.any_name for each in compiled.inputs], example_inputs, tensors)
-            call = functools.partial(compiled.create_infer_request().infer, feeds)
+        self.package()
+        with _exported(model, example_inputs, traced) as folder, _or_says(f"{self} does not run the model"):
+            loaded = self._loaded(folder / _FILE)
+            call = functools.partial(loaded.run, loaded.feeds(example_inputs))
             call()
         return call
+
+    def write(self, model: nn.Module, example_inputs: Any, folder: Path) -> None:
+        """``model.xml`` and ``model.bin`` in a folder, for any number of examples and tokens, as ``model.onnx`` is by
+        `OnnxRuntime.write`."""
+        openvino = self.package()
+        with tempfile.TemporaryDirectory(prefix="secateur-") as exported:
+            _export(model, example_inputs, Path(exported), any_size=True)
+            with _or_says(f"{self} does not read the model"):
+                openvino.save_model(openvino.convert_model(Path(exported, _FILE)), folder / _IR, compress_to_fp16=False)
+
+    def load(self, folder: Path) -> Loaded:
+        """The graph that `write` wrote, with as many threads as torch has."""
+        return self._loaded(folder / _IR)
+
+    def _loaded(self, path: Path) -> Loaded:
+        how = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": "f32"}
+        compiled = self.package().Core().compile_model(str(path), "CPU", {"PERFORMANCE_HINT": "LATENCY", **how})
+        request = compiled.create_infer_request()
+        inputs, outputs = (tuple(each.any_name for each in some) for some in (compiled.inputs, compiled.outputs))
+        return Loaded(inputs, outputs, lambda feeds: [*request.infer(dict(feeds)).values()])
 
     @property
     def clock(self) -> Callable[[], float]:
@@ -178,7 +271,7 @@ def parse(runtime: Runtime | str | None) -> Runtime:
         ValueError: a word that means none. TypeError: what is neither.
 
     >>> parse("onnxruntime:int8"), parse(None)
-    (OnnxRuntime(int8=True), Torch())
+    (OnnxRuntime(int8=True, calibrated=False), Torch())
     """
     if isinstance(runtime, str):
         if runtime not in _WORDS:
@@ -271,29 +364,84 @@ def _installed(name: str, called: str, what: str) -> Any:
         raise ImportError(f"{called} is not installed: pip install {what}") from error
 
 
-# ---- Exported to ONNX, in a folder that is gone afterwards.
+# ---- Exported to ONNX, and rounded by the quantizers of ONNX Runtime.
 
 
 @contextlib.contextmanager
-def _exported(model: nn.Module, example_inputs: Any, traced: bool) -> Iterator[tuple[Path, list[torch.Tensor]]]:
-    """A file that runtimes load, and the tensors of the example in order."""
+def _exported(model: nn.Module, example_inputs: Any, traced: bool) -> Iterator[Path]:
+    """A folder with a graph that runtimes load, for inputs of these shapes alone."""
+    with tempfile.TemporaryDirectory(prefix="secateur-") as folder:
+        _export(model, example_inputs, Path(folder), traced=traced)
+        yield Path(folder)
+
+
+def _export(
+    model: nn.Module, example_inputs: Any, folder: Path, *, traced: bool = False, any_size: bool = False
+) -> None:
     if any(each.dtype == torch.bfloat16 for each in model.state_dict().values()):
         raise ValueError("runtimes on processors take no bfloat16: convert it to float32 for this.")
     here = moved(example_inputs, device_of(model))
-    arguments: dict[str, Any] = {"args": tuple(here) if isinstance(here, tuple | list) else (here,)}
-    if isinstance(here, Mapping):
-        arguments = {"args": (), "kwargs": {**here}}
-    with tempfile.TemporaryDirectory(prefix="secateur-") as folder:
-        path = Path(folder, "model.onnx")
-        with _or_says("the model cannot be exported to ONNX"), _quiet():
-            if traced:
-                torch.onnx.export(model, **arguments, f=str(path), dynamo=False)
-            else:
+    path = folder / _FILE
+    with _or_says("the model cannot be exported to ONNX"), _quiet():
+        if traced:
+            torch.onnx.export(model, **_arguments(here), f=str(path), dynamo=False)
+            _strip(path)
+            return
+        how = [_for_any_size(model, here), {}] if any_size else [{}]
+        for at, each in enumerate(how):
+            try:
                 # of a copy: of what a model keeps, the exporter puts back tensors alone
-                program = torch.onnx.export(copy.deepcopy(model), **arguments, dynamo=True, verbose=False)
-                assert program is not None
-                program.save(str(path), external_data=_nbytes(model) > _LARGE // 2)
-        yield path, list(tensors_in(example_inputs))
+                given = {**_arguments(here), **each, "dynamo": True, "verbose": False}
+                program = torch.onnx.export(copy.deepcopy(model), **given)
+                break
+            except Exception:
+                if at == len(how) - 1:
+                    raise
+        assert program is not None
+        program.save(str(path), external_data=_nbytes(model) > _LARGE // 2)
+        _strip(path)
+
+
+def _strip(path: Path) -> None:
+    """Takes out the exporter's shapes of what is between: those that quantizers infer again differ."""
+    import onnx
+
+    graph = onnx.load(path, load_external_data=False)
+    del graph.graph.value_info[:]
+    onnx.save(graph, path)
+
+
+def _arguments(example_inputs: Any) -> dict[str, Any]:
+    if isinstance(example_inputs, Mapping):
+        return {"args": (), "kwargs": {**example_inputs}}
+    return {"args": tuple(example_inputs) if isinstance(example_inputs, tuple | list) else (example_inputs,)}
+
+
+def _for_any_size(model: nn.Module, example_inputs: Any) -> dict[str, Any]:
+    """The arguments of an export that takes other numbers of examples, and of tokens, and whose outputs have the
+    model's names. A size of one would be taken for the only one."""
+    sizes = {each.shape[0] if each.dim() else 0 for each in tensors_in(example_inputs)}
+    if len(sizes) != 1 or not min(sizes):
+        return {}
+    twice = mapped(example_inputs, lambda each: torch.cat([each, each])) if sizes == {1} else example_inputs
+    any_of = torch.export.Dim.AUTO
+
+    def dims(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return None
+        return {0: any_of, 1: any_of} if value.dim() == 2 and not value.is_floating_point() else {0: any_of}
+
+    given = _arguments(twice)
+    free: Any = {name: dims(each) for name, each in given["kwargs"].items()} if "kwargs" in given else None
+    with torch.no_grad():
+        outputs = run_example(model, twice)
+    names = [*outputs] if isinstance(outputs, Mapping) else ["output"]
+    named = isinstance(outputs, torch.Tensor) or all(isinstance(each, torch.Tensor) for each in dict(outputs).values())
+    return {
+        **given,
+        "dynamic_shapes": tuple(map(dims, given["args"])) if free is None else free,
+        **({"output_names": names} if named else {}),
+    }
 
 
 @contextlib.contextmanager
@@ -329,26 +477,54 @@ def _quiet() -> Iterator[None]:
             logging.disable(was)
 
 
-def _in_int8(path: Path) -> Path:
-    """Beside a file of ONNX one whose matrix products are of 8 bits."""
+def _in_int8(path: Path, smaller: Path, keep: Collection[str]) -> None:
+    """From a file of ONNX one whose matrix products are of 8 bits."""
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    smaller = path.with_name("int8.onnx")
-    graph = onnx.load(path, load_external_data=False)
-    del graph.graph.value_info[:]  # the exporter's shapes and those that are inferred again differ
-    onnx.save(graph, path)
-    batched = any(len(tensor.dims) == 3 for tensor in graph.graph.initializer)  # such products take one scale only
-    with _quiet():
-        quantize_dynamic(
-            path,
+    weights = onnx.load(path, load_external_data=False).graph.initializer
+    batched = any(len(each.dims) == 3 for each in weights)  # such products take one scale only
+    quantize_dynamic(
+        path,
+        smaller,
+        op_types_to_quantize=["MatMul"],
+        per_channel=not batched,
+        weight_type=QuantType.QInt8,
+        nodes_to_exclude=[*keep, *(f"{each}_MatMul" for each in keep)],  # of a product with a bias it makes two
+        use_external_data_format=_nbytes_of(path.parent) > _LARGE,
+    )
+
+
+def _in_static_int8(path: Path, smaller: Path, feeds: Iterable[Mapping[str, Any]], keep: Collection[str]) -> None:
+    """The same with convolutions and what stands between them, by the ranges that these inputs lead to."""
+    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    class Feeds(CalibrationDataReader):  # type: ignore[misc]
+        left = iter(feeds)
+
+        def get_next(self) -> Any:
+            return next(self.left, None)
+
+    large = _nbytes_of(path.parent) > _LARGE
+    with tempfile.TemporaryDirectory(prefix="secateur-") as folder:
+        folded = Path(folder, _FILE)  # its normalizations are in its convolutions
+        quant_pre_process(path, folded, skip_symbolic_shape=True, save_as_external_data=large)
+        quantize_static(
+            folded,
             smaller,
-            op_types_to_quantize=["MatMul"],
-            per_channel=not batched,
+            Feeds(),
+            quant_format=QuantFormat.QDQ,
+            per_channel=True,
+            activation_type=QuantType.QUInt8,
             weight_type=QuantType.QInt8,
-            use_external_data_format=sum(each.stat().st_size for each in path.parent.iterdir()) > _LARGE,
+            nodes_to_exclude=[*keep],
+            use_external_data_format=large,
         )
-    return smaller
+
+
+def _nbytes_of(folder: Path) -> int:
+    return sum(each.stat().st_size for each in folder.iterdir() if each.is_file())
 
 
 def _named(names: list[str], example_inputs: Any, tensors: list[torch.Tensor]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from support.reports import Page
 
 LONG = {
     "inspect", "prune", "shrink", "oneshot", "verify", "compress", "expand", "pack", "bench", "vocabulary",
-    "sensitivity", "fit", "recover",
+    "sensitivity", "fit", "recover", "deploy",
 }  # fmt: skip
 
 
@@ -91,6 +91,7 @@ def test_every_command_refuses_it_first(command, tmp_path, monkeypatch):
     needed = {"oneshot": ("--data", "d.txt", "--out", "o"), "shrink": ("-s", "0.5", "--dry-run")}
     needed |= dict.fromkeys(("prune", "compress", "expand"), ("--out", "o"))
     needed |= {"sensitivity": ("--data", "d.txt"), "fit": ("--budget", "params=0.8", "--data", "d.txt", "--out", "o")}
+    needed["deploy"] = ("--budget", "latency=0.8", "--data", "d.txt", "--out", "o")
     needed["recover"] = ("--teacher", "t", "--data", "d.txt", "--out", "o")
     result = run(command, "nothing", *needed.get(command, ()), "--report", "page.txt")
     fails(result, "page.txt: a report is one HTML page")  # before it is seen that there is nothing to read

@@ -28,6 +28,7 @@ PAGES = [page for page in PAGES if page.parent.name != "zh-TW"]  # its code is t
 # What makes a command short, so that a page takes seconds: put after its words, or in the place of some.
 SHORT = {
     "bench": ["--sparsity", "0.8", "--pattern", "columns:64"],
+    "deploy": ["--finals", "1", "--share", "0.6", "--samples", "8"],
     "fit": ["--finals", "1", "--share", "0.6"],
     "oneshot": ["--samples", "8"],
     "pack": ["--at-least", "0.01"],
@@ -45,6 +46,7 @@ ELSEWHERE = {
 }
 # A stand-in has no 12 000 tokens, and its time is that of the calls between layers.
 INSTEAD = {"12000": "300", "latency=0.6": "params=0.9"}
+INSTEAD |= dict.fromkeys(("latency=0.25", "latency=0.5"), "latency=1000")
 
 MODELS = """
 import torch

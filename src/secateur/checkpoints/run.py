@@ -65,8 +65,9 @@ class Run:
     the first one writes, and all hold the same.
     """
 
-    def __init__(self, out: Path, request: Mapping[str, Any], source: Path) -> None:
-        self.out, self.source = out, source
+    def __init__(self, out: Path, request: Mapping[str, Any], source: Path | None) -> None:
+        self.out, self.source = out, Path() if source is None else source
+        self.in_memory = source is None  # then there are no files that might change
         self.place = unfinished_folder(out)
         self.folder = unfinished_copy(out)
         self.hint = f" Remove {self.place} to start over."
@@ -236,7 +237,7 @@ class Run:
         """In place of `copy`: a folder, for what the caller writes there."""
         if not self.copied:
             self.empty()
-            digests = digests_of_files(self.source)
+            digests = {} if self.in_memory else digests_of_files(self.source)
             self.files = {
                 _key(path): {"sha256": digests[path.as_posix()], **status} for path, status in self._statuses().items()
             }
@@ -357,7 +358,7 @@ class Run:
 
     def _statuses(self) -> dict[Path, dict[str, int]]:
         found = {}
-        for path in files_below(self.source):
+        for path in () if self.in_memory else files_below(self.source):
             status = os.stat(self.source / path)
             numbers = (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
             found[path] = dict(zip(_STATUS, numbers, strict=True))
@@ -433,7 +434,7 @@ def unfinished_copy(out: Path) -> Path:
 
 
 @contextlib.contextmanager
-def begun(out: Path, request: Mapping[str, Any], source: Checkpoint, *, copied: bool = True) -> Iterator[Run]:
+def begun(out: Path, request: Mapping[str, Any], source: Checkpoint | None, *, copied: bool = True) -> Iterator[Run]:
     """A context with the directory that is being written beside ``out``, new or found; it stays where it is if the body
     fails after a block, and a ValueError then says how to continue or to start over.
 
@@ -442,17 +443,19 @@ def begun(out: Path, request: Mapping[str, Any], source: Checkpoint, *, copied: 
         request: what the bytes of the result depend on beside the source, as JSON.
         source: fails before the copy where the disk has no room for it. Its files are known again by size, times and
             inode; one of which these differ is read, and must have the bytes that were copied.
+            None: a model in memory, which the request identifies; the caller fills the folder.
         copied: whether the folder is a copy of the source; else the caller fills it.
 
     Raises:
         CheckpointError: ``out`` exists, another process is at work on it, an earlier run was of another request or
             source, its journal is damaged, what is there is nobody's unfinished run, or the disk is full.
     """
-    run = Run(out, request, source.root)
+    copied = copied and source is not None
+    run = Run(out, request, None if source is None else source.root)
     with contextlib.ExitStack() as stack:
 
         def begin() -> tuple[list[Any], dict[str, Any]]:
-            stack.enter_context(_working(run, source.nbytes if copied else 0, copied=copied))
+            stack.enter_context(_working(run, source.nbytes if source is not None and copied else 0, copied=copied))
             (run.copy if copied else run.fill)()
             return run.blocks, run.facts
 

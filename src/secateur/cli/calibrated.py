@@ -1,4 +1,4 @@
-"""Commands that run a directory's model on a text: oneshot, recover, sensitivity, fit."""
+"""Commands that run a directory's model on a text: oneshot, recover, sensitivity, fit, deploy."""
 
 from __future__ import annotations
 
@@ -220,3 +220,36 @@ def fit(asked: Asked) -> Iterator[Any]:
             **finals,
         )
     yield Answer(done, title=", fitted to a budget")
+
+
+@command(
+    "deploy", "Write what a runtime loads, within so many milliseconds there.", "directory",
+    *TEXT, "out", "budget", "runtime", "score", "include", "exclude", "shares", "finals", "store", "threads",
+    verb="search/deploying.py:deploy", required=("data", "out", "budget"),
+)  # fmt: skip
+def deploy(asked: Asked) -> Iterator[Any]:
+    """Write what ONNX Runtime or OpenVINO loads, within so many milliseconds there, with the least loss.
+
+    The dense model is exported, in float32 and int8; where these take longer than the budget it is pruned as fit does
+    it, timed in the runtime, and exported, too. All of them are timed and judged in the runtime, on the text's first
+    sequence and on a quarter that is held back, and what loses least within the budget is in OUT, with the tokenizer.
+    A run that was stopped goes on if the same command is given again, also with another budget; OUT appears complete or
+    not at all.
+    """
+    from secateur.checkpoints import check_new
+    from secateur.cli.measuring import with_threads
+    from secateur.search import budget_in_words
+    from secateur.search import deploy as deploy_model
+
+    one_process("deploy")
+    check_new(asked.out)
+    finals = {} if asked.finals is None else {"finals": asked.finals}
+    with resumable(), warnings_as_lines(), asked.recorded(), with_threads(asked.threads):
+        done = deploy_model(
+            asked.directory,
+            read_text(asked),
+            budget=budget_in_words(asked.budget),
+            **asked.only("out", "runtime", "score", "include", "exclude", "shares", "seed", "store"),
+            **finals,
+        )
+    yield Answer(done, title=", deployed")

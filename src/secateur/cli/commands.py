@@ -59,6 +59,7 @@ _FIRST = [
     "oneshot",
     "recover",
     "fit",
+    "deploy",
     "pack",
 ]
 for name in [*_FIRST, *sorted({*COMMANDS} - {*_FIRST})]:

@@ -275,7 +275,7 @@ def measured(
     what: str = "",
 ) -> Bench:
     """Every form of the model, timed in turns with as many threads; torch's own setting is put back."""
-    with _threads(threads):
+    with with_threads(threads):
         forms, missing = _forms(model, inputs, chosen, sparsities)
         return Bench(forms, _timed(forms, inputs), missing, torch.get_num_threads(), what)
 
@@ -286,7 +286,7 @@ def packed(
     """The model packed in place, with the options of `secateur.pack`, and what the whole of it took and takes, in
     words, where anything was packed."""
     model.eval().requires_grad_(False)
-    with _threads(threads):
+    with with_threads(threads):
         dense = copy.deepcopy(model)
         packing = pack(model, example_inputs, **options)
         said = []
@@ -305,7 +305,7 @@ def _timed(forms: Sequence[Form], inputs: Any) -> list[list[float]]:
 
 
 @contextlib.contextmanager
-def _threads(threads: int | None) -> Iterator[None]:
+def with_threads(threads: int | None) -> Iterator[None]:
     """So many threads within; torch's own setting is put back."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads or before)

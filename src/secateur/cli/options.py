@@ -131,7 +131,9 @@ OPTIONS = {
         "NAME",
     ),
     "runtime": Option(
-        "Where a latency is measured: torch, onnxruntime, onnxruntime:int8 or openvino; torch if left out.", "NAME"
+        "Where a latency is measured: torch, onnxruntime, onnxruntime:int8 or openvino; torch if left out, and of "
+        "deploy onnxruntime:int8.",
+        "NAME",
     ),
     "round_to": Option(
         "Keep multiples of this many units; 16 of 64 or more if left out, or fewer where that is coarse.",

@@ -241,7 +241,7 @@ def _tell(answer: Answer, asked: Asked, started: float) -> None:
         timed is None
         and out is not None
         and Path(asked.subject).is_dir()
-        and asked.command not in ("compress", "expand")
+        and asked.command not in ("compress", "expand", "deploy")
     ):
         from secateur.cli.measuring import timed_directories
 

@@ -2,6 +2,8 @@
 
 from secateur.search.costs import budget_in_words as budget_in_words
 from secateur.search.costs import shares_in_words as shares_in_words
+from secateur.search.deploying import Deployed as Deployed
+from secateur.search.deploying import deploy as deploy
 from secateur.search.fitting import fit as fit
 from secateur.search.levels import Level as Level
 from secateur.search.levels import Levels as Levels

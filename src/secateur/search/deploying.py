@@ -1,0 +1,676 @@
+"""`deploy`: what a runtime loads, of a model within so many milliseconds there: fitted, in 8 bits where that pays, and
+judged in the runtime itself.
+
+Law: every time and every loss is that of the files that are delivered, run by the runtime; of the candidates within the
+budget the one that loses least is delivered, also where nothing was pruned for it; the model stays as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import inspect
+import re
+import shutil
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any, Protocol, cast, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from secateur.checkpoints import (
+    RECORD,
+    Run,
+    begun,
+    check_new,
+    check_places,
+    digests_of_files,
+    library_versions,
+    open_checkpoint,
+    previous_record,
+    record_text,
+)
+from secateur.models import ByText, NamedTexts, digest, example_of, loaded_model, reached_by_name
+from secateur.runtimes import Loaded, OnnxRuntime, Runtime
+from secateur.search.costs import Budget, parse_budget
+from secateur.search.directory import LEVELS, check_outside
+from secateur.search.fitting import FINALS, fit
+from secateur.search.levels import Levels
+from secateur.search.making import refuse_several
+from secateur.search.result import MEANS
+from secateur.search.score import ModelLoss, Score, share_left, split
+from secateur.search.sensitivity import Sensitivity
+from secateur.support import (
+    Between,
+    Chart,
+    Column,
+    Part,
+    Table,
+    alternating,
+    described,
+    globs_of,
+    mapped,
+    printable,
+    processor,
+    ratio,
+    tensors_in,
+    unwrapped,
+)
+
+FLOAT, INT8, CALIBRATED = "float32", "int8", "int8, calibrated"
+DENSE = "dense"
+CHECK = "check.npz"  # some inputs, and what the runtime gave for them
+CLOSE = 0.03  # of a budget, that a measured latency may be over it
+_ROUNDS, _SECONDS = 15, 1.5
+_WORST = 1e300  # a loss that JSON can hold
+_TRIES = 3  # budgets that are given to `fit`, until its result is within in the runtime
+_AIM = 0.99  # of the budget
+_MATTERS = 0.05  # of a loss: what 8 bits lose less of, no layer stays in float for
+_UNITS = 24  # operations that are rounded without one of them in turn; of more, kinds of them
+_CALIBRATED_ON = 16  # batches
+_TOLD = 1000  # numbers of each output that the check keeps
+_TOKENIZER = re.compile(
+    r"(special_)?tokens?i?z?e?r?.*\.(json|model)|vocab\..*|merges\.txt|added_tokens\.json|special_tokens_map\.json|"
+    r".*\.(model|spm|tiktoken)|chat_template.*|(pre)?processor_config\.json"
+)
+
+
+@runtime_checkable
+class Served(Runtime, Protocol):
+    """A runtime that loads what stands in a folder."""
+
+    def write(self, model: nn.Module, example_inputs: Any, folder: Path) -> None: ...
+
+    def load(self, folder: Path) -> Loaded: ...
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What could be delivered, as it was measured in the runtime.
+
+    Attributes:
+        made: ``"dense"``, or of which budget `fit` made it.
+        form: ``"float32"``, ``"int8"`` or ``"int8, calibrated"``.
+        left: the share of the parameters that is left.
+        ms: of a pass on the first batch, next to the dense model in float32.
+        loss: of its outputs on the batches held back, by what they are compared.
+        nbytes: of its files.
+        kept: how many matrices stay in float.
+        folder: where it is, in the unfinished run.
+    """
+
+    made: str
+    form: str
+    left: Annotated[float, Between(0)]
+    ms: Annotated[float, Between(0)]
+    loss: float
+    nbytes: Annotated[int, Between(0)]
+    kept: Annotated[int, Between(0)]
+    folder: str
+
+    @property
+    def name(self) -> str:
+        what = "dense" if self.made == DENSE else f"pruned to {self.left:.1%} of its parameters"
+        return f"{what}, {self.form}{f', {self.kept} matrices in float' if self.kept else ''}"
+
+
+@dataclass(frozen=True, eq=False)
+class Deployed(ByText):
+    """The result of `deploy`; prints as a table.
+
+    Attributes:
+        asked: the budget, and ``limit`` its milliseconds.
+        candidates: all that was measured, the dense model in float32 first.
+        delivered: the one that is in ``out``.
+        compared: by which word of `secateur.search.ModelLoss` outputs were, unless ``dense_score`` is the dense model's
+            score.
+        batches: how many there were, ``held_back`` of which judge.
+        seconds: that it took.
+        out: the folder that was written.
+        said: what else there is to say.
+    """
+
+    asked: Budget
+    limit: float
+    candidates: Sequence[Candidate]
+    delivered: Candidate
+    compared: str
+    dense_score: float | None
+    batches: int
+    held_back: int
+    seconds: float
+    out: Path
+    said: Sequence[str] = field(default=())
+
+    def content(self) -> Iterator[Part]:
+        yield self._first()
+        yield ""
+        asked = self.asked.limits["latency"]
+        share = f"{asked:.1%} of what the dense model takes in float32, " if asked <= 1 else ""
+        yield f"Asked: {share}{self.limit:.3g} ms; levels are timed in {self.asked.runtime}."
+        yield ""
+        yield self._table()
+        yield ""
+        yield from self.by_text()
+        if self.dense_score is None:
+            yield f"The loss is {MEANS[self.compared]}."
+        else:
+            yield f"The loss is what the score falls by; the dense model's is {self.dense_score:.5g}."
+        yield (
+            f"All is measured in the runtime, losses on {self.held_back} of {self.batches} batches, which are held "
+            f"back, times on the first; {self.seconds:.0f} s in all."
+        )
+        yield from self.said
+        yield printable(f"In {self.out}; {RECORD} in it says what was measured.", 1000)
+
+    def _first(self) -> str:
+        its, dense = self.delivered, self.candidates[0]
+        took = f"{its.ms:.3g} ms, {its.ms / dense.ms:.1%} of the dense float32 model's {dense.ms:.3g}"
+        if its.made == DENSE:
+            pruned = any(each.made != DENSE for each in self.candidates)
+            why = "loses less than anything that was pruned" if pruned else "nothing had to be pruned"
+            return f"Delivered: the dense model, {its.name.partition(', ')[2]}: it meets the budget, and {why}. {took}."
+        return f"Delivered: {its.name}: {took}."
+
+    def _note(self, each: Candidate) -> str:
+        notes = ["delivered"] if each is self.delivered else []
+        notes += ["over the budget"] if each.ms > self.limit * (1 + CLOSE) else []
+        notes += ["slower than dense"] if each.ms > self.candidates[0].ms * (1 + CLOSE) else []
+        return ", ".join(notes)
+
+    def _table(self) -> Table:
+        dense = self.candidates[0].ms
+        table = Table.of(
+            "candidates",
+            self.candidates,
+            Column.name("Candidate", lambda each: each.name, key="name"),
+            Column.figure("ms", lambda each: each.ms),
+            Column.portion("of dense", lambda each: each.ms / dense),
+            Column.figure("loss", lambda each: each.loss, ".5g"),
+            Column.bytes("size", lambda each: each.nbytes, key="bytes"),
+            Column("", self._note, key="note"),
+            title="What was measured",
+        )
+        what = "score" if self.dense_score is not None else {"cosine": "cosine"}.get(self.compared, "share left")
+        chart = Chart(
+            f"The {what} against milliseconds",
+            f"Each candidate in the runtime; up to {self.limit * (1 + CLOSE):.3g} ms it is within the budget.",
+            [each.name for each in self.candidates],
+            [self._quality(each) for each in self.candidates],
+            what,
+            series=[self._series(each) for each in self.candidates],
+            places=[each.ms for each in self.candidates],
+            along="milliseconds of a pass",
+            joined=False,
+            from_zero=False,
+        )
+        return replace(table, charts=[chart])
+
+    def _series(self, each: Candidate) -> str:
+        if each is self.delivered:
+            return f"delivered: {each.name}"
+        return "dense" if each.made == DENSE else "pruned"
+
+    def _quality(self, each: Candidate) -> float:
+        return share_left(each.loss, self.compared) if self.dense_score is None else self.dense_score - each.loss
+
+
+def deploy(
+    model: nn.Module | Path | str,
+    batches: Iterable[Any],
+    *,
+    budget: Mapping[str, float],
+    out: Path | str,
+    runtime: str | Served = "onnxruntime:int8",
+    score: Score | None = None,
+    include: str | Iterable[str] | None = None,
+    exclude: str | Iterable[str] | None = None,
+    shares: Sequence[float] | None = None,
+    example_inputs: Any = None,
+    finals: int = FINALS,
+    seed: int = 0,
+    store: Path | str | None = None,
+    levels: Levels | Sensitivity | Path | str | None = None,
+) -> Deployed:
+    """Write what a runtime loads, of a model that takes no more than so many milliseconds there, with the least loss.
+
+    The dense model is exported, in float32 and in 8 bits, and each is timed and judged in the runtime. Where the budget
+    is less than it takes in the form that was asked for, `secateur.fit` prunes a copy to the budget, timed in that
+    form, and what it finishes is exported and measured alike. Where 8 bits leave time, the matrices that they hurt most
+    stay in float, as many as the budget allows. What loses least of all that is within the budget is delivered. If
+    that is the dense model in 8 bits, the first line says so.
+
+    Each time is measured in turns with the dense model in float32. 8 bits are made by the runtime's own quantizer: of
+    matrix products with inputs as they come, and, of a model with convolutions, also with ranges from the batches that
+    are not held back.
+
+    Args:
+        model: any module with its weights, or a Hugging Face directory; it stays as it is. Half precision is converted
+            to float32.
+        batches: what a DataLoader yields, or ``{name: batches}`` of several texts. A quarter of them is held back, to
+            judge; of a single batch none is.
+        budget: ``{"latency": 0.25}``, a share of what the dense model takes in float32 in the runtime; above 1
+            milliseconds. A result may be over it by 3 %, what is measured being no exact number.
+        out: the folder to write, which must not exist: ``model.onnx`` (of OpenVINO ``model.xml`` and ``model.bin``), of
+            a directory the files of its tokenizer, ``secateur.json``, which says what was measured, and ``check.npz``,
+            some inputs with the outputs that the runtime gave for them. Beside it is ``<out>.unfinished`` until it
+            does, with all that took long: a run that was killed goes on there, also with another budget.
+        runtime: ``"onnxruntime:int8"``, ``"onnxruntime"`` or ``"openvino"``, in which levels are timed; or a value of
+            `secateur.runtimes` with ``write`` and ``load``.
+        score, include, exclude, shares, finals, seed, store, levels: as in `secateur.fit`.
+        example_inputs: what the model is called with when it is exported and timed; by default the first batch.
+
+    Returns:
+        A `Deployed`: all candidates with their times and losses, and which of them was delivered; it prints as a table.
+
+    Raises:
+        ValueError: nothing is within the budget (what comes nearest is said, and what was measured is kept for another
+            budget), the model cannot be exported, or what `secateur.fit` refuses.
+        ImportError: the runtime is not installed; before anything is computed.
+        CheckpointError: an ``out`` that exists, a directory that cannot be read; another process, or what no such run
+            has put there, in ``<out>.unfinished``.
+
+    >>> import tempfile
+    >>> model = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 8))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     batches = [torch.randn(16, 8) for _ in range(4)]
+    ...     done = deploy(model, batches, budget={"latency": 1.0}, out=Path(folder, "served"))
+    ...     sorted(path.name for path in done.out.iterdir())
+    ['check.npz', 'model.onnx', 'secateur.json']
+    >>> done.delivered.name
+    'dense, float32'
+    """
+    started = time.monotonic()
+    refuse_several("deploy")
+    if (words := parse_budget(budget).words) != ("latency",):
+        raise ValueError(f'the budget of deploy is a latency, {{"latency": 0.25}}, and not {", ".join(words)}.')
+    asked = parse_budget(budget, runtime=runtime)
+    if not isinstance(asked.runtime, Served):
+        raise ValueError(
+            'deploy writes what a runtime loads: runtime= is "onnxruntime:int8", "onnxruntime" or "openvino"; for '
+            f"{asked.runtime} there is secateur.fit."
+        )
+    source, place = (Path(model) if isinstance(model, Path | str) else None), Path(out)
+    folder = None if store is None else Path(store)
+    if source is not None:
+        check_places(source, place)
+    check_new(place)
+    check_outside(place, store=folder, levels=Path(levels) if isinstance(levels, str | Path) else None)
+    every = batches = NamedTexts.of(batches)
+    rest, back = split(every)
+    given = loaded_model(source) if source is not None else unwrapped(cast(nn.Module, model))
+    dense = copy.deepcopy(given).cpu().float().eval()
+    example = _with_mask(dense, example_of(dense, every[0], None) if example_inputs is None else example_inputs)
+    scope = {"include": globs_of(include), "exclude": globs_of(exclude)}
+    made_of = {
+        "verb": "deploy",
+        "model": digest([given.state_dict()]) if source is None else None,
+        "batches": [digest(every), len(back)],
+        "example": digest([example]),
+        "score": described(score) if callable(score) else score,
+        **scope,
+        "shares": None if shares is None else sorted(map(float, shares)),
+        "levels": levels if levels is None or isinstance(levels, str) else _digest_of(levels),
+        "finals": finals,
+        "seed": seed,
+        "runtime": str(asked.runtime),
+        "machine": [processor(), torch.get_num_threads()],
+        "versions": library_versions(),
+    }
+    with begun(place, made_of, None if source is None else open_checkpoint(source), copied=False) as run:
+        run.kept = run.folder
+        run.hint = (
+            f" What was measured is kept in {run.place}, for the same command with another budget; remove it to give "
+            "other options."
+        )
+        how: dict[str, Any] = {"shares": shares, "finals": finals, "seed": seed, "levels": levels, "score": score}
+        how |= scope | {"store": (run.folder / LEVELS if folder is None else folder) if levels is None else folder}
+        trying = _Trying(run, dense, every, rest, ModelLoss(dense, back, None, score), example, asked, how)
+        limit, candidates, said = trying.all()
+        delivered = _least(candidates, limit, said)
+        _assembled(run, trying, delivered, source, candidates, limit)
+        run.publish(run.folder / "delivered")
+    reach = reached_by_name(dense, batches)
+    return Deployed(
+        asked=asked,
+        limit=limit,
+        candidates=candidates,
+        delivered=delivered,
+        compared=trying.measured.word,
+        dense_score=trying.measured.dense_score,
+        batches=len(every),
+        held_back=len(back),
+        seconds=time.monotonic() - started,
+        out=place,
+        said=said,
+        reach=reach,
+    )
+
+
+def _digest_of(levels: Levels | Sensitivity | Path) -> str:
+    if isinstance(levels, Path):
+        return str(levels)
+    return (levels.levels if isinstance(levels, Sensitivity) else levels).made.digest
+
+
+def _least(candidates: Sequence[Candidate], limit: float, said: Sequence[str]) -> Candidate:
+    """What loses least within the budget; ValueError with what comes nearest to it."""
+    within = [each for each in candidates if each.ms <= limit * (1 + CLOSE)]
+    if within:
+        return min(within, key=lambda each: each.loss)
+    near, dense = min(candidates, key=lambda each: each.ms), candidates[0]
+    slower = "" if near.ms < dense.ms or near is dense else f", slower than the dense model's {dense.ms:.3g}"
+    why = f" {' '.join(said)}" if said else ""
+    raise ValueError(
+        f"nothing takes {limit:.3g} ms or less in the runtime: nearest comes {near.name}, with {near.ms:.3g} ms"
+        f"{slower} ({near.ms / dense.ms:.3f} of the dense model in float32), and it loses {near.loss:.4g}.{why} "
+        "Ask for more."
+    )
+
+
+@dataclass(eq=False)
+class _Trying:
+    """Makes candidates and measures them, each once, also over runs that were stopped."""
+
+    run: Run
+    dense: nn.Module
+    every: Sequence[Any]
+    rest: Sequence[Any]
+    measured: ModelLoss
+    example: Any
+    asked: Budget
+    how: Mapping[str, Any]
+    found: list[Candidate] = field(default_factory=list)
+
+    @functools.cached_property
+    def forms(self) -> dict[str, Served]:
+        """What there is of each graph."""
+        mine = cast(Served, self.asked.runtime)
+        if not isinstance(mine, OnnxRuntime):
+            return {FLOAT: mine}
+        found: dict[str, Served] = {
+            FLOAT: replace(mine, int8=False, calibrated=False),
+            INT8: replace(mine, int8=True, calibrated=False),
+        }
+        if any(isinstance(each, nn.Conv1d | nn.Conv2d | nn.Conv3d) for each in self.dense.modules()):
+            found[CALIBRATED] = replace(mine, int8=True, calibrated=True)
+        return found
+
+    def all(self) -> tuple[float, list[Candidate], list[str]]:
+        """The budget's milliseconds, what was measured, and what there is to say."""
+        said: list[str] = []
+        whole = self.tried(DENSE, FLOAT, 1.0, lambda: self.dense)
+        limit = self.asked.of({"latency": whole.ms})["latency"]
+        for form in [*self.forms][1:]:
+            self.tried(DENSE, form, 1.0, lambda: self.dense)
+        if whole.ms <= limit:
+            return limit, self.found, said
+        base = self._base()
+        if base.ms > limit:
+            try:
+                self._fitted(base, limit)
+            except ValueError as error:  # such as a budget that no choice of levels meets
+                said.append(f"Nothing was pruned to it: {str(error).removesuffix(self.run.hint)}")
+        within = [each for each in self.found if each.form != FLOAT and each.ms <= limit]
+        if within:
+            self._without_the_worst(min(within, key=lambda each: each.loss), limit)
+        return limit, self.found, said
+
+    def _base(self) -> Candidate:
+        """The dense model in the form that levels are timed in."""
+        int8 = getattr(self.asked.runtime, "int8", False)
+        return min((each for each in self.found if (each.form != FLOAT) == int8), key=lambda each: each.ms)
+
+    def _fitted(self, base: Candidate, limit: float) -> None:
+        """What `fit` finishes at the budget, in every form; once more where the runtime takes longer than it said."""
+        share = _AIM * limit / base.ms
+        for _ in range(_TRIES):
+            made = f"fit-{share:.4f}"
+            left = self.run.stage(made, float, functools.partial(self._pruned, made, round(share, 4), base.form))
+            took = [self.tried(made, form, left, None) for form in self.forms]
+            mine = next(each for each in took if each.form == base.form)
+            if mine.ms <= limit * (1 + CLOSE):
+                return
+            share *= min(0.98, _AIM * limit / mine.ms)
+
+    def _pruned(self, made: str, share: float, form: str) -> float:
+        """Writes the graph of a copy that is fitted to a share of the latency; returns what is left of it."""
+        copied = copy.deepcopy(self.dense)
+        fit(
+            copied,
+            self.every,
+            budget={"latency": share},
+            runtime=self.forms[form],
+            example_inputs=self.example,
+            **self.how,
+        )
+        self._written(made, copied)
+        return _size(copied) / _size(self.dense)
+
+    def _written(self, made: str, model: nn.Module) -> None:
+        folder = _fresh(self._folder(made, FLOAT))
+        try:
+            with _without_cache(model), torch.no_grad():
+                self.forms[FLOAT].write(model.eval(), self.example, folder)
+        except BaseException:
+            shutil.rmtree(folder.parent)
+            raise
+
+    def _folder(self, made: str, form: str, kept: int = 0) -> Path:
+        return self.run.folder / made / f"{form.replace(', ', '-')}{f'-{kept}' if kept else ''}"
+
+    def tried(
+        self,
+        made: str,
+        form: str,
+        left: float,
+        make: Callable[[], nn.Module] | None,
+        keep: Sequence[str] = (),
+        kept: int = 0,
+    ) -> Candidate:
+        """A candidate, measured now or by a run before."""
+        folder = self._folder(made, form, kept)
+
+        def compute() -> Candidate:
+            if form == FLOAT:
+                if make is not None:
+                    self._written(made, make())
+            else:
+                self.rounded(made, form, _fresh(folder), keep)
+            ms, loss = self.judged(form, folder, is_dense=made == DENSE and form == FLOAT)
+            nbytes = sum(each.stat().st_size for each in folder.iterdir())
+            return Candidate(made, form, left, ms, loss, nbytes, kept, folder.relative_to(self.run.folder).as_posix())
+
+        def wrong(_: Candidate) -> str | None:
+            return None if folder.is_dir() else f"is of {folder.name}, which is gone"
+
+        name = f"{made}: {form}{f' but {kept}' if kept else ''}"
+        self.found.append(self.run.stage(name, Candidate, compute, wrong))
+        return self.found[-1]
+
+    def rounded(self, made: str, form: str, folder: Path, keep: Sequence[str]) -> None:
+        runtime, source = self.forms[form], self._folder(made, FLOAT)
+        assert isinstance(runtime, OnnxRuntime)
+        feeds: Iterable[Mapping[str, Any]] = ()
+        if form == CALIBRATED:
+            loaded = self.forms[FLOAT].load(source)
+            feeds = [_feeds(loaded, _inputs(batch)) for batch in self.rest[:_CALIBRATED_ON]]
+        runtime.rounded(source, folder, feeds, keep)
+
+    def judged(self, form: str, folder: Path, *, is_dense: bool = False, timed: bool = True) -> tuple[float, float]:
+        """Milliseconds, and the loss on what is held back."""
+        loaded = self.forms[form].load(folder)
+        loss = min(self.measured.of(InRuntime(loaded)), _WORST)
+        if not timed:
+            return 0.0, loss
+        first = self.forms[FLOAT].load(self._folder(DENSE, FLOAT))
+        feeds = _feeds(first, self.example)
+        calls = {"dense": functools.partial(first.run, feeds)}
+        if not is_dense:
+            calls["other"] = functools.partial(loaded.run, feeds)
+        rounds = alternating(calls, _ROUNDS, seconds=_SECONDS, clock=self.forms[form].clock)
+        if is_dense:
+            return 1e3 * statistics.median(rounds["dense"]), loss
+        return self.found[0].ms / ratio(rounds["other"], rounds["dense"]), loss
+
+    def _without_the_worst(self, best: Candidate, limit: float) -> None:
+        """The same with the matrices in float that 8 bits hurt most: one, two, four, as long as there is time."""
+        runtime = self.forms[best.form]
+        exact = next(each.loss for each in self.found if each.made == best.made and each.form == FLOAT)
+        if best.loss - exact <= _MATTERS * best.loss or not isinstance(runtime, OnnxRuntime):
+            return
+        units: dict[str, list[str]] = {}
+        places = runtime.matrices(self._folder(best.made, FLOAT))
+        for operation, module in places.items():
+            name = module if len(places) <= _UNITS else re.sub(r"\d+", "*", module)
+            units.setdefault(name, []).append(operation)
+        losses = self.run.stage(
+            f"{best.made}: {best.form} without",
+            dict[str, float],
+            lambda: {name: self._loss_without(best, its) for name, its in units.items()},
+        )
+        order, count = sorted(units, key=lambda name: losses[name]), 1
+        while count < len(order):
+            keep = [operation for name in order[:count] for operation in units[name]]
+            its = self.tried(best.made, best.form, best.left, None, keep, len(keep))
+            if its.ms > limit * (1 + CLOSE):
+                break
+            count *= 2
+
+    def _loss_without(self, best: Candidate, keep: Sequence[str]) -> float:
+        folder = _fresh(self.run.folder / best.made / "trial")
+        try:
+            self.rounded(best.made, best.form, folder, keep)
+            return self.judged(best.form, folder, timed=False)[1]
+        finally:
+            shutil.rmtree(folder)
+
+
+class InRuntime(nn.Module):
+    """A graph in a runtime, called as the model that it is of is, and with outputs of the same names."""
+
+    def __init__(self, loaded: Loaded) -> None:
+        super().__init__()
+        self.loaded = loaded
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        feeds = _feeds(self.loaded, kwargs or args)
+        try:
+            found = [torch.from_numpy(np.asarray(each)) for each in self.loaded.run(feeds)]
+        except Exception as error:
+            shapes = ", ".join(f"{name} {tuple(each.shape)}" for name, each in feeds.items())
+            line = next(iter(str(error).strip().splitlines()), "")
+            raise ValueError(
+                f"the exported graph does not run on {shapes}: {printable(line, 300)}. Give batches of one shape."
+            ) from error
+        if self.loaded.outputs == ("output",):
+            return found[0]
+        return _Named(zip(self.loaded.outputs, found, strict=True))
+
+
+class _Named(dict[str, Tensor]):
+    """Outputs by name, also as attributes, as transformers' are."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self:
+            return self[name]
+        raise AttributeError(name)
+
+
+def _feeds(loaded: Loaded, inputs: Any) -> dict[str, Any]:
+    """Of what a model is called with; a mask of all tokens where there is none."""
+    if "attention_mask" in loaded.inputs and not isinstance(inputs, Mapping):
+        ids = next(tensors_in(inputs))
+        inputs = {loaded.inputs[0]: ids}
+    if "attention_mask" in loaded.inputs and "attention_mask" not in inputs:
+        inputs = {**inputs, "attention_mask": torch.ones_like(inputs["input_ids"])}
+    return loaded.feeds(inputs)
+
+
+def _inputs(batch: Any) -> Any:
+    """What of a batch a model is called with, as `run_batch` does it."""
+    return batch if isinstance(batch, Mapping | Tensor) else batch[0]
+
+
+def _with_mask(model: nn.Module, example: Any) -> Any:
+    """An example of tokens with a mask, if the model takes one, so that texts of several lengths can be served."""
+    takes = "attention_mask" in inspect.signature(model.forward).parameters
+    if not (takes and isinstance(example, Mapping) and "input_ids" in example and "attention_mask" not in example):
+        return example
+    return {**example, "attention_mask": torch.ones_like(example["input_ids"])}
+
+
+@contextlib.contextmanager
+def _without_cache(model: nn.Module) -> Iterator[None]:
+    """A model that returns no cache of keys and values, which is no output that is served."""
+    config: Any = getattr(model, "config", None)
+    was = getattr(config, "use_cache", None)
+    if was:
+        config.use_cache = False
+    try:
+        yield
+    finally:
+        if was:
+            config.use_cache = was
+
+
+def _fresh(folder: Path) -> Path:
+    if folder.exists():
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True)
+    return folder
+
+
+def _size(model: nn.Module) -> int:
+    return sum(each.numel() for each in model.parameters())
+
+
+def _assembled(
+    run: Run,
+    trying: _Trying,
+    delivered: Candidate,
+    source: Path | None,
+    candidates: Sequence[Candidate],
+    limit: float,
+) -> None:
+    """The folder as it will be: graph, tokenizer, check, record."""
+    folder = run.folder / "delivered"
+    if folder.exists():
+        shutil.rmtree(folder)
+    shutil.copytree(run.folder / delivered.folder, folder)
+    for path in sorted(source.iterdir()) if source is not None else ():
+        if path.is_file() and _TOKENIZER.fullmatch(path.name):
+            shutil.copyfile(path, folder / path.name)
+    loaded = trying.forms[delivered.form].load(folder)
+    one = mapped(_inputs(trying.measured.held[0].batch), lambda each: each[:1] if each.dim() else each)
+    feeds = _feeds(loaded, one)
+    outputs = zip(loaded.outputs, loaded.run(feeds), strict=True)
+    told: dict[str, Any] = {f"outputs/{name}": np.asarray(each).reshape(-1)[:_TOLD] for name, each in outputs}
+    np.savez(folder / CHECK, **{f"inputs/{name}": each for name, each in feeds.items()} | told)
+    said = {
+        "runtime": str(trying.forms[delivered.form]),
+        "threads": torch.get_num_threads(),
+        "processor": processor(),
+        "budget": {"asked": dict(trying.asked.limits), "latency": limit},
+        "compared": trying.measured.word,
+        "delivered": _told(delivered),
+        "candidates": [_told(each) for each in candidates],
+        "inputs": [*loaded.inputs],
+        "outputs": [*loaded.outputs],
+        "files": digests_of_files(folder),
+    }
+    previous = None if source is None else previous_record(source)
+    text = record_text("deploy", said, previous=previous, versions=library_versions())
+    (folder / RECORD).write_text(text, encoding="utf-8")
+
+
+def _told(each: Candidate) -> dict[str, Any]:
+    """Of a candidate what a record says."""
+    numbers = {"left": each.left, "ms": each.ms, "loss": each.loss, "bytes": each.nbytes}
+    return {"made": each.made, "form": each.form, "matrices_in_float": each.kept, **numbers}

@@ -1,0 +1,79 @@
+"""``secateur deploy``: from a directory, a text and a budget to what a runtime loads; or one line for what is wrong."""
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from secateur.runtimes import OnnxRuntime
+from support.commands import fails, run
+from support.families import make
+from support.stacks import contents
+from support.tokenizers_of_words import WORDS, write_tokenizer
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("made")
+    make("llama").save_pretrained(folder / "dense")
+    write_tokenizer(folder / "dense")
+    (folder / "text.txt").write_text(" ".join(WORDS[(7 * n + n // 5) % len(WORDS)] for n in range(600)))
+    return folder
+
+
+@pytest.fixture
+def folder(made, tmp_path):
+    """A small Llama with a tokenizer, and a text."""
+    return shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+
+
+def call(folder, *words, out="out"):
+    return run(
+        "deploy", folder / "dense", "--data", folder / "text.txt", "--out", folder / out, "--samples", 4,
+        "--sequence-length", 16, "--finals", 1, "--share", 0.5, *words,
+    )  # fmt: skip
+
+
+def test_a_folder_that_the_runtime_loads_and_a_page(folder):
+    before, threads = contents(folder / "dense"), torch.get_num_threads()
+    ended = call(folder, "--budget", "latency=1000", "--threads", 2, "--report", folder / "page.html")
+    assert ended.exit_code == 0, ended.output
+    assert ended.stdout.startswith("Delivered: the dense model, float32: it meets the budget, and nothing had to be")
+    assert OnnxRuntime().load(folder / "out").inputs == ("input_ids", "attention_mask")
+    record = json.loads((folder / "out" / "secateur.json").read_text())
+    assert record["arguments"]["command"].startswith("secateur deploy ")
+    assert (record["threads"], torch.get_num_threads()) == (2, threads)
+    page = (folder / "page.html").read_text()
+    for said in ("What was measured", "The share left against milliseconds", "delivered: dense, float32"):
+        assert said in page, said
+    assert "Time was not measured" not in page
+    assert contents(folder / "dense") == before
+    assert {"tokenizer.json", "model.onnx"} <= {path.name for path in (folder / "out").iterdir()}
+    assert sorted(path.name for path in folder.iterdir()) == ["dense", "out", "page.html", "text.txt"]
+
+
+def test_json_has_every_candidate(folder):
+    ended = call(folder, "--budget", "latency=1000", "--json")
+    found = json.loads(ended.stdout)
+    assert [each["name"] for each in found["candidates"]] == ["dense, float32", "dense, int8"]
+    assert found["candidates"][0]["note"] == "delivered"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--budget", "params=0.5"), "the budget of deploy is a latency"),
+        (("--budget", "latency"), "--budget is NAME=NUMBER, such as latency=0.6, not 'latency'"),
+        (("--budget", "latency=0.5", "--runtime", "torch"), "deploy writes what a runtime loads"),
+        (("--budget", "latency=0.5", "--score", "f1"), "score must be one of 'kl', 'cosine', 'change'"),
+    ],
+)
+def test_what_is_wrong_is_one_line_and_nothing_is_written(folder, words, message):
+    fails(call(folder, *words), message)
+    assert sorted(path.name for path in folder.iterdir()) == ["dense", "text.txt"]
+
+
+def test_something_in_the_way(folder):
+    (folder / "out").mkdir()
+    fails(call(folder, "--budget", "latency=0.5"), "already exists; nothing is overwritten")

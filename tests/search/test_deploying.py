@@ -1,0 +1,345 @@
+"""`deploy`: the runtime alone loads what is delivered, the budget holds there, and what was begun goes on; no clock."""
+
+import contextlib
+import json
+import subprocess
+import sys
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from secateur import deploy
+from secateur.checkpoints import CheckpointError, locked, unfinished_folder
+from secateur.runtimes import OnnxRuntime
+from secateur.search import deploying
+from secateur.search.deploying import CHECK, InRuntime
+from support.families import make
+from support.stacks import contents
+from support.unchanged import is_unchanged, state_of
+
+
+@dataclass(frozen=True)
+class BySize(OnnxRuntime):
+    """ONNX Runtime, in which a pass takes as many seconds as there are bytes to load."""
+
+    now: list[float] = field(default_factory=lambda: [0.0], compare=False, repr=False)
+
+    def __call__(self, model, example_inputs, *, traced=False):
+        size = (1 if self.int8 else 4) * max(1, sum(each.numel() for each in model.parameters()))
+        return lambda: self._waited(size)
+
+    def load(self, folder):
+        found, size = super().load(folder), (folder / "model.onnx").stat().st_size
+
+        def run(feeds):
+            self._waited(size)
+            return found.run(feeds)
+
+        return replace(found, run=run)
+
+    def _waited(self, size):
+        self.now[0] += size
+
+    @property
+    def clock(self):
+        return lambda: self.now[0]
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(64, 256), nn.Linear(256, 64)
+
+    def forward(self, x):
+        return x + self.down(self.up(x).relu())
+
+
+def blocks():
+    torch.manual_seed(0)
+    return nn.Sequential(Block(), Block(), nn.Linear(64, 16)).eval()
+
+
+def given(count=4):
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(24, 64, generator=generator) for _ in range(count)]
+
+
+def deployed(out, budget, model=None, batches=None, **how):
+    how = {"finals": 1, "shares": (0.25, 0.5, 0.75), "runtime": BySize(int8=True)} | how
+    return deploy(model or blocks(), batches or given(), budget={"latency": budget}, out=out, **how)
+
+
+ALONE = """
+import sys
+import numpy as np
+import onnxruntime
+folder = sys.argv[1]
+session = onnxruntime.InferenceSession(f"{folder}/model.onnx", providers=["CPUExecutionProvider"])
+known = np.load(f"{folder}/check.npz")
+feeds = {name.partition("/")[2]: known[name] for name in known if name.startswith("inputs/")}
+names = [each.name for each in session.get_outputs()]
+for name, found in zip(names, session.run(None, feeds)):
+    np.testing.assert_allclose(found.reshape(-1)[:1000], known[f"outputs/{name}"], rtol=1e-4, atol=1e-4)
+assert "torch" not in sys.modules and names
+print(len(feeds))
+"""
+
+
+def runs_alone(folder):
+    done = subprocess.run([sys.executable, "-c", ALONE, folder], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def pruned(tmp_path_factory):
+    """Half of what int8 takes."""
+    model, out = blocks(), tmp_path_factory.mktemp("deployed") / "served"
+    before = state_of(model)
+    done = deployed(out, 0.16, model)
+    return done, is_unchanged(model, before)
+
+
+def test_the_runtime_alone_loads_it_and_gives_what_is_recorded(pruned):
+    done, _ = pruned
+    assert sorted(path.name for path in done.out.iterdir()) == [CHECK, "model.onnx", "secateur.json"]
+    assert runs_alone(done.out) == 1
+
+
+def test_the_budget_holds_and_what_loses_least_is_delivered(pruned):
+    done, unchanged = pruned
+    dense, its = done.candidates[0], done.delivered
+    assert (dense.made, dense.form, dense.left) == ("dense", "float32", 1.0)
+    assert dense.loss < 1e-9
+    assert done.limit == pytest.approx(0.16 * dense.ms)
+    within = [each for each in done.candidates if each.ms <= 1.03 * done.limit]
+    assert its in within
+    assert its.loss == min(each.loss for each in within)
+    assert its.made.startswith("fit-")
+    assert 0.2 < its.left < 0.8
+    size = (done.out / "model.onnx").stat().st_size
+    assert its.nbytes == size
+    assert its.ms == pytest.approx(1e3 * size, rel=1e-6)
+    assert unchanged
+    assert not unfinished_folder(done.out).exists()
+
+
+def test_what_is_judged_is_what_the_runtime_gives(pruned):
+    """By the same distance, of the same batches, as of a module of torch."""
+    done, _ = pruned
+    judged = deploying.ModelLoss(blocks(), deploying.split(given())[1])
+    assert judged.of(InRuntime(OnnxRuntime().load(done.out))) == pytest.approx(done.delivered.loss, rel=1e-4)
+
+
+def test_the_record_says_what_was_measured(pruned):
+    done, _ = pruned
+    record = json.loads((done.out / "secateur.json").read_text())
+    assert record["method"] == "deploy"
+    assert [each["ms"] for each in record["candidates"]] == [each.ms for each in done.candidates]
+    assert record["delivered"] in record["candidates"]
+    assert record["files"].keys() == {CHECK, "model.onnx"}
+
+
+def test_the_result_says_so_in_its_first_line(pruned, tmp_path):
+    done, _ = pruned
+    assert str(done).startswith(f"Delivered: pruned to {done.delivered.left:.1%} of its parameters, int8")
+    assert str(done).count(", delivered") + str(done).count("delivered\n") >= 1
+    (chart,) = next(part for part in done.content() if getattr(part, "name", "") == "candidates").charts
+    assert sum(each.startswith("delivered: ") for each in chart.series) == 1
+    assert done.report(tmp_path / "page.html").stat().st_size > 1000
+
+
+def test_dense_int8_is_delivered_where_it_is_enough(tmp_path):
+    done = deployed(tmp_path / "served", 0.5)
+    assert str(done).startswith("Delivered: the dense model, int8")
+    assert {each.made for each in done.candidates} == {"dense"}
+    assert done.delivered.ms <= 1.03 * done.limit
+    runs_alone(done.out)
+
+
+def test_matrices_that_int8_hurts_most_stay_in_float_where_there_is_time(tmp_path):
+    done = deployed(tmp_path / "served", 0.7)
+    mixed = [each for each in done.candidates if each.kept]
+    whole = next(each for each in done.candidates if each.form == "int8" and not each.kept)
+    assert [each.kept for each in mixed] == [1, 2, 4][: len(mixed)]
+    assert done.delivered in mixed
+    assert done.delivered.loss < whole.loss
+    assert str(done).startswith(f"Delivered: the dense model, int8, {done.delivered.kept} matrices in float: ")
+    runs_alone(done.out)
+
+
+def test_the_dense_model_is_delivered_where_it_is_within(tmp_path):
+    done = deployed(tmp_path / "served", 1.0)
+    assert done.delivered is done.candidates[0]
+    assert str(done).startswith(
+        "Delivered: the dense model, float32: it meets the budget, and nothing had to be pruned"
+    )
+
+
+def test_in_float_fit_is_timed_in_float_and_int8_is_tried_too(tmp_path):
+    done = deployed(tmp_path / "served", 0.6, runtime=BySize())
+    assert {(each.made == "dense", each.form) for each in done.candidates} == {
+        (dense, form) for dense in (True, False) for form in ("float32", "int8")
+    }
+    assert done.delivered.loss == min(each.loss for each in done.candidates if each.ms <= 1.03 * done.limit)
+
+
+def test_what_cannot_be_met_says_what_came_nearest_and_another_budget_goes_on(tmp_path, monkeypatch):
+    out = tmp_path / "served"
+    said = r"^nothing takes .* ms or less in the runtime: nearest comes dense, int8, .* Nothing was pruned to it: the "
+    with pytest.raises(ValueError, match=said) as caught:
+        deployed(out, 0.001)
+    assert f"What was measured is kept in {unfinished_folder(out)}, for the same command with another" in str(
+        caught.value
+    )
+    assert not out.exists()
+
+    def not_again(*_args, **_named):
+        raise AssertionError("it was exported already")
+
+    monkeypatch.setattr(deploying._Trying, "_written", not_again)
+    assert deployed(out, 0.4).delivered.form == "int8"
+    assert [path.name for path in tmp_path.iterdir()] == ["served"]
+
+
+def test_what_is_slower_than_the_dense_model_is_said():
+    near = deploying.Candidate("dense", "float32", 1.0, 2.0, 0.0, 1, 0, "")
+    dense = replace(near, ms=1.0)
+    with pytest.raises(ValueError, match=r"^nothing takes 0\.5 ms or less .* with 1 ms \(1\.000 of the dense model"):
+        deploying._least([dense, near], 0.5, [])
+    done = deploying.Deployed(
+        deploying.parse_budget({"latency": 2.0}), 2.0, [dense, near], dense, "change", None, 4, 1, 1.0, Path("out")
+    )
+    assert (done._note(dense), done._note(near)) == ("delivered", "slower than dense")
+
+
+@pytest.mark.parametrize("moment", [2, 4])
+def test_a_run_that_was_stopped_goes_on(pruned, tmp_path, monkeypatch, moment):
+    whole, calls = deploying._Trying.judged, []
+
+    def stops(self, *args, **named):
+        calls.append(args)
+        if len(calls) == moment:
+            raise KeyboardInterrupt
+        return whole(self, *args, **named)
+
+    out = tmp_path / "served"
+    with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+        patch.setattr(deploying._Trying, "judged", stops)
+        deployed(out, 0.16)
+    assert len(calls) == moment
+    assert not out.exists()
+    done = deployed(out, 0.16)
+    assert [(each.made, each.form, each.nbytes) for each in done.candidates] == [
+        (each.made, each.form, each.nbytes) for each in pruned[0].candidates
+    ]
+    assert (out / "model.onnx").read_bytes() == (pruned[0].out / "model.onnx").read_bytes()
+    assert [path.name for path in tmp_path.iterdir()] == ["served"]
+
+
+def test_another_model_does_not_go_on_with_what_is_there(tmp_path):
+    out = tmp_path / "served"
+    with pytest.raises(ValueError, match="nothing takes"):
+        deployed(out, 0.001)
+    other = blocks()
+    nn.init.normal_(other[2].weight)
+    with pytest.raises(CheckpointError, match=r"was begun with model .*, not .*remove it to start over"):
+        deployed(out, 0.5, other)
+
+
+def test_two_at_once_and_a_place_that_cannot_be_written(tmp_path, monkeypatch):
+    out = tmp_path / "served"
+    place = unfinished_folder(out)
+    place.mkdir()
+    with locked(place), pytest.raises(CheckpointError, match="another process is at work here"):
+        deployed(out, 0.5)
+    for path in place.iterdir():
+        path.unlink()
+    place.rmdir()
+
+    def denied(self, *_args, **_named):
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "mkdir", denied)
+    with pytest.raises(PermissionError):
+        deployed(out, 0.5)
+    assert not list(tmp_path.iterdir())
+
+
+class Unknown(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(64, 16), nn.Linear(16, 4)
+
+    def forward(self, x):
+        return torch.special.bessel_j0(self.down(self.up(x).relu()))
+
+
+def test_a_failing_run_leaves_nothing(tmp_path):
+    with pytest.raises(ValueError, match="cannot be exported to ONNX"):
+        deployed(tmp_path / "served", 0.5, Unknown())
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_wrong_is_said_before_anything_is_computed(tmp_path, monkeypatch):
+    out = tmp_path / "served"
+    for budget, runtime, kind, said in (
+        ({"params": 0.5}, None, ValueError, "the budget of deploy is a latency"),
+        ({"latency": 0.5, "params": 0.5}, "onnxruntime", ValueError, "the budget of deploy is a latency"),
+        ({"latency": 0.5}, "torch", ValueError, r"deploy writes what a runtime loads: .*for torch .*secateur\.fit"),
+        ({"latency": 0.5}, "onnx", ValueError, "no runtime is called 'onnx'"),
+    ):
+        with pytest.raises(kind, match=said):
+            deploy(None, None, budget=budget, runtime=runtime, out=out)
+    with pytest.raises(CheckpointError, match="already exists"):
+        deploy(None, None, budget={"latency": 0.5}, out=tmp_path)
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(ImportError, match=r"^ONNX Runtime is not installed: pip install \"secateur\[onnx\]\"$"):
+        deploy(None, None, budget={"latency": 0.5}, out=out)
+
+
+def cnn():
+    torch.manual_seed(0)
+    layers = (nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 32, 3, stride=2), nn.ReLU())
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10)).eval()
+
+
+def test_convolutions_are_calibrated_on_the_batches(tmp_path):
+    batches = [(torch.randn(4, 3, 12, 12), torch.zeros(4)) for _ in range(4)]
+    done = deployed(tmp_path / "served", 0.9, cnn(), batches)
+    forms = {each.form: each for each in done.candidates if not each.kept}
+    assert forms.keys() == {"float32", "int8", "int8, calibrated"}
+    assert forms["int8, calibrated"].nbytes < forms["int8"].nbytes
+    assert 0 < forms["int8, calibrated"].loss < 0.05
+    served = InRuntime(OnnxRuntime().load(done.out))
+    one = torch.randn(1, 3, 12, 12)  # of another number of pictures than what it was exported with
+    assert served(one).shape == (1, 10)
+    runs_alone(done.out)
+
+
+@pytest.mark.parametrize("family", ["llama", "bert"])
+def test_a_directory_with_its_tokenizer(tmp_path, family):
+    make(family).to(torch.bfloat16).save_pretrained(tmp_path / "dense")
+    for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "chat_template.jinja", "notes.txt"):
+        (tmp_path / "dense" / name).write_text("{}")
+    before = contents(tmp_path / "dense")
+    generator = torch.Generator().manual_seed(1)
+    batches = [torch.randint(1, 30, (1, 12), generator=generator) for _ in range(4)]
+    done = deployed(tmp_path / "served", 1.0, tmp_path / "dense", batches)
+    assert contents(tmp_path / "dense") == before
+    names = {path.name for path in done.out.iterdir()} - {CHECK, "model.onnx", "secateur.json"}
+    assert names == {"tokenizer.json", "tokenizer_config.json", "vocab.txt", "chat_template.jinja"}
+    loaded = OnnxRuntime().load(done.out)
+    assert loaded.inputs == ("input_ids", "attention_mask")
+    assert loaded.outputs == ("logits",)  # no cache
+    ids = torch.randint(1, 30, (3, 7), generator=generator)  # other texts, of other lengths
+    mask = torch.ones_like(ids)
+    mask[1, 4:] = 0
+    found = InRuntime(loaded)(input_ids=ids, attention_mask=mask).logits
+    alone = InRuntime(loaded)(input_ids=ids[1:2, :4]).logits
+    np.testing.assert_allclose(found[1, :4], alone[0], rtol=0.1, atol=0.1 * float(alone.abs().max()))
+    assert runs_alone(done.out) == 2
