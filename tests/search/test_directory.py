@@ -271,6 +271,16 @@ def test_what_keeps_other_units_than_were_chosen_is_not_there(dense, tmp_path, m
     assert not (tmp_path / "store" / FILE).exists()
 
 
+def test_what_shrink_reaches_is_reached(dense, tmp_path):
+    """The stream's width has no levels."""
+    done = fitted(dense, tmp_path / "out", budget={"params": 0.5}, shares=(0.1,))
+    assert done.taken == "shrink, by itself"
+    assert verify_checkpoint(tmp_path / "out", dense).ok
+    written = model_of(tmp_path / "out")
+    assert sum(each.numel() for each in written.parameters()) == done.got["params"] <= 0.5 * done.dense["params"]
+    assert written.config.hidden_size < model_of(dense).config.hidden_size
+
+
 def test_an_impossible_budget_leaves_levels(dense, tmp_path):
     with pytest.raises(
         ValueError, match=r"cannot come to 60 .* pass shares= with larger ones(.|\n)* is kept in .*remove it"

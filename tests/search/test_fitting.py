@@ -20,6 +20,7 @@ from secateur.search.result import KINDS, Point, knee_of
 from support.families import batches as family_batches
 from support.families import make
 from support.fitting import blocks, inputs, parameters, widths
+from support.measured import text, words
 from support.unchanged import is_unchanged, state_of
 
 SHARES = (0.2, 0.4, 0.6, 0.8)
@@ -148,6 +149,36 @@ def test_what_shrink_does_by_itself_is_what_it_does_of_all_batches(monkeypatch):
     assert widths(alone) == widths(model)
     for one, other in zip(model.parameters(), alone.parameters(), strict=True):
         assert torch.allclose(one, other, atol=1e-6)
+
+
+@pytest.mark.parametrize("budget", [{"params": 809}, {"bytes": 0.31, "macs": 0.5}], ids=["params", "bytes and macs"])
+def test_what_shrink_reaches_is_reached(budget):
+    """A stream's width has no levels, and no choice of others comes to so little."""
+    model, alone = words(), words()
+    done = fit(model, text(), budget=budget, shares=(0.2,), finals=1)
+    assert all(done.got[word] <= done.limits[word] for word in budget)
+    assert done.taken == "shrink, by itself"
+    assert parameters(model) - zeros(model) == done.got["params"]
+    without = {name for name in done.units if name not in {one for its in done.levels.groups.values() for one in its}}
+    assert without
+    assert re.search(r"what has no levels units leave, 1 in all, such as .*, of whose units \d+ stay", str(done))
+    if len(budget) == 1:
+        shrink(alone, text()[0][:2], 1 - 809 / parameters(alone), batches=text())
+        assert [each.shape for each in alone.parameters()] == [each.shape for each in model.parameters()]
+        assert all(map(torch.allclose, model.parameters(), alone.parameters()))
+
+
+def test_what_shrink_does_not_reach_is_an_error_that_changes_nothing():
+    model = words()
+    before = state_of(model)
+    with pytest.raises(ValueError, match="the params cannot come to"):
+        fit(model, text(), budget={"params": 0.01}, shares=(0.2,), finals=1)
+    assert is_unchanged(model, before)
+
+
+def test_of_two_finals_one_is_what_shrink_does():
+    done = fit(blocks(4), inputs(), budget={"params": 0.6}, shares=SHARES, finals=2)
+    assert {*done.finals} == {"shrink, by itself", "searched"}
 
 
 def test_a_latency_is_measured_in_the_end():
@@ -336,12 +367,14 @@ def test_a_budget_is_never_exceeded_counted_on_the_result(levels_of, pattern, ov
     model, levels = blocks(2, 8, 20), levels_of[pattern]
     before = state_of(model)
     asked = {"levels": levels, "over": over, "finals": 1, "verify": False}
-    if share < least_of(levels, over, word):
-        with pytest.raises(ValueError, match="cannot come to"):
-            fit(model, BLOCKS, budget={word: share}, **asked)
+    unmet = share < least_of(levels, over, word)
+    try:
+        done = fit(model, BLOCKS, budget={word: share}, **asked)
+    except ValueError:  # neither levels nor `shrink` come to so little
+        assert unmet
         assert is_unchanged(model, before)
         return
-    done = fit(model, BLOCKS, budget={word: share}, **asked)
+    assert not unmet or done.taken == "shrink, by itself"
     left = {
         "params": sum(int(each.count_nonzero()) for each in model.parameters()),
         "macs": sum(2 * int(each.count_nonzero()) for each in model.parameters() if each.dim() > 1),  # two rows

@@ -499,10 +499,16 @@ class LevelSearch:
         if self.space.fits(self.space.dense, limits) or holds(limits, counted):
             as_it_is = self._chosen(limits, Evolved(self.space.dense, 0.0, {}, 0.0, 0), [])
             return replace(as_it_is, predicted={**as_it_is.predicted, "params": counted["params"]})
-        self._least(limits)  # what cannot be met is said before the long part begins
+        try:
+            self._least(limits)  # what cannot be met is said before the long part begins
+        except ValueError:
+            self.default = None if finishing is None else finishing.by_itself(limits)
+            if finishing is None or self.default is None:
+                raise
+            return self._without_levels(limits, self.default, finishing)
         self._measure_alone()
         curve = self._curve(word)
-        if finishing is not None and finals > 2:
+        if finishing is not None and finals > 1:
             self.default = finishing.by_itself(limits)
         found = self._searched(limits, max(1.0, self.passes - self.spent))
         finished: dict[str, float] = {}
@@ -512,10 +518,22 @@ class LevelSearch:
         at = self._point(self.space.cost(found.choice, word) / dense[word], found.loss)
         chosen = replace(self._chosen(limits, found, [at, *curve]), finals=finished, taken=taken)
         if finishing is not None and taken == DEFAULT:
-            default = finishing.by_itself(limits, by_all=True) or self.default  # as it is without a search
-            assert default is not None
-            chosen = replace(chosen, units=dict(default.units), predicted={**chosen.predicted, **default.costs})
+            assert self.default is not None
+            chosen = self._by_default(chosen, self.default, finishing)
         return chosen
+
+    def _by_default(self, chosen: Chosen, default: ByItself, finishing: Finishing) -> Chosen:
+        """What `shrink` makes of the budget by all batches, as it does without a search."""
+        default = finishing.by_itself(chosen.limits, by_all=True) or default
+        return replace(chosen, units=dict(default.units), predicted={**chosen.predicted, **default.costs})
+
+    def _without_levels(self, limits: Mapping[str, float], default: ByItself, finishing: Finishing) -> Chosen:
+        """What `shrink` makes of a budget that no choice of levels meets: it takes of groups that have none, too, such
+        as the width of a residual stream."""
+        loss = default.judged.loss
+        found = Evolved(self.space.near(default.units), loss, {DEFAULT: loss}, 0.0, 0)
+        chosen = replace(self._chosen(limits, found, []), finals={DEFAULT: loss}, taken=DEFAULT, stays={})
+        return self._by_default(chosen, default, finishing)
 
     def _finished(
         self, limits: Mapping[str, float], found: Evolved, finals: int, finishing: Finishing
@@ -532,6 +550,8 @@ class LevelSearch:
         for name in fixed:
             choice = self.starts[name]
             if len(first) > max(1, finals // 2 - len(named)) or found.losses[name] > most:
+                break
+            if len(first) + len(named) == finals:
                 break
             if self.space.fits(choice, limits) and self._in_time(choice, limits):
                 first.setdefault(choice, name)

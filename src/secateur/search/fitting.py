@@ -136,8 +136,10 @@ def fit(
             (half on these batches, half on those held back) is taken: what was found, the fixed allocations, the best
             first, what `shrink` makes of the budget by itself, and then what these say. The best fixed allocation is
             taken where no other is better by more than noise (`secateur.search.costs.taken_of`). 1: none is, which
-            takes a tenth of the time; 2: what was found and the best fixed allocation. With ``keep`` a third of them is
-            finished, on the way down from what levels keep.
+            takes a tenth of the time; 2: what was found and what `shrink` makes of it, or, where it takes no such
+            budget (of time, or of zeros), the best fixed allocation. What no choice of levels meets, as of a stream's
+            width none are made, is left to `shrink`. With ``keep`` a third of them is finished, on the way down from
+            what levels keep.
         seed: of the switches. One seed, one result, but for latencies.
         store: a folder for levels and latencies: they are made once, and a run that was killed goes on.
         levels: that are made already: what `sensitivity` gave, or the folder that it wrote. None are made then, and
@@ -511,19 +513,14 @@ class Executor:
         return Judged.by(task.measured.by_row(model), self.seen.by_row(model))
 
     def by_itself(self, limits: Mapping[str, float], *, by_all: bool = False) -> ByItself | None:
-        """What `shrink` makes of a budget of parameters or multiply-adds on a copy, by what levels were made of, or by
-        all batches."""
+        """What `shrink` makes of a budget of anything but time on a copy, by what levels were made of, or by all
+        batches."""
         task = self.choosing
-        if (
-            len(limits) != 1
-            or not {*limits} <= {"params", "macs"}
-            or "shrink" not in task.over
-            or "oneshot" in task.over
-        ):
+        if not {*limits} <= {*TARGETS} or "shrink" not in task.over or "oneshot" in task.over:
             return None
-        ((word, limit),) = limits.items()
-        whole = task.dense[word]
-        share = 1 - limit / whole
+        dense = task.dense
+        word = min(limits, key=lambda word: limits[word] / dense[word])
+        share = 1 - limits[word] / dense[word]
         for _ in range(_TRIES):
             copied = copy.deepcopy(task.model)
             try:
@@ -532,7 +529,7 @@ class Executor:
                         copied,
                         task.example,
                         share,
-                        target=word,
+                        target="params" if word == "bytes" else word,
                         batches=self.every if by_all else task.rest,
                         forward=task.forward,
                         uniform=self.asked.uniform,
@@ -542,10 +539,10 @@ class Executor:
             except ValueError:
                 return None  # not so much can leave by its rules
             costs = _costs_of(done)
-            if costs[word] <= limit:
+            over = max((costs[word] - limit) / dense[word] for word, limit in limits.items())
+            if over <= 0:
                 break
-            more = share + 1.5 * (costs[word] - limit) / whole  # it takes what is nearest, and that was more
-            share = max(more, done.beside[1])  # the next smaller one that there is
+            share = max(share + 1.5 * over, done.beside[1])  # what is nearest is more: the next smaller one that is
         else:
             return None
         units = {name: int(mask.sum()) for name, mask in done.kept.items() if not mask.all()}

@@ -248,6 +248,14 @@ class Fitted(ByText):
             f"Searched on {where}, in {self.passes:.1f} passes over them and {self.generations} generations; "
             f"{self.seconds:.0f} s in all."
         )
+        known = {group for groups in self.levels.groups.values() for group in groups}
+        if without := {name: count for name, count in (self.units or {}).items() if name not in known}:
+            name, count = next(iter(without.items()))
+            yield printable(
+                f"It is what shrink makes of this budget by itself: also of what has no levels units leave, "
+                f"{len(without)} in all, such as {name}, of whose units {count} stay.",
+                1000,
+            )
         if self.stays:
             name, why = next(iter(self.stays.items()))
             yield printable(f"{len(self.stays)} stay whole, such as {shown_name(name)}: {why}.", 1000)

@@ -448,13 +448,22 @@ class Space:
         """The levels nearest to counts of units that stay, and less where that costs too much; groups of the coupling
         that are not named stay dense. None where it costs too much at the last level of each.
         """
+        shares = self._leaving(kept)
+        return self.snapped(lambda amount: {name: _bent(share, amount) for name, share in shares.items()}, limits)
+
+    def near(self, kept: Mapping[str, int]) -> Choice:
+        """The levels nearest to counts of units that stay, whatever that costs."""
+        return tuple(self._nearest(each, self._leaving(kept)) for each in self.classes)
+
+    def _leaving(self, kept: Mapping[str, int]) -> dict[str, float]:
+        """``{group: the share that leaves}`` by counts of units that stay."""
         shares = {}
         for each in self.classes:
             for name in each.names:
                 groups = [group for group in self.levels.groups[name] if group in kept]
                 of = self.levels[name][0].of
                 shares[name] = 1 - sum(kept[group] for group in groups) / of if groups and of else 0.0
-        return self.snapped(lambda amount: {name: _bent(share, amount) for name, share in shares.items()}, limits)
+        return shares
 
     def _nearest(self, each: Class, wanted: Mapping[str, float]) -> int:
         share = self._wanted(each, wanted)
