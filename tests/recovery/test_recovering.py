@@ -189,11 +189,11 @@ def test_weights_that_are_no_numbers_are_named(pair, which):
         recover(model, teacher, tokens, steps=1)
 
 
-def test_several_processes_are_refused(pair, monkeypatch):
+def test_the_local_part_of_several_processes_is_refused(pair, monkeypatch):
     from secateur.recovery import recovering
 
     monkeypatch.setattr(recovering, "rank_and_world", lambda: (1, 2))
-    with pytest.raises(ValueError, match="recover runs in one process, and there are 2"):
+    with pytest.raises(ValueError, match="2 processes train by the outputs alone: pass local=0; what local= does runs"):
         recover(*pair)
 
 

@@ -27,6 +27,7 @@ from secateur.support import (
     device_of,
     documents,
     is_empty,
+    local,
     mapped,
     moved,
     printable,
@@ -634,7 +635,8 @@ def _is_our_own(error: Exception) -> bool:
 def check_finite(model: nn.Module) -> None:
     """Raises ValueError if a weight of the model, inside blocks or outside, holds NaN or infinity."""
     for name, parameter in model.named_parameters():
-        if parameter.numel() and not bool(parameter.isfinite().all()):
+        own = local(parameter)
+        if own.numel() and not bool(own.isfinite().all()):
             raise ValueError(
                 f"{name}: the weight of shape {tuple(parameter.shape)} has entries that are NaN or infinite."
             )

@@ -15,7 +15,18 @@ import torch
 from torch import Tensor, nn
 
 from secateur.pipeline import Masks, attached_masks, check_mask
-from secateur.support import is_sharded, private
+from secateur.support import (
+    count_nonzero,
+    everywhere,
+    is_sharded,
+    laid_out,
+    local,
+    private,
+    rank_and_world,
+    sharded_as,
+    summed,
+    whole,
+)
 from secateur.targets import find_targets, identity_of
 
 # ---- Which entries of a model's weights are removed, and how new values are written beside them.
@@ -61,8 +72,8 @@ def removed_of(model: nn.Module, masks: Any = None, also: Collection[str] = ()) 
         if full not in every:
             raise ValueError(f"there is a mask for {name!r}, but the model has no such parameter.")
         check_mask(name, mask, every[full].shape)
-        kept = mask.to(every[full].device).ne(0)
-        if not full.endswith("_orig") and bool((every[full].detach().ne(0) & ~kept).any()):
+        kept = laid_out(mask, every[full]).ne(0)
+        if not full.endswith("_orig") and count_nonzero(every[full].detach().ne(0) & ~kept):
             raise ValueError(f"{name}: the mask removes entries that are not zero; write the zeros first, with apply_.")
         remove(full, kept)
     for name, mask in attached_masks(model, every).items():
@@ -70,7 +81,7 @@ def removed_of(model: nn.Module, masks: Any = None, also: Collection[str] = ()) 
     for name in (*touchable(model), *(name for name in also if name in every)):
         if not name.endswith("_orig"):
             remove(name, every[name].detach().ne(0))
-    return Masks((name, mask) for name, mask in found.items() if not bool(mask.all()))
+    return Masks((name, mask) for name, mask in found.items() if count_nonzero(mask) < mask.numel())
 
 
 def touchable(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -111,7 +122,7 @@ def count_zeros(weights: Mapping[str, Tensor], masks: Mapping[str, Tensor] | Non
         there = weight.detach().ne(0)
         if masks is not None and name.endswith("_orig") and name in masks:
             there = there & masks[name]
-        found[name] = there.numel() - int(there.count_nonzero())
+        found[name] = there.numel() - count_nonzero(there)
     return found
 
 
@@ -221,25 +232,42 @@ def _gradient(parameter: nn.Parameter, others: Sequence[nn.Parameter]) -> Tensor
 class Moving:
     """The parameters of a model while they are trained.
 
-    ``own`` are the model's tensors, which are not written to before `finish`; ``masks`` what is removed of them.
+    ``own`` are the model's tensors, which are not written to before `finish`; ``masks`` what is removed of them. What
+    is sharded can't be taken out of its module, and trains in its place: ``own`` are copies then, of this process's
+    parts, which are put back if anything fails.
     """
 
     parameters: Mapping[str, nn.Parameter]
     masks: Mapping[str, Tensor]
     own: Mapping[str, Tensor]
+    in_place: bool = False
 
     def values(self) -> dict[str, Tensor]:
-        """What `finish` will write: of each parameter the new values, in its own dtype."""
-        return {
-            name: settled(self.own[name], parameter.detach(), self.masks.get(name))
-            for name, parameter in self.parameters.items()
-        }
+        """What `finish` will write: of each parameter the new values, in its own dtype; of what is sharded this
+        process's part."""
+        return everywhere(
+            lambda: {
+                name: settled(self.own[name], local(parameter.detach()), local_mask(self.masks.get(name)))
+                for name, parameter in self.parameters.items()
+            }
+        )
 
     @torch.no_grad()
     def finish(self) -> None:
         """Writes the new values into the model's own tensors."""
         for name, values in self.values().items():
             self.own[name].copy_(values)
+
+    @torch.no_grad()
+    def put_back(self) -> None:
+        """What trained in its place is what `own` says."""
+        for name, parameter in self.parameters.items() if self.in_place else ():
+            local(parameter).copy_(self.own[name])
+
+
+def local_mask(mask: Tensor | None) -> Tensor | None:
+    """This process's part of a mask."""
+    return None if mask is None else local(mask)
 
 
 @contextlib.contextmanager
@@ -248,11 +276,20 @@ def moving(model: nn.Module, trained: Collection[str], masks: Mapping[str, Tenso
     narrower.
 
     Raises:
-        ValueError: a parameter can't be trained here: it is on the meta device, sharded, or made under inference_mode.
+        ValueError: a parameter can't be trained here: it is on the meta device, sharded otherwise than by FSDP2 or in
+            half precision, or made under inference_mode.
     """
     every = dict(model.named_parameters())
     for name in trained:
         _check(name, every[name])
+    if any(is_sharded(every[name]) for name in trained):
+        copies = {name: local(each.detach()).clone() for name, each in every.items() if name in trained}
+        sharded = Moving({name: every[name] for name in copies}, masks, copies, in_place=True)
+        try:
+            yield sharded
+        finally:
+            sharded.put_back()
+        return
     own = {name: each.data for name, each in every.items() if name in trained}  # in one order, however they are named
     narrow = [each for each in (*every.values(), *model.buffers()) if _is_narrow(each)]
     before = [(each, each.data) for each in [*(every[name] for name in own), *narrow]]
@@ -278,8 +315,11 @@ def check_loaded(name: str, parameter: nn.Parameter) -> None:
 
 def _check(name: str, parameter: nn.Parameter) -> None:
     check_loaded(name, parameter)
-    if is_sharded(parameter):
-        raise ValueError(f"{name} is sharded; recover trains a model that one process holds.")
+    if is_sharded(parameter) and _is_narrow(parameter):
+        raise ValueError(
+            f"{name} is sharded in {parameter.dtype}: shard it in float32, and let autocast= or fully_shard's "
+            "MixedPrecisionPolicy compute in half precision."
+        )
     if parameter.is_inference():
         raise ValueError(f"{name} was made under torch.inference_mode and can't be trained; make the model without it.")
 
@@ -322,7 +362,7 @@ def movers_for(
 # ---- AdamW with a warm-up, a cosine decay and clipped gradients, which can be resumed after any step.
 #
 # Law: what a step does follows from the state before it and its number alone; a step that is not finite is an error,
-# and changes nothing.
+# and changes nothing. Of several processes each takes the slope of its part of the loss; all step by the sum.
 
 WARMUP = 0.1  # of the steps
 FUSED = ("cpu", "cuda")  # where AdamW takes one pass over memory, in place of one for each of its operations
@@ -353,6 +393,21 @@ def order_of(seed: int, round_: int, count: int) -> list[int]:
 CLIP = 1.0  # the largest norm of a step's gradients; they are scaled down to it
 
 
+@torch.no_grad()
+def add_slopes(leaves: Sequence[Tensor], shared: int) -> None:
+    """The gradients of all processes' parts of a loss, added up where each has one of its own. What FSDP shards has
+    their mean already, of losses that were taken so many times (``shared``)."""
+    if rank_and_world()[1] == 1:
+        return
+    whole_ones = [leaf for leaf in leaves if not is_sharded(leaf)]
+    if not whole_ones:
+        return
+    there = summed(torch.tensor([leaf.grad is not None for leaf in whole_ones], device=leaves[0].device).int())
+    for leaf, count in zip(whole_ones, there.tolist(), strict=True):
+        if count:  # of experts some processes may have reached none
+            leaf.grad = summed(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad).div_(shared)
+
+
 class Descent:
     """The optimizer of some movers (`secateur.recovery.descent`).
 
@@ -365,6 +420,7 @@ class Descent:
     def __init__(self, movers: Sequence[Mover], steps: int, *, rate: float) -> None:
         self.movers, self.steps, self.rate = movers, steps, rate
         self.leaves = [leaf for mover in movers for leaf in mover.leaves]
+        self.device = self.leaves[0].device
         # fused looks at no strides
         fused = all(leaf.device.type in FUSED and leaf.is_contiguous() for leaf in self.leaves)
         self.optimizer = torch.optim.AdamW(self.leaves, lr=rate, weight_decay=0.0, fused=fused)
@@ -376,15 +432,17 @@ class Descent:
         Raises:
             ValueError: the loss or its gradients are NaN or infinite, or it depends on nothing that moves.
         """
-        number, step = float(loss.detach()), self.done + 1
+        number, step = float(summed(loss.detach())), self.done + 1
         if not math.isfinite(number):
             raise ValueError(f"the loss of step {step} is {number}; look at the batches, or lower rate=.")
         if not loss.requires_grad:
             raise ValueError("the loss depends on no parameter that is trained; was the model run under no_grad?")
-        loss.backward()  # type: ignore[no-untyped-call]
+        shared = rank_and_world()[1] if any(map(is_sharded, self.leaves)) else 1
+        (loss * shared if shared > 1 else loss).backward()  # type: ignore[no-untyped-call]
         for mover in self.movers:
             mover.gather()
-        norm = torch.nn.utils.clip_grad_norm_(self.leaves, CLIP)
+        add_slopes(self.leaves, shared)
+        norm = whole(torch.nn.utils.clip_grad_norm_(self.leaves, CLIP))
         if not bool(norm.isfinite()):
             raise ValueError(f"the gradients of step {step} are not finite; look at the batches, or lower rate=.")
         for group in self.optimizer.param_groups:
@@ -397,12 +455,13 @@ class Descent:
         return number
 
     def state(self) -> dict[str, Tensor]:
-        """What is to be kept for a run that goes on: the leaves, and what the optimizer remembers of each."""
+        """What is to be kept for a run that goes on: the leaves, and what the optimizer remembers of each; of what is
+        sharded this process's part."""
         found: dict[str, Tensor] = {}
         for at, leaf in enumerate(self.leaves):
-            found[f"{at}.value"] = leaf.detach()
+            found[f"{at}.value"] = local(leaf.detach())
             for key, value in self.optimizer.state.get(leaf, {}).items():
-                found[f"{at}.{key}"] = value.detach()
+                found[f"{at}.{key}"] = local(value.detach())
         return found
 
     @torch.no_grad()
@@ -423,7 +482,7 @@ class Descent:
             ):
                 raise ValueError(f"holds {name}, which is nothing of these parameters")
             leaf = self.leaves[int(at)]
-            shape = torch.Size() if key == "step" else leaf.shape
+            shape = torch.Size() if key == "step" else local(leaf).shape
             if value.shape != shape or (key != "step" and value.dtype != leaf.dtype):
                 raise ValueError(f"{name} has shape {tuple(value.shape)} of {value.dtype}")
             if not bool(value.isfinite().all()):
@@ -432,12 +491,13 @@ class Descent:
                 values[int(at)] = value
             else:
                 there = key != "step" or self.optimizer.defaults["fused"]
-                remembered[int(at)][key] = value.to(leaf.device if there else value.device, copy=True)
+                own = value.to(leaf.device if there else value.device, copy=True)
+                remembered[int(at)][key] = own if key == "step" else sharded_as(own, leaf)
         if any(value is None for value in values) or any(len(each) not in (0, 3) for each in remembered):
             raise ValueError("has no full state of the optimizer")
         for leaf, held, own in zip(self.leaves, values, remembered, strict=True):
             assert held is not None
-            leaf.copy_(held)
+            local(leaf).copy_(held)
             if own:
                 self.optimizer.state[leaf] = own
         for mover in self.movers:

@@ -1,6 +1,7 @@
 """Differentiable losses between a model's outputs and its teacher's.
 
-Law: equal outputs lose nothing, and padding does not count.
+Law: equal outputs lose nothing, and padding does not count. Where rows are shared out among processes, each finds its
+part of the loss: these add up to what one process finds.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from secateur.support import tensors_in, unknown
+from secateur.support import summed, tensors_in, unknown
 
 OutputLoss = Callable[[Any, Any, Any], Tensor]
 NO_TEXT = (
@@ -25,7 +26,7 @@ PADDED = -100  # a row of logits that is to name no token
 UNIT = 1e-3  # how far the norm of a row may be from 1 to be a unit vector's, or what its dtype rounds away
 
 
-def kl(outputs: Tensor, wanted: Tensor, kept: Tensor | None = None) -> Tensor:
+def kl(outputs: Tensor, wanted: Tensor, kept: Tensor | None = None, *, shared: bool = False) -> Tensor:
     """``mean over rows of Σ p (log p - log q)``, p the teacher's distribution, q the student's: forward KL.
 
     What Minitron trains pruned language models by, on logits alone (Muralidharan et al. 2024, arXiv:2407.14679).
@@ -34,37 +35,41 @@ def kl(outputs: Tensor, wanted: Tensor, kept: Tensor | None = None) -> Tensor:
         outputs: logits of the student, (rows, classes).
         wanted: of the teacher, of the same shape.
         kept: (rows,), True where a row counts; None: all. Where none does, the loss is 0.
+        shared: the rows are some of a batch's, and so is the loss; likewise below.
 
     >>> kl(torch.zeros(1, 2), torch.zeros(1, 2))
     tensor(0.)
     """
-    count = max(1, len(outputs)) if kept is None else kept.sum().clamp(min=1)
+    count = _of_all(len(outputs) if kept is None else kept.sum(), outputs, shared)
     return _summed(outputs, _from_teacher, wanted, kept) / count
 
 
-def cosine(outputs: Tensor, wanted: Tensor) -> Tensor:
+def cosine(outputs: Tensor, wanted: Tensor, *, shared: bool = False) -> Tensor:
     """``mean over rows of 1 - cos(student, teacher)``, for embeddings and hidden states, (rows, features).
 
     >>> cosine(torch.tensor([[2.0, 0.0]]), torch.tensor([[1.0, 0.0]]))
     tensor(0.)
     """
     lost = 1 - nn.functional.cosine_similarity(outputs.float(), wanted.float(), dim=-1)
-    return lost.sum() / max(1, lost.numel())  # all of a batch may be padding
+    return lost.sum() / _of_all(lost.numel(), outputs, shared)  # all of a batch may be padding
 
 
-def mse(outputs: Tensor, wanted: Tensor) -> Tensor:
+def mse(outputs: Tensor, wanted: Tensor, *, shared: bool = False) -> Tensor:
     """``‖student - teacher‖² / ‖teacher - its mean‖²``: the share of the variance that is lost, (rows, features).
 
     >>> mse(torch.tensor([[1.0], [3.0]]), torch.tensor([[1.0], [4.0]])).item()
     0.2222222238779068
     """
     wide, aim = outputs.float(), wanted.float()
-    varied = (aim - aim.mean(0)).square().sum()
-    spread = torch.where(varied > 0, varied, aim.square().sum())
+    mean = summed(aim.sum(0)) / _of_all(len(aim), aim, shared) if shared else aim.mean(0)
+    varied, whole = (aim - mean).square().sum(), aim.square().sum()
+    if shared:
+        varied, whole = summed(varied), summed(whole)
+    spread = torch.where(varied > 0, varied, whole)
     return (wide - aim).square().sum() / torch.where(spread > 0, spread, 1.0)
 
 
-WORDS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {"kl": kl, "cosine": cosine, "mse": mse}
+WORDS: Mapping[str, Callable[..., Tensor]] = {"kl": kl, "cosine": cosine, "mse": mse}
 
 
 def parse(loss: str | OutputLoss | None) -> str | OutputLoss | None:
@@ -164,7 +169,7 @@ def _all_rows(tensor: Tensor) -> Tensor:
     return tensor.reshape(-1, tensor.shape[-1]) if tensor.dim() > 1 else tensor.reshape(-1, 1)
 
 
-def text_loss(outputs: Any, batch: Any, mask: Tensor | None, *, writes: bool) -> Tensor:
+def text_loss(outputs: Any, batch: Any, mask: Tensor | None, *, writes: bool, counts: bool | None = None) -> Tensor:
     """What the batch itself says, a scalar: the model's own loss where the batch has labels, else the cross-entropy of
     each next token.
 
@@ -173,9 +178,12 @@ def text_loss(outputs: Any, batch: Any, mask: Tensor | None, *, writes: bool) ->
         batch: with ``labels``, or with ``input_ids``, (batch, sequence).
         mask: (batch, sequence), True where a token is no padding: pairs of two such tokens count.
         writes: whether the model's logits are of the next token.
+        counts: None of a whole batch. Of the rows that each process has of one, True: its part of the loss; False where
+            they are another's, and are only run.
 
     Raises:
-        ValueError: the batch says nothing: no labels, and no text of a model that writes.
+        ValueError: the batch says nothing: no labels, and no text of a model that writes; or its labels are shared out
+            among processes.
 
     >>> logits = torch.zeros(1, 3, 4)
     >>> round(float(text_loss({"logits": logits}, {"input_ids": torch.tensor([[1, 2, 3]])}, None, writes=True)), 3)
@@ -184,6 +192,11 @@ def text_loss(outputs: Any, batch: Any, mask: Tensor | None, *, writes: bool) ->
     given = batch if isinstance(batch, Mapping) else {}
     own = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
     if "labels" in given and isinstance(own, Tensor) and own.numel() == 1:
+        if counts is not None:
+            raise ValueError(
+                "share= below 1 with labels is the model's own mean over a batch, of which each of several processes "
+                "has a part: leave labels out, or run one process."
+            )
         return _wide(own.reshape(()))
     ids = batch if isinstance(batch, Tensor) and not batch.is_floating_point() else given.get("input_ids")
     logits = features_of(outputs)
@@ -194,8 +207,15 @@ def text_loss(outputs: Any, batch: Any, mask: Tensor | None, *, writes: bool) ->
         kept = mask.to(logits.device).bool()
         aims[:, :-1].masked_fill_(~(kept[:, 1:] & kept[:, :-1]), PADDED)
     rows, aims = logits.reshape(-1, logits.shape[-1]), aims.reshape(-1)
-    kept = aims.ne(PADDED)
-    return _summed(rows, _from_text, aims, kept) / kept.sum().clamp(min=1)
+    kept = aims.ne(PADDED) & (counts is not False)
+    return _summed(rows, _from_text, aims, kept) / _of_all(kept.sum(), rows, counts is not None)
+
+
+def _of_all(count: int | Tensor, like: Tensor, shared: bool) -> int | Tensor:
+    """How many rows there are, of all processes that share them, at least 1."""
+    if shared:
+        count = summed(torch.as_tensor(count, device=like.device))
+    return max(1, count) if isinstance(count, int) else count.clamp(min=1)
 
 
 def _from_teacher(q: Tensor, wanted: Tensor, room: Sequence[Tensor]) -> Tensor:
@@ -261,7 +281,9 @@ def _summed(outputs: Tensor, lost_of: Callable[..., Tensor], other: Tensor, kept
     return found
 
 
-def loss_between(outputs: Any, wanted: Any, batch: Any, loss: str | OutputLoss, mask: Tensor | None) -> Tensor:
+def loss_between(
+    outputs: Any, wanted: Any, batch: Any, loss: str | OutputLoss, mask: Tensor | None, *, counts: bool | None = None
+) -> Tensor:
     """The differentiable loss between a model's and its teacher's outputs on one batch, a scalar tensor.
 
     Args:
@@ -269,12 +291,19 @@ def loss_between(outputs: Any, wanted: Any, batch: Any, loss: str | OutputLoss, 
         batch: passed to a custom loss.
         loss: a word of `WORDS`, or ``(outputs, wanted, batch) -> scalar``.
         mask: (batch, sequence), True where a token is no padding.
+        counts: as in `loss_between`.
 
     Raises:
-        ValueError: student and teacher return tensors of two shapes.
+        ValueError: student and teacher return tensors of two shapes; or a custom loss is to be taken of a part of
+            a batch.
         TypeError: a custom loss returns no number.
     """
     if callable(loss):
+        if counts is not None:
+            raise ValueError(
+                "a loss= of your own is taken of a whole batch, and each of several processes has a part of one: run "
+                "one process, or take kl, cosine or mse."
+            )
         found = loss(outputs, wanted, batch)
         if not isinstance(found, Tensor) or found.numel() != 1:
             what = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
@@ -287,9 +316,11 @@ def loss_between(outputs: Any, wanted: Any, batch: Any, loss: str | OutputLoss, 
             "compare; pass loss=(outputs, wanted, batch) -> scalar."
         )
     theirs = theirs.to(ours.device)
+    if counts is False:
+        ours, theirs, mask = ours[:0], theirs[:0], None
     if loss == "kl":  # whose rows are long: none is copied
-        return kl(_all_rows(ours), _all_rows(theirs), kept_rows(ours, mask))
-    return WORDS[loss](rows_of(ours, mask), rows_of(theirs, mask))
+        return kl(_all_rows(ours), _all_rows(theirs), kept_rows(ours, mask), shared=counts is not None)
+    return WORDS[loss](rows_of(ours, mask), rows_of(theirs, mask), shared=counts is not None)
 
 
 def _wide(loss: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur.checkpoints import CheckpointError
-from secateur.models import Tokens, longest_sequence, naming_batch, refuse_empty
+from secateur.models import Tokens, digest, longest_sequence, naming_batch, refuse_empty
 from secateur.recovery.descent import Descent, order_of, widened_batch
 from secateur.recovery.losses import NO_TEXT, OutputLoss, chosen_for, count_rows, features_of, loss_between, text_loss
 from secateur.recovery.result import Judged
@@ -27,14 +27,19 @@ from secateur.support import (
     Between,
     Fields,
     Forward,
+    all_gather,
     device_of,
     in_mode,
     mapped,
     moved,
+    on_rank_zero,
+    part_of,
     plain,
+    rank_and_world,
     restoring_generators,
     run_batch,
     seed_torch,
+    summed,
     track,
 )
 
@@ -348,6 +353,9 @@ class Steps:
         self.judging = spread_over(batches, min(JUDGED, 1 + self.descent.steps // STEPS_EACH))
         if not self.judging:
             raise ValueError(NO_BATCHES)
+        said = digest(self.judging) if rank_and_world()[1] > 1 else ""
+        if len(set(all_gather(said))) > 1:
+            raise ValueError("the processes have other batches: give all of them the same, each takes its part of one.")
         self.every = batches if isinstance(batches, Sequence) else ()
         self.before = self._mean_loss()
 
@@ -369,7 +377,7 @@ class Steps:
 
     @torch.no_grad()
     def _mean_loss(self) -> float:
-        return sum(float(self._lost(batch)[0]) for batch in self.judging) / len(self.judging)
+        return sum(float(summed(self._lost(batch)[0])) for batch in self.judging) / len(self.judging)
 
     def run(self, batches: Iterable[Any], seed: int, after: OnStep | None = None) -> None:
         """Takes the steps that are left; ``after`` is called with the number and the loss of each."""
@@ -379,40 +387,42 @@ class Steps:
         trained = [each for each in self.model.parameters() if each.requires_grad]
         with torch.enable_grad():
             for number in track(left, "recovering"):
-                for each in trained:
+                for each in trained if self.alone else ():
                     each.requires_grad_(number >= self.alone or id(each) in self.first)
                 found, rows = self._lost(next(source))
                 self.losses.append(self.descent.step(found))
                 del found  # and with it what the model's run has left
-                self.rows += rows
+                self.rows += int(summed(torch.tensor(rows, device=self.descent.device)))
                 if after is not None:
                     after(self.descent.done, self.losses[-1])
 
     def _lost(self, batch: Any) -> tuple[Tensor, int]:
-        """The loss of one of the batches, and of how many rows."""
+        """The loss of one of the batches, and of how many rows: this process's part of both."""
         refuse_empty(self.every, batch)
+        whole, (batch, counts) = batch, part_of(batch) if rank_and_world()[1] > 1 else (batch, None)
         wanted = None
         if self.share:
             where = device_of(self.teacher) or device_of(self.model)  # a teacher in files is nowhere yet
             with (
                 torch.no_grad(),
                 casting(where, self.narrow),
-                naming_batch(self.every, batch, self.forward, "the teacher"),
+                naming_batch(self.every, whole, self.forward, "the teacher"),
             ):
                 wanted = run_batch(self.teacher, moved(batch, where), self.forward)
         device = device_of(self.model)
         here = moved(mapped(batch, widened_batch) if self._is_widened else batch, device)
-        with casting(device, self.narrow), naming_batch(self.every, batch, self.forward):
+        with casting(device, self.narrow), naming_batch(self.every, whole, self.forward):
             outputs = run_batch(self.model, here, self.forward)
         mask = Tokens.of(batch).own
         parts = []
         if self.share:
             if self.loss is None:
-                self.loss = chosen_for(wanted)
-            parts.append(self.share * loss_between(outputs, wanted, batch, self.loss, mask))
+                self.loss = on_rank_zero(lambda: chosen_for(wanted))
+            parts.append(self.share * loss_between(outputs, wanted, batch, self.loss, mask, counts=counts))
         if self.share < 1:
-            parts.append((1 - self.share) * text_loss(outputs, batch, mask, writes=self.writes))
-        return torch.stack(parts).sum() if len(parts) > 1 else parts[0], _rows(outputs, mask)
+            own = text_loss(outputs, batch, mask, writes=self.writes, counts=counts)
+            parts.append((1 - self.share) * own)
+        return torch.stack(parts).sum() if len(parts) > 1 else parts[0], 0 if counts is False else _rows(outputs, mask)
 
     @property
     def _is_widened(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -50,10 +51,15 @@ from secateur.recovery.outputs import (
 from secateur.recovery.result import Recovered, memory_of
 from secateur.support import (
     Forward,
+    all_gather,
     device_of,
     directories,
+    everywhere,
     for_directories,
     globs_of,
+    is_fully_sharded,
+    is_sharded,
+    local,
     mapped,
     matched,
     moved,
@@ -281,6 +287,11 @@ def recover(
         device: where the models compute; None: the processor.
         on_part: called with each part of a block when it is done.
 
+    In several processes of `torch.distributed`, such as torchrun starts, all are given the same batches, of which each
+    takes its rows: steps and batches mean what they mean in one process, and so does the result, but for rounding.
+    Models may lie whole in each, or be sharded by FSDP2's ``fully_shard``, in float32; then each holds its share of
+    weights, copies and optimizer. That is for the part by the outputs: ``local=0``, and ``batches``.
+
     Half precision is trained as float32, and rounded once at the end. Beside the two models it takes a copy of the
     trained parameters, their gradients, and twice their memory for AdamW.
 
@@ -289,8 +300,9 @@ def recover(
 
     Raises:
         ValueError: an argument out of range, a parameter on the meta device, a loss or gradient that is not finite,
-            outputs of two shapes, or no batches. TypeError: batches that can't be run. CheckpointError: a damaged or
-            missing directory, a place that is taken, a full disk, or an earlier run of another request.
+            outputs of two shapes, or no batches; in several processes ``local``, `Sampled`, a custom loss, or
+            models or batches that differ among them. TypeError: batches that can't be run. CheckpointError: a damaged
+            or missing directory, a place that is taken, a full disk, or an earlier run of another request.
 
     >>> import copy
     >>> teacher = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
@@ -350,15 +362,12 @@ def _recovered(
     on_step: OnStep | None,
 ) -> Recovered:
     started = time.monotonic()
-    if (world := rank_and_world()[1]) > 1:
-        raise ValueError(
-            f"recover runs in one process, and there are {world}, of which each would train a model of its own: "
-            "recover in one of them, before the others begin, and share what came of it."
-        )
     asked = Sampled() if batches is None else batches
+    check_shared(request, asked)
     batches = [] if isinstance(asked, Sampled) else repeatable(asked)
-    _check_values(model)
-    _check_values(teacher)
+    for each in (model, teacher):
+        everywhere(functools.partial(_check_values, each))
+        check_alike(each)
     check_vocabularies(model, teacher, request.forward)
     check_text(model, batches, request.share if request.steps else 1.0)
     trained = names_to_train(model, request.include, request.exclude)
@@ -381,7 +390,7 @@ def _recovered(
             if not steps.train(batches, request.seed, on_step).is_kept:
                 with torch.no_grad():
                     for name, parameter in held.parameters.items():
-                        parameter.copy_(own[name])
+                        local(parameter).copy_(own[name])
         held.finish()  # all is computed: from here on things change
     zeros = {name: (before[name], count) for name, count in count_zeros(weights, removed).items()}
     return result_of(steps, parts, zeros, left_out, device_of(model), started)
@@ -409,6 +418,47 @@ def result_of(
         out=out,
         judged=None if steps is None else steps.verdict,
     )
+
+
+def check_shared(request: Request, batches: Any) -> None:
+    """`ValueError` where there are several processes, and what is asked for is done by one."""
+    world = rank_and_world()[1]
+    if world == 1:
+        return
+    if request.local:
+        raise ValueError(
+            f"{world} processes train by the outputs alone: pass local=0; what local= does runs in one process, "
+            "before, with steps=0."
+        )
+    if isinstance(batches, Sampled):
+        raise ValueError(f"{world} processes share out batches, and none are given: pass batches=.")
+
+
+def check_alike(model: nn.Module) -> None:
+    """`ValueError` where several processes hold other weights, or hold them in parts that are no even share."""
+    world = rank_and_world()[1]
+    if world == 1:
+        return
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    for name, each in tensors.items():
+        mesh = getattr(each, "device_mesh", None)
+        if mesh is not None and not (mesh.ndim == 1 and mesh.size() == world and is_fully_sharded(model)):
+            raise ValueError(
+                f"{name} is sharded otherwise than by fully_shard over all {world} processes, among which batches are "
+                "shared out: shard the model so, or leave it whole."
+            )
+    whole = {name: each for name, each in tensors.items() if not is_sharded(each)}
+    sums = {
+        name: int(each.detach().contiguous().reshape(-1).view(torch.uint8).sum(dtype=torch.int64))
+        for name, each in whole.items()
+    }
+    for other in all_gather(sums):
+        if other != sums:
+            name = next((name for name in sums if other.get(name) != sums[name]), "one of them")
+            raise ValueError(
+                f"the processes hold other weights of one {type(model).__name__} ({name}): load it alike in all, or "
+                "broadcast it first."
+            )
 
 
 def _check_values(model: nn.Module) -> None:
@@ -493,6 +543,8 @@ def steps_of(model: nn.Module, teacher: nn.Module, held: Moving, request: Reques
     adapted: set[str] = set()
     if request.adapters is not None:
         adapted = set(parameters) & {name for name, each in touchable(model).items() if each.dim() >= 2}
+        if any(is_sharded(parameters[name]) for name in adapted):
+            raise ValueError("adapters= move whole weights, and these are sharded: leave them out, or shard nothing.")
         if not adapted:
             raise ValueError(f"adapters= finds no weight of {type(model).__name__} among those that are trained.")
         chosen = {name: each for name, each in parameters.items() if name in adapted or name in first}

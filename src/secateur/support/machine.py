@@ -1,4 +1,4 @@
-"""The machine: its name, its free memory, its processes, and the time of what is compared, in turns."""
+"""The machine: its name, its free memory, and the time of what is compared, in turns."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ import platform
 import re
 import statistics
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
-from torch import Tensor
 
 from secateur.support.progress import track
 
@@ -202,82 +201,3 @@ def ratio(ours: list[float], rival: list[float]) -> float:
     2.0
     """
     return statistics.median(ratios(ours, rival))
-
-
-# ---- Communication between processes.
-#
-# Law: after each step here all processes hold the same values; an error of one is raised on all.
-
-_T = TypeVar("_T")
-
-
-def rank_and_world() -> tuple[int, int]:
-    """``(rank, world size)`` of this process; ``(0, 1)`` where there is only one.
-
-    >>> rank_and_world()  # without torchrun
-    (0, 1)
-    """
-    from torch import distributed
-
-    if not distributed.is_available() or not distributed.is_initialized():
-        return 0, 1
-    return distributed.get_rank(), distributed.get_world_size()
-
-
-def barrier() -> None:
-    """Waits until all processes are here; with one process it does nothing."""
-    if rank_and_world()[1] > 1:
-        from torch import distributed
-
-        distributed.barrier()
-
-
-def broadcast(said: Any, tensors: Sequence[Tensor], owner: int) -> Any:
-    """Broadcasts one process' result and tensors to all, which overwrite their own; its error is raised on all."""
-    if rank_and_world()[1] > 1:
-        from torch import distributed
-
-        listed = [said]
-        distributed.broadcast_object_list(listed, src=owner)
-        said = listed[0]
-        if not isinstance(said, Exception):
-            for tensor in tensors:
-                distributed.broadcast(tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor, src=owner)
-    if isinstance(said, Exception):
-        raise said
-    return said
-
-
-def on_rank_zero(compute: Callable[[], _T]) -> _T:
-    """The value that the first process computes, on all of them; its error is raised on all.
-
-    >>> on_rank_zero(lambda: 7)  # of one process
-    7
-    """
-    rank, world = rank_and_world()
-    if world == 1:
-        return compute()
-    said: Any = None
-    if not rank:
-        try:
-            said = compute()
-        except Exception as error:  # the others wait for a word
-            said = error
-    found: _T = broadcast(said, (), 0)
-    return found
-
-
-def all_gather(said: Any) -> list[Any]:
-    """The values of all processes, in the order of their ranks.
-
-    >>> all_gather("mine")  # of one process
-    ['mine']
-    """
-    world = rank_and_world()[1]
-    if world == 1:
-        return [said]
-    from torch import distributed
-
-    everyone: list[Any] = [None] * world
-    distributed.all_gather_object(everyone, said)
-    return everyone

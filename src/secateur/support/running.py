@@ -478,9 +478,23 @@ def _kept(modules: Iterable[nn.Module]) -> Callable[[], None]:
 def _reshard(module: nn.Module) -> None:
     """``fully_shard`` leaves the outermost module gathered until a backward pass, which may not follow; whoever changed
     the shards now would find the gathered weights unchanged in the next forward pass."""
+    if _gathers(module):
+        shards: Any = module
+        shards.reshard()
+
+
+def is_fully_sharded(model: nn.Module) -> bool:
+    """Whether FSDP2's ``fully_shard`` gathers the weights of a module of it, and shares out their gradients.
+
+    >>> is_fully_sharded(nn.Linear(1, 1))
+    False
+    """
+    return any(map(_gathers, model.modules()))
+
+
+def _gathers(module: nn.Module) -> bool:
     fsdp = sys.modules.get("torch.distributed.fsdp")
-    if fsdp is not None and isinstance(module, fsdp.FSDPModule):
-        module.reshard()
+    return fsdp is not None and isinstance(module, fsdp.FSDPModule)
 
 
 def _changing(module: nn.Module) -> Iterator[Tensor]:

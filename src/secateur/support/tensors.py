@@ -112,6 +112,18 @@ def memory_format(tensor: Tensor) -> torch.memory_format:
     return form if form and turned else torch.contiguous_format
 
 
+def sharded_as(part: Tensor, like: Tensor) -> Tensor:
+    """This rank's part of a tensor, as one that is sharded as another is; nothing is sent."""
+    if not is_sharded(like):
+        return part
+    from torch.distributed.tensor import DTensor
+
+    sharded: Any = like
+    return DTensor.from_local(
+        part, sharded.device_mesh, sharded.placements, run_check=False, shape=like.shape, stride=like.stride()
+    )
+
+
 def count_nonzero(tensor: Tensor) -> int:
     """The number of nonzero entries of a tensor, over all ranks.
 
