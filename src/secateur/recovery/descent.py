@@ -491,8 +491,8 @@ class Descent:
                 values[int(at)] = value
             else:
                 there = key != "step" or self.optimizer.defaults["fused"]
-                own = value.to(leaf.device if there else value.device, copy=True)
-                remembered[int(at)][key] = own if key == "step" else sharded_as(own, leaf)
+                put = value.to(leaf.device if there else value.device, copy=True)
+                remembered[int(at)][key] = put if key == "step" else sharded_as(put, leaf)
         if any(value is None for value in values) or any(len(each) not in (0, 3) for each in remembered):
             raise ValueError("has no full state of the optimizer")
         for leaf, held, own in zip(self.leaves, values, remembered, strict=True):
