@@ -119,7 +119,7 @@ portable: $(VENV)/.test
 
 # the tests on every Python, torch and transformers that is declared, each in an environment of its own, one at a time:
 # 8 GB each, mostly CUDA, and removed. It writes the table of docs/start/install.md. One of them: make matrix
-# MATRIX=oldest; MATRIX="oldest --quick" for some of the tests; or make matrix PYTHON=3.13 TORCH=2.7.1 TRANSFORMERS=4.57
+# MATRIX=oldest; MATRIX="oldest --quick" for some of the tests; or make matrix PYTHON=3.13 TORCH=2.7.1 TRANSFORMERS=5.6
 matrix:
 	python3 tests/matrix/run.py --json tests/matrix/rows.json $(MATRIX) $(patsubst %,--python %,$(filter-out python3,$(PYTHON))) \
 	  $(TORCH:%=--torch %) $(TRANSFORMERS:%=--transformers %) $(LIGHTNING:%=--lightning %) $(NUMPY:%=--numpy %)

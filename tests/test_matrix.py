@@ -57,9 +57,9 @@ def test_the_oldest_are_those_that_are_declared():
 
 
 def test_what_is_asked_for_is_pinned_and_the_rest_is_the_newest():
-    asked = run.with_pattern(run.Combination(python="3.13", torch="2.7.1", transformers="4.57", numpy="2"))
+    asked = run.with_pattern(run.Combination(python="3.13", torch="2.7.1", transformers="5.6", numpy="2"))
     packages = [line for line in run.pinned(asked) if line.partition("==")[0] in (*run.NAMES, "accelerate")]
-    assert packages == ["torch==2.7.1", "transformers==4.57.*", "numpy==2.*"]
+    assert packages == ["torch==2.7.1", "transformers==5.6.*", "numpy==2.*"]
 
 
 def test_a_python_that_is_not_there_is_said(monkeypatch):

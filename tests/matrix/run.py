@@ -1,6 +1,6 @@
 """Runs the tests on the Pythons, torches and transformers that are declared, and writes a row for each: `make matrix`.
 
-python tests/matrix/run.py [NAME ...] [--python 3.13] [--torch 2.7.1] [--transformers 4.57] [--quick]
+python tests/matrix/run.py [NAME ...] [--python 3.13] [--torch 2.7.1] [--transformers 5.6] [--quick]
 
 Without a name or a version: all of `COMBINATIONS`. Each gets an environment of its own under build/matrix, one at a
 time: 8 GB, most of it of CUDA, which torch brings from PyPI and no test needs. It is removed after its run.
@@ -52,8 +52,8 @@ class Combination:
 
 COMBINATIONS = (
     Combination("oldest", "3.11", lowest=True),
-    Combination("early", "3.12", "2.9.1", "4.57.*", "2.4.*", "1.26.*"),
-    Combination("middle", "3.12", "2.11.0", "5.0.*", "2.6.*", "2.*"),
+    Combination("early", "3.12", "2.9.1", "5.6.*", "2.4.*", "1.26.*"),
+    Combination("middle", "3.12", "2.11.0", "5.14.*", "2.6.*", "2.*"),
     Combination("python", "3.13", "2.13.0", "5.23.*", "2.6.*", "2.*"),
     Combination("late", "3.12", "2.14.1", "5.23.*", "2.6.*", "2.*"),
     Combination("newest", "3.13", "2.15.0", "5.24.*", "2.6.*", "2.*"),
@@ -102,7 +102,7 @@ def main() -> int:
 
 
 def with_pattern(asked: Combination) -> Combination:
-    """4.57 is any 4.57.x, and 2.7.1 itself."""
+    """5.6 is any 5.6.x, and 2.7.1 itself."""
     texts = {each: getattr(asked, each) for each in NAMES[1:]}
     return replace(asked, **{each: f"{text}.*" for each, text in texts.items() if re.fullmatch(r"\d+(\.\d+)?", text)})
 

@@ -436,7 +436,7 @@ def test_pruned_attention_compiles_exports_and_traces(how):
     if how == "compile":
         call = torch.compile(module, fullgraph=True, backend="aot_eager")
     elif how == "export":
-        call = torch.export.export(module, inputs).module()
+        call = torch.export.export(module, inputs, strict=False).module()  # the default since torch 2.8
     else:
         call = torch.jit.trace(module, inputs)
     assert torch.allclose(call(*inputs)[0], module(*inputs)[0], atol=1e-6)
