@@ -59,7 +59,7 @@ def model_of(config: Mapping[str, Any]) -> nn.Module:
         return transformers.LlamaForCausalLM(transformers.LlamaConfig.from_dict(dict(config)))
 
 
-def write(folder: Path, config: Mapping[str, Any], shard: int, *, holes: bool) -> int:
+def write(folder: Path, config: Mapping[str, Any], shard: int, *, holes: bool, scale: float = 1.0) -> int:
     """A directory as transformers writes one, in bfloat16, with shards of so many bytes; returns all bytes."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
@@ -81,7 +81,7 @@ def write(folder: Path, config: Mapping[str, Any], shard: int, *, holes: bool) -
                 if holes:
                     file.truncate(file.seek(nbytes, 1))
                 else:
-                    values = torch.randn(shape, generator=generator).to(torch.bfloat16)
+                    values = torch.randn(shape, generator=generator).mul_(scale).to(torch.bfloat16)
                     file.write(values.reshape(-1).view(torch.uint8).numpy().data)
     total = sum(each[2] for tensors in files for each in tensors.values())
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from secateur.cli.commands import app
 from secateur.models import oneshot as prune_blocks
+from secateur.recovery import recovering
 from support.families import batches, make
 from support.tokenizers_of_words import WORDS, write_tokenizer
 
@@ -31,11 +32,11 @@ def call(folder, *words, data="text.txt", teacher="dense"):
     return CliRunner().invoke(app, [*places, *sizes, *words])
 
 
-def test_torchrun_is_refused(folder, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
+def test_the_local_part_of_several_processes_is_refused(folder, monkeypatch):
+    monkeypatch.setattr(recovering, "rank_and_world", lambda: (0, 2))
     ended = call(folder)
     assert ended.exit_code == 2
-    assert ended.stderr == "secateur: recover runs in one process; start it without torchrun.\n"
+    assert ended.stderr.startswith("secateur: 2 processes train by the outputs alone: pass local=0;")
 
 
 def test_without_a_text_the_teacher_writes_one(folder):

@@ -68,11 +68,6 @@ def test_what_is_wrong_is_one_line(folder, words, message):
     fails(call(folder, *words), message)
 
 
-def test_torchrun_is_refused(folder, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    fails(call(folder), "sensitivity runs in one process; start it without torchrun")
-
-
 def test_no_model_and_no_text(folder):
     fails(call(folder, data="missing.txt"), "missing.txt")
     (folder / "empty").mkdir()

@@ -15,7 +15,7 @@ from secateur.checkpoints import CheckpointError, inspect_checkpoint, open_check
 from secateur.checkpoints import run as resumable
 from secateur.models import files as block_files
 from secateur.recovery import directory as recovery
-from secateur.recovery import recover
+from secateur.recovery import recover, recovering
 from secateur.shrinking import shrink
 from secateur.storage import save_compressed
 from support.families import batches, make
@@ -299,8 +299,8 @@ def test_what_is_wrong_is_said(directories, monkeypatch):
         recover(sparse, directories / "none", batches("llama"), out=out)
     with pytest.raises(CheckpointError, match="lies inside the input"):
         recover(sparse, dense, batches("llama"), out=dense / "out")
-    monkeypatch.setattr(recovery, "rank_and_world", lambda: (0, 2))
-    with pytest.raises(ValueError, match="recover runs in one process; start it without torchrun"):
+    monkeypatch.setattr(recovering, "rank_and_world", lambda: (0, 2))
+    with pytest.raises(ValueError, match="2 processes train by the outputs alone: pass local=0"):
         recover(sparse, dense, batches("llama"), out=out)
     assert not out.exists()
     assert not (directories / "out.unfinished").exists()

@@ -32,6 +32,7 @@ from secateur.checkpoints.writing import copy_tree, digests_of_files, files_belo
 from secateur.support import (
     FULL,
     Fields,
+    barrier,
     broadcast,
     described,
     naming,
@@ -51,7 +52,8 @@ LOCK = ".secateur.lock"
 ADDED = "added"
 STATE = "state.safetensors"
 SAMPLED = "sampled.safetensors"
-_TEMPORARY = re.compile(r"added|state\.new|\.(journal\.json|added)\..*\.tmp")  # what a killed run was writing
+_STATES = re.compile(r"state\.\d+\.safetensors")  # of further processes
+_TEMPORARY = re.compile(r"added|state(\.\d+)?\.new|\.(journal\.json|added)\..*\.tmp")  # what a killed run was writing
 T = TypeVar("T")
 B = TypeVar("B")
 _STATUS = ("size", "mtime_ns", "ctime_ns", "inode")
@@ -263,8 +265,8 @@ class Run:
 
     @property
     def state(self) -> Path:
-        """Where what a training goes on from is kept, if it is."""
-        return self.place / STATE
+        """Where what a training goes on from is kept, if it is; of several processes each has its own."""
+        return self.place / (STATE if self.writes else f"state.{rank_and_world()[0]}.safetensors")
 
     @property
     def sampled(self) -> Path:
@@ -280,11 +282,12 @@ class Run:
         self._keep(self.sampled, write)
 
     def _keep(self, path: Path, write: Callable[[Path], object]) -> None:
-        new = self.place / "state.new"
+        new = self.place / ("state.new" if self.writes else f"state.{rank_and_world()[0]}.new")
         with naming(new), _as_os_error():
             write(new)
         with open(new, "rb") as file:
             os.fsync(file.fileno())
+        barrier()
         os.replace(new, path)
 
     def remade(self) -> Path:
@@ -319,8 +322,9 @@ class Run:
             if folder.exists():
                 shutil.rmtree(folder)
         self.sweep()
-        for name in (STATE, SAMPLED):
-            (self.place / name).unlink(missing_ok=True)
+        for name in os.listdir(self.place):
+            if name in (STATE, SAMPLED) or _STATES.fullmatch(name):
+                (self.place / name).unlink(missing_ok=True)
         (self.place / JOURNAL).unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # Windows keeps what is open; the next run may be here already
             (self.place / LOCK).unlink()
@@ -344,7 +348,8 @@ class Run:
         for name in sorted(names):
             path = self.place / name
             kind = stat.S_ISDIR if name in (RESULT, REMADE) else stat.S_ISREG
-            if not (name in ours or _TEMPORARY.fullmatch(name)) or not kind(os.lstat(path).st_mode):
+            known = name in ours or _TEMPORARY.fullmatch(name) or (JOURNAL in names and _STATES.fullmatch(name))
+            if not known or not kind(os.lstat(path).st_mode):
                 raise CheckpointError(
                     f"{self.place}: holds {printable(name)}, which no unfinished run has put there; move it, or choose "
                     "another name for the result."

@@ -92,13 +92,13 @@ def recover(asked: Asked) -> Iterator[Any]:
     by the teacher's outputs, with both in memory: --steps 0 leaves that out, --teacher-on-disk the teacher. No labels
     are needed; without --data the teacher writes the text, 512 tokens a sequence. A run that was stopped goes on where
     it was if the same command is given again; OUT appears complete or not at all, and secateur verify OUT counts its
-    zeros.
+    zeros. Under torchrun, with --local 0, each process holds its share of both models and runs its part of each batch.
     """
     from secateur.recovery import Sampled
     from secateur.recovery import recover as train
 
-    one_process("recover")
     with resumable(), warnings_as_lines(), asked.recorded():
+        join_processes(asked.device)
         if asked.data is None:
             batches: Any = Sampled(asked.samples, asked.sequence_length, asked.batch)
         else:
@@ -144,6 +144,8 @@ def _saying(steps: int) -> Callable[[int, float], None]:
 
     def say(number: int, loss: float) -> None:
         nonlocal said
+        if os.environ.get("RANK", "0") != "0":
+            return
         if number in (1, steps) or time.monotonic() - said >= PAUSE:
             said = time.monotonic()
             print(f"step {number:,} of {steps:,}: loss {loss:.5f}{memory()}", file=sys.stderr, flush=True)
@@ -161,15 +163,15 @@ def sensitivity(asked: Asked) -> Iterator[Any]:
 
     Of each there are two numbers: how far the outputs of what consumes it are off after repair, and what the model's
     own outputs lose by it. The model is loaded into memory and nothing of it is written. What is found is kept in a
-    folder where --store names one, from which other verbs go on.
+    folder where --store names one, from which other verbs go on. Under torchrun groups are measured side by side.
     """
     from secateur.search import SCORES, SHARES
     from secateur.search import sensitivity as measure
 
-    one_process("sensitivity")
     if asked.score not in (None, *SCORES):
         raise ValueError(f"--score must be one of {', '.join(SCORES)}, not {asked.score}; functions are for Python.")
     with resumable(asked.store is not None), warnings_as_lines():
+        join_processes(None)
         found = measure(
             asked.directory,
             read_text(asked),

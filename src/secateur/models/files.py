@@ -257,6 +257,14 @@ class BlockFiles(Weights):
         if any(p is not None and p.device.type == "meta" for p in private.parameters_of(module).values()):
             self._fill([module], pruned=False)
 
+    def tie(self) -> None:
+        """Parameters that are one in the model are one again, after they were read by each of their names."""
+        for first, *others in self.aliases.values():
+            for name in others:
+                path, _, key = name.rpartition(".")
+                own = private.parameters_of(self.model.get_submodule(path))
+                own[key] = self.model.get_parameter(first)
+
     @contextlib.contextmanager
     def arriving(self) -> Iterator[None]:
         """Within, modules outside the blocks read their weights as they run; at the end those that did go again."""

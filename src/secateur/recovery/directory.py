@@ -1,7 +1,8 @@
 """`recover` of a directory: it is trained to match its teacher's directory.
 
 Law: the source and the teacher are not changed; OUT appears complete or not at all; a run that was killed goes on where
-it was, to the same bytes. Block by block one block of each model is in memory; by the outputs both models are.
+it was, to the same bytes. Block by block one block of each model is in memory; by the outputs both models are, of which
+each of several processes holds its share.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -37,13 +38,14 @@ from secateur.checkpoints import (
 from secateur.models import (
     BlockFiles,
     InFiles,
+    block_of,
     build_on_meta,
     digest,
     full_name,
     held_batches,
     refuse_empty,
 )
-from secateur.recovery.descent import removed_of, touchable
+from secateur.recovery.descent import removed_of, touchable, widened_batch
 from secateur.recovery.local import Epochs, LocalPart, recover_locally
 from secateur.recovery.outputs import (
     LOCAL_BATCHES,
@@ -58,10 +60,12 @@ from secateur.recovery.outputs import (
     save_state,
     save_text,
     spread_over,
+    steps_in,
 )
 from secateur.recovery.recovering import (
     OnPart,
     Request,
+    check_shared,
     check_vocabularies,
     names_to_train,
     result_of,
@@ -69,7 +73,18 @@ from secateur.recovery.recovering import (
     trained_beside,
 )
 from secateur.recovery.result import Recovered
-from secateur.support import printable, rank_and_world, track, write_whole
+from secateur.support import (
+    all_gather,
+    everywhere,
+    is_sharded,
+    on_rank_zero,
+    printable,
+    rank_and_world,
+    sharded_as,
+    track,
+    whole,
+    write_whole,
+)
 
 EVERY = 60.0  # seconds between two states that are written down, and at least twenty times what one takes
 
@@ -89,8 +104,7 @@ def recover_directory(
 ) -> Recovered:
     """`recover` of a directory into another one, of which ``secateur.json`` says how many zeros each tensor has."""
     started = time.monotonic()
-    if rank_and_world()[1] > 1:
-        raise ValueError("recover runs in one process; start it without torchrun.")
+    check_shared(request, Sampled() if batches is None else batches)
     check_new(out)
     check_places(source, out)
     check_places(dense, out)
@@ -112,8 +126,7 @@ def recover_directory(
             said = {**said, "data": digest(every)}
         parts, left_out = _local(place, run, request, on_part)
         steps, values = _by_outputs(place, run, request, every, on_step, on_disk=teacher_on_disk)
-        zeros, folder = _written(place, run, steps, values, parts, said, previous_record(source))
-        run.publish(folder)
+        zeros = _written(place, run, steps, values, parts, said, previous_record(source))
     return result_of(steps, parts, zeros, left_out, place.student.device, started, out)
 
 
@@ -148,7 +161,7 @@ class _Place:
         check_vocabularies(student.model, theirs.model, request.forward)
         for walk in (student, theirs):
             walk.check()
-            _check_finite(walk.source)
+            on_rank_zero(functools.partial(_check_finite, walk.source))
 
     def masks_of(self, block: str) -> dict[str, Tensor]:
         """What is removed of a block that is loaded."""
@@ -269,7 +282,7 @@ def _by_outputs(
     """The steps, if any are asked for, and the new values of what moved, by names in the model."""
     if not request.steps:
         return None, {}
-    model = _loaded(run.folder, place.student)
+    model = _loaded(run.folder, place.student, trained=True)
     teacher = place.theirs.model if on_disk else _loaded(place.theirs.source.root, place.theirs)
     trained = set(place.trained) & {name for name, _ in model.named_parameters()}
     clock = _Clock()
@@ -282,20 +295,28 @@ def _by_outputs(
         def after(number: int, loss: float) -> None:
             if on_step is not None:
                 on_step(number, loss)
-            if number < request.steps and clock.is_due():
+            if number < request.steps and on_rank_zero(clock.is_due):
                 run.keep_state(functools.partial(save_state, steps=steps))
                 clock.rewind()
 
         def resume() -> None:
-            if run.state.exists():
-                load_state(run.state, steps, run.hint)
+            # killed while they were written, some processes may be further than others: all begin again then
+            done = all_gather(everywhere(functools.partial(steps_in, run.state, run.hint)))
+            if done[0] and len(set(done)) == 1:
+                everywhere(functools.partial(load_state, run.state, steps, run.hint))
 
         kept = steps.train(batches, request.seed, after, resume).is_kept
         moved = {id(mover.parameter) for mover in steps.descent.movers if kept}
-        return steps, {name: each for name, each in held.values().items() if id(held.parameters[name]) in moved}
+        return steps, {
+            name: sharded_as(each, held.parameters[name])
+            for name, each in held.values().items()
+            if id(held.parameters[name]) in moved
+        }
 
 
-def _loaded(folder: Path, walk: InFiles) -> nn.Module:
+def _loaded(folder: Path, walk: InFiles, *, trained: bool = False) -> nn.Module:
+    if rank_and_world()[1] > 1:
+        return _shared_out(folder, walk, trained=trained)
     from transformers.utils import logging
 
     kind: Any = type(walk.model)
@@ -304,6 +325,36 @@ def _loaded(folder: Path, walk: InFiles) -> nn.Module:
     with blaming_config(folder, "its model cannot be loaded"):
         model: nn.Module = kind.from_pretrained(folder, local_files_only=True, dtype=dtype)
     return model.to(walk.device).eval()
+
+
+def _shared_out(folder: Path, walk: InFiles, *, trained: bool) -> nn.Module:
+    """The model of a directory, sharded by FSDP2: a block's weights are read as a whole, and each process keeps its
+    share of them. What is trained is in float32."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh(walk.device.type, (rank_and_world()[1],))
+    host = InFiles(open_checkpoint(folder), folder, walk.batches, forward=walk.forward, device=walk.device)
+    host.check()
+    model, files = host.model, host.files
+    inside = {module for block in host.blocks.values() for module in block.modules()}
+    shards: Any = fully_shard
+    for name, block in host.blocks.items():
+        files.load(name, finished=False)
+        shards(_widened(block) if trained else block, mesh=mesh)
+    for module in model.modules():
+        if module not in inside:
+            files.arrive(module)
+    files.tie()
+    shards(_widened(model) if trained else model, mesh=mesh)
+    return model.requires_grad_(False).eval()
+
+
+def _widened(module: nn.Module) -> nn.Module:
+    for each in (*module.parameters(), *module.buffers()):
+        if not is_sharded(each):
+            each.data = widened_batch(each.data)
+    return module
 
 
 class _Clock:
@@ -332,17 +383,36 @@ def _written(
     parts: Sequence[LocalPart],
     said: Mapping[str, Any],
     previous: Mapping[str, Any] | None,
-) -> tuple[dict[str, tuple[int, int]], Path]:
-    """The folder that becomes OUT, and the zeros of the weights that have any, as they lie in the files."""
+) -> dict[str, tuple[int, int]]:
+    """Publishes OUT; the zeros of the weights that have any, as they lie in the files. The first process writes, and
+    what is sharded is whole there one block at a time."""
     touched = {name for block in run.done(_Block, place.student.blocks) for name in block.tensors}
-    folder = run.folder
+    folder = run.folder if steps is None else on_rank_zero(functools.partial(_copied_again, run))
     if steps is not None:
-        folder = run.remade()
-        for _ in track(copy_tree(run.folder, folder), "copying"):
-            pass
         files = BlockFiles(place.student.model, place.student.blocks, place.student.source, folder)
-        for top, new in _by_top(values).items():
-            touched |= set(files.write(top, new))
+        for new in _by_block(values, place.student.blocks):
+            gathered = {name: whole(each) for name, each in new.items()}
+            touched |= set(on_rank_zero(functools.partial(files.put, gathered)))
+    return on_rank_zero(lambda: _recorded(place, run, steps, parts, said, previous, touched, folder))
+
+
+def _copied_again(run: Run) -> Path:
+    folder = run.remade()
+    for _ in track(copy_tree(run.folder, folder), "copying"):
+        pass
+    return folder
+
+
+def _recorded(
+    place: _Place,
+    run: Run,
+    steps: Steps | None,
+    parts: Sequence[LocalPart],
+    said: Mapping[str, Any],
+    previous: Mapping[str, Any] | None,
+    touched: Collection[str],
+    folder: Path,
+) -> dict[str, tuple[int, int]]:
     now, before = (inspect_checkpoint(each) for each in (folder, place.student.source.root))
     sizes = {each.name: each.numel for each in now.tensors}
     counts, old = ({each.name: each.zeros or 0 for each in found.tensors} for found in (now, before))
@@ -369,13 +439,13 @@ def _written(
         run.add(RECORD, text)
     else:
         write_whole(folder / RECORD, text)
-    return zeros, folder
+    run.publish(folder)
+    return zeros
 
 
-def _by_top(values: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """By the first part of their names: what a file holds as one tensor is never in two."""
-    found: dict[str, dict[str, Tensor]] = {}
+def _by_block(values: Mapping[str, Tensor], blocks: Mapping[str, nn.Module]) -> list[dict[str, Tensor]]:
+    """By block, and the rest together: what a file holds as one tensor is never in two."""
+    found: dict[str | None, dict[str, Tensor]] = {}
     for name, value in values.items():
-        top, _, rest = name.partition(".")
-        found.setdefault(top, {})[rest] = value
-    return found
+        found.setdefault(block_of(name, blocks), {})[name] = value
+    return list(found.values())

@@ -36,6 +36,7 @@ from secateur.support import (
     part_of,
     plain,
     rank_and_world,
+    reshard,
     restoring_generators,
     run_batch,
     seed_torch,
@@ -358,6 +359,7 @@ class Steps:
             raise ValueError("the processes have other batches: give all of them the same, each takes its part of one.")
         self.every = batches if isinstance(batches, Sequence) else ()
         self.before = self._mean_loss()
+        reshard(self.model)  # what a run goes on from is written into the shards
 
     def train(
         self,
@@ -451,6 +453,18 @@ def save_state(path: Path, steps: Steps) -> None:
     """Writes where the steps are."""
     done = _Progress(steps.descent.done, tuple(steps.losses), steps.rows, steps.word)
     _save(path, steps.descent.state(), {"steps": plain(done)})
+
+
+def steps_in(path: Path, hint: str = "") -> int:
+    """How many steps are done in a state that was written; 0 where there is none.
+
+    Raises:
+        CheckpointError: the file is damaged.
+    """
+    if not path.exists():
+        return 0
+    with _saved(path, "state", hint) as (_, found):
+        return int(found["steps"]["done"])
 
 
 def load_state(path: Path, steps: Steps, hint: str = "") -> None:

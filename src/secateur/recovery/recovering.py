@@ -290,7 +290,8 @@ def recover(
     In several processes of `torch.distributed`, such as torchrun starts, all are given the same batches, of which each
     takes its rows: steps and batches mean what they mean in one process, and so does the result, but for rounding.
     Models may lie whole in each, or be sharded by FSDP2's ``fully_shard``, in float32; then each holds its share of
-    weights, copies and optimizer. That is for the part by the outputs: ``local=0``, and ``batches``.
+    weights, copies and optimizer. Of directories that is done here; all see one disk, and the first writes. That is for
+    the part by the outputs: ``local=0``, and ``batches``.
 
     Half precision is trained as float32, and rounded once at the end. Beside the two models it takes a copy of the
     trained parameters, their gradients, and twice their memory for AdamW.
@@ -431,7 +432,9 @@ def check_shared(request: Request, batches: Any) -> None:
             "before, with steps=0."
         )
     if isinstance(batches, Sampled):
-        raise ValueError(f"{world} processes share out batches, and none are given: pass batches=.")
+        raise ValueError(
+            f"{world} processes share out batches, and none are given: pass batches=, of a directory --data FILE."
+        )
 
 
 def check_alike(model: nn.Module) -> None:

@@ -216,7 +216,8 @@ def refuse_several(verb: str) -> None:
     if (world := rank_and_world()[1]) > 1:
         raise ValueError(
             f"{verb} runs in one process, and there are {world}, of which each would do all of it: call it in one of "
-            "them, before the others begin, and share what came of it."
+            "them, before the others begin, and share what came of it; sensitivity(store=) measures in several, and "
+            "levels= takes what it wrote."
         )
 
 

@@ -19,7 +19,7 @@ from torch import nn
 from secateur.models import ROWS, ByText, Solve, loaded_model
 from secateur.patterns import Pattern
 from secateur.search.levels import Levels, digest_of, shown_name, told_share
-from secateur.search.making import SHARES, make_levels, refuse_several
+from secateur.search.making import SHARES, make_levels
 from secateur.search.result import MEANS, Cost
 from secateur.search.score import SCORES, ModelLoss, Replayed, Score, known_by
 from secateur.search.space import Class
@@ -32,10 +32,15 @@ from secateur.support import (
     Forward,
     Part,
     Table,
+    all_gather,
+    alone,
+    everywhere,
     for_directories,
     name_of,
+    on_rank_zero,
     percent,
     plain,
+    rank_and_world,
     track,
     unwrapped,
     write_whole,
@@ -44,7 +49,8 @@ from secateur.support import (
 # The sensitivity of a model to pruning each group alone by 10, 30, 50, 70 %: the layer's error and the model's loss.
 #
 # Law: every cell is measured, none is estimated; the model is restored, bit for bit; measurements are kept beside the
-# levels, and a run that was killed continues with the groups that are missing.
+# levels, and a run that was killed continues with the groups that are missing. Of several processes each measures some
+# of the groups, and all of them find what one does, to the bit.
 
 FILE = "scores.json"
 _FORMAT, _VERSION = "secateur scores", 1
@@ -209,6 +215,9 @@ def sensitivity(
     half of it, since the dense stream before it is cached. So of a calibration of a hundred thousand tokens
     the eight cells of a block take a twenty-fifth of a pass. What was run is in ``passes``.
 
+    In several processes of `torch.distributed` each is given the same, and makes the levels; scores are measured side
+    by side, a group in each, and all return what one process finds.
+
     Args:
         model: any module with its weights; or a Hugging Face directory, whose model is loaded into memory.
         score: what the model loses by it: "kl", "cosine" or "change", or ``model -> float``, higher = better; see
@@ -224,8 +233,8 @@ def sensitivity(
             for `make_levels`.
 
     Raises:
-        ValueError: as `make_levels`; a score is not known, or not finite of the dense model; or there are several
-            processes of `torch.distributed`.
+        ValueError: as `make_levels`; a score is not known, or not finite of the dense model; or several processes are
+            given other models, batches or arguments.
 
     >>> import torch
     >>> model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4)) for _ in range(2)))
@@ -235,29 +244,36 @@ def sensitivity(
     >>> all(less < more for _, less, more in found.scores.values())
     True
     """
-    refuse_several("sensitivity")
-    if isinstance(model, Path | str):
-        model = loaded_model(Path(model), device)
-    else:
-        for_directories(device=device)
+    folder = None if store is None or rank_and_world()[0] else Path(store)  # of several processes the first writes
     held = batches if isinstance(batches, list) else list(batches)
-    levels = make_levels(
-        model,
-        held,
-        over=over,
-        shares=shares,
-        include=include,
-        exclude=exclude,
-        solver=solver,
-        pattern=pattern,
-        round_to=round_to,
-        verify=verify,
-        example_inputs=example_inputs,
-        forward=forward,
-        store=store,
-    )
-    loss = ModelLoss(model, [] if callable(score) else held, forward, score, rows=rows)
-    folder = None if store is None else Path(store)
+
+    def begin() -> tuple[nn.Module, Levels, ModelLoss]:
+        with alone():  # levels are made by each process: nothing is summed in another order
+            if isinstance(model, Path | str):
+                loaded = loaded_model(Path(model), device)
+            else:
+                for_directories(device=device)
+                loaded = model
+            levels = make_levels(
+                loaded,
+                held,
+                over=over,
+                shares=shares,
+                include=include,
+                exclude=exclude,
+                solver=solver,
+                pattern=pattern,
+                round_to=round_to,
+                verify=verify,
+                example_inputs=example_inputs,
+                forward=forward,
+                store=folder,
+            )
+            return loaded, levels, ModelLoss(loaded, [] if callable(score) else held, forward, score, rows=rows)
+
+    model, levels, loss = everywhere(begin)
+    if len(set(all_gather(levels.made.digest))) > 1:
+        raise ValueError("the processes hold other models, batches or arguments: give all of them the same.")
     found = Sensitivity(
         levels,
         {},
@@ -267,30 +283,47 @@ def sensitivity(
         loss.share,
         function=known_by(score) if callable(score) else "",
     )
-    # of a function that nothing tells from others it is not known what measured what is there
-    if folder is not None and (folder / FILE).exists() and found.function is not None:
-        earlier = _read(folder / FILE, levels)
-        found = earlier if earlier._by == found._by else found
-    before = found.passes
+
+    def earlier() -> tuple[Mapping[str, tuple[float, ...]], float]:
+        # of a function that nothing tells from others it is not known what measured what is there
+        if folder is not None and (folder / FILE).exists() and found.function is not None:
+            there = _read(folder / FILE, levels)
+            if there._by == found._by:
+                return there.scores, there.passes
+        return {}, 0.0
+
+    known, before = on_rank_zero(earlier)
+    found = replace(found, scores=known, passes=before)
     if any(name not in found.scores for name in levels):
         for name, values, more in _measured(levels, loss, found.scores):
             found = replace(found, scores={**found.scores, name: values}, passes=before + more)
             if folder is not None:
                 _write(folder, found)
-    return found._in_order().over_texts(model, batches, forward=forward)
+    with alone():
+        return found._in_order().over_texts(model, batches, forward=forward)
 
 
 def _measured(
     levels: Levels, loss: ModelLoss, already: Mapping[str, Any]
 ) -> Iterator[tuple[str, tuple[float, ...], float]]:
-    """Of each group that is not measured yet its scores, and how many passes were run so far."""
+    """Of each group that is not measured yet its scores, and how many passes were run so far. Several processes measure
+    groups side by side, each the next one."""
+    rank, world = rank_and_world()
     replayed = Replayed(loss.model, loss)
-    for name in track([name for name in levels if name not in already], "measuring scores"):
+    left = [name for name in levels if name not in already]
+
+    def measure(name: str) -> tuple[str, tuple[float, ...]]:
         values = [0.0]
         for at in range(1, len(levels[name])):
-            with levels.assembled(loss.model, {name: at}):
+            with levels.assembled(loss.model, {name: at}), alone():
                 values.append(replayed(levels.touched({name: at})))
-        yield name, tuple(values), replayed.passes
+        return name, tuple(values)
+
+    for at in track(range(0, len(left), world), "measuring scores"):
+        mine = left[at + rank : at + rank + 1] if at + rank < len(left) else []
+        said = all_gather((everywhere(lambda mine=mine: [measure(name) for name in mine]), replayed.passes))
+        passes = sum(each for _, each in said)
+        yield from ((name, values, passes) for measured, _ in said for name, values in measured)
 
 
 # ---- on disk --------------------------------------------------------------------------------------------------------

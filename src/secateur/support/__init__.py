@@ -15,6 +15,7 @@ from secateur.support.machine import ratio as ratio
 from secateur.support.machine import ratios as ratios
 from secateur.support.machine import seconds_of as seconds_of
 from secateur.support.processes import all_gather as all_gather
+from secateur.support.processes import alone as alone
 from secateur.support.processes import barrier as barrier
 from secateur.support.processes import broadcast as broadcast
 from secateur.support.processes import everywhere as everywhere
@@ -47,6 +48,7 @@ from secateur.support.running import mapped as mapped
 from secateur.support.running import moved as moved
 from secateur.support.running import refuse as refuse
 from secateur.support.running import repeatable as repeatable
+from secateur.support.running import reshard as reshard
 from secateur.support.running import restored as restored
 from secateur.support.running import restoring_generators as restoring_generators
 from secateur.support.running import run_batch as run_batch

@@ -6,7 +6,8 @@ function returns what it was given, and `torch.distributed` sends nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -17,15 +18,34 @@ from secateur.support.running import mapped, tensors_in
 _T = TypeVar("_T")
 
 
+_by_itself = 0  # how many of `alone` this process is in
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """A context in which this process does all of what it does, as if there were no others.
+
+    >>> with alone():
+    ...     rank_and_world()
+    (0, 1)
+    """
+    global _by_itself
+    _by_itself += 1
+    try:
+        yield
+    finally:
+        _by_itself -= 1
+
+
 def rank_and_world() -> tuple[int, int]:
-    """``(rank, world size)`` of this process; ``(0, 1)`` where there is only one.
+    """``(rank, world size)`` of this process; ``(0, 1)`` where there is only one, and within `alone`.
 
     >>> rank_and_world()  # without torchrun
     (0, 1)
     """
     from torch import distributed
 
-    if not distributed.is_available() or not distributed.is_initialized():
+    if _by_itself or not distributed.is_available() or not distributed.is_initialized():
         return 0, 1
     return distributed.get_rank(), distributed.get_world_size()
 

@@ -456,8 +456,7 @@ def unchanged(model: nn.Module) -> Iterator[None]:
                 parameter.grad = grad
                 if private.arrival_hooks_of(parameter) is not hooks:
                     private.set_arrival_hooks(parameter, hooks)
-            for module in modules:
-                _reshard(module)
+            reshard(model)
 
 
 def _kept(modules: Iterable[nn.Module]) -> Callable[[], None]:
@@ -475,12 +474,13 @@ def _kept(modules: Iterable[nn.Module]) -> Callable[[], None]:
     return put_back
 
 
-def _reshard(module: nn.Module) -> None:
+def reshard(model: nn.Module) -> None:
     """``fully_shard`` leaves the outermost module gathered until a backward pass, which may not follow; whoever changed
     the shards now would find the gathered weights unchanged in the next forward pass."""
-    if _gathers(module):
-        shards: Any = module
-        shards.reshard()
+    for module in model.modules():
+        if _gathers(module):
+            shards: Any = module
+            shards.reshard()
 
 
 def is_fully_sharded(model: nn.Module) -> bool:
