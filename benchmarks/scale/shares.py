@@ -3,7 +3,8 @@
     python -m benchmarks.scale.shares --folder FOLDER [--width 768] [--layers 8]
 
 Law: every row is a run of its own; memory is each process' high-water mark, less what it had once a tiny model was
-loaded and trained. The losses are there to see that the runs do the same.
+loaded and trained. The losses are there to see that the runs do the same. glibc is asked to give freed memory back
+(``MALLOC_MMAP_THRESHOLD_``): else it keeps what blocks were gathered into, as of the whole model.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import argparse
 import json
 import os
 import shutil
-import sys
 from pathlib import Path
 
 import torch
@@ -25,6 +25,8 @@ from benchmarks.support.memory import from_its_peak
 from benchmarks.support.processes import in_a_process
 from secateur import recover, sparsify
 from secateur.support import all_gather, rank_and_world
+
+GIVEN_BACK = {"MALLOC_MMAP_THRESHOLD_": "1000000"}
 
 
 def measured(folder: Path, out: Path) -> None:
@@ -63,7 +65,7 @@ def main() -> None:
         out = asked.folder / f"of {processes}"
         words = ["-m", "benchmarks.scale.shares", "--folder", str(asked.folder), "--out", str(out)]
         torchrun = ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-        found = in_a_process(f"{processes} processes", "-m", *torchrun, *words, python=sys.executable)
+        found = in_a_process(f"{processes} processes", "-m", *torchrun, *words, environment=GIVEN_BACK)
         peaks = ", ".join(f"{peak / 1e6:,.0f}" for peak in found["peaks"])
         first, last = found["losses"][0], found["losses"][-1]
         print(f"| {processes} | {peaks} | {first:.6f} | {last:.6f} | {found['seconds']:.0f} |", flush=True)
