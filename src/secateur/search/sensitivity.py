@@ -4,6 +4,7 @@ Precomputed levels, as `sensitivity` returns or writes them: a search starts fro
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -320,8 +321,8 @@ def _measured(
         return name, tuple(values)
 
     for at in track(range(0, len(left), world), "measuring scores"):
-        mine = left[at + rank : at + rank + 1] if at + rank < len(left) else []
-        said = all_gather((everywhere(lambda mine=mine: [measure(name) for name in mine]), replayed.passes))
+        mine = left[at + rank : at + rank + 1]  # one, or none in the last round
+        said = all_gather((everywhere(functools.partial(list, map(measure, mine))), replayed.passes))
         passes = sum(each for _, each in said)
         yield from ((name, values, passes) for measured, _ in said for name, values in measured)
 
