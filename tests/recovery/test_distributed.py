@@ -11,7 +11,7 @@ from torch import distributed, nn
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.multiprocessing import ProcessExitedException
 
-from secateur import verify_checkpoint
+from secateur import oneshot, pack, sensitivity, shrink, verify_checkpoint
 from secateur.checkpoints import open_checkpoint
 from secateur.recovery import Sampled, recover
 from secateur.recovery import directory as recovery
@@ -152,6 +152,22 @@ def in_a_process(rank, folder, ranks, alone):
     leave_group()
 
 
+def assert_whole_alone(model):
+    """Verbs that look at whole weights say so of a sharded model, and change nothing."""
+    given = batches()
+    verbs = {
+        "oneshot": lambda: oneshot(model, given, 0.5),
+        "shrink": lambda: shrink(model, given[0], 0.3),
+        "what makes levels": lambda: sensitivity(model, given),
+        "pack": lambda: pack(model, given[0]),
+    }
+    before = {name: gathered(each).clone() for name, each in model.state_dict().items()}
+    for word, verb in verbs.items():
+        with pytest.raises(ValueError, match=f"read.weight is sharded over processes, and {word} looks at whole"):
+            verb()
+    assert all(torch.equal(gathered(each), before[name]) for name, each in model.state_dict().items())
+
+
 def stopped(number, _loss):
     if number == 3:
         raise ValueError("enough")
@@ -184,6 +200,7 @@ def assert_refused(rank):
     refused("enough", model, teacher, on_step=stopped)
     refused("adapters= move whole weights, and these are sharded", model, teacher, adapters=2)
     refused("is sharded in torch.bfloat16: shard it in float32", sharded(subjects()[0].bfloat16()), teacher)
+    assert_whole_alone(sharded(subjects()[0]))
     alone = subjects()[0]
     mesh = distributed.device_mesh.init_device_mesh("cpu", (2,))
     alone.write.weight = nn.Parameter(distribute_tensor(alone.write.weight.detach(), mesh, [Shard(0)]))

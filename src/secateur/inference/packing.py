@@ -63,6 +63,7 @@ from secateur.support import (
     moved,
     percent,
     private,
+    refuse_sharded,
     run_example,
     tensors_in,
     to_int8,
@@ -265,6 +266,7 @@ def pack(
         raise ValueError(f"at_least says how many times faster, so it is positive; got {at_least}.")
     _check_words(values, inputs, kernels_too)
     model = unwrapped(model)
+    refuse_sharded(model, "pack")
     device = device_of(model) or torch.device("cpu")
     if any(each.is_meta for each in (*model.parameters(), *tensors_in(example_inputs))):
         raise ValueError("layers are timed, for which the meta device has no values: load the model, give real inputs.")

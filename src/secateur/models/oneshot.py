@@ -25,7 +25,7 @@ from secateur.models.result import OneShot
 from secateur.models.solving import OneShotRequest, Solve
 from secateur.patterns import Pattern
 from secateur.solvers import admm
-from secateur.support import Forward, directories, for_directories, globs_of, name_of
+from secateur.support import Forward, directories, for_directories, globs_of, name_of, refuse_sharded
 
 AIM = 0.5  # in benchmarks/oneshot the best of 0, 0.5 and 1
 GATHERED = frozenset(["gram", "input_norm", "input_mean", "input_var"])
@@ -161,6 +161,7 @@ def oneshot(
         done = prune_directory(*directories(model, out), batches, request, device)
         return done.over_texts(model, batches, forward=forward, activations=activations, device=device)
     for_directories(out=out)
+    refuse_sharded(model, "oneshot")
     reach = reached_by_name(model, batches, forward=forward)
     return replace(prune_in_memory(model, batches, request), reach=reach)
 

@@ -73,7 +73,17 @@ from secateur.shrinking import (
     ties_around,
 )
 from secateur.solvers import admm
-from secateur.support import Forward, check_batches, check_data, described, globs_of, matches, rank_and_world, unwrapped
+from secateur.support import (
+    Forward,
+    check_batches,
+    check_data,
+    described,
+    globs_of,
+    matches,
+    rank_and_world,
+    refuse_sharded,
+    unwrapped,
+)
 
 SHARES = (0.1, 0.3, 0.5, 0.7)
 OVER = ("shrink", "oneshot")
@@ -151,6 +161,7 @@ def make_levels(
     if forward is not None and example_inputs is None:
         raise ValueError("with forward= the batches do not say what the model is called with; pass example_inputs=.")
     inner = unwrapped(model)
+    refuse_sharded(inner, "what makes levels")
     _check_values(inner)
     check_finite(inner)
     asked = {

@@ -63,6 +63,7 @@ from secateur.support import (
     for_directories,
     private,
     refuse,
+    refuse_sharded,
     tensors_of,
     unwrapped,
 )
@@ -334,6 +335,7 @@ def shrink(
     if batches is None and asked.experts.rank not in (None, "criterion"):
         raise ValueError(f'the rank "{asked.experts.rank}" of experts runs the model on real inputs; pass batches=.')
     given, model = model, unwrapped(model, resized=True)
+    refuse_sharded(model, "shrink")
     _check_values(model)
     held = None if batches is None else _held(batches)  # run through several times
     by_batch = example_inputs is None

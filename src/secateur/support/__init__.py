@@ -47,6 +47,7 @@ from secateur.support.running import loss_of as loss_of
 from secateur.support.running import mapped as mapped
 from secateur.support.running import moved as moved
 from secateur.support.running import refuse as refuse
+from secateur.support.running import refuse_sharded as refuse_sharded
 from secateur.support.running import repeatable as repeatable
 from secateur.support.running import reshard as reshard
 from secateur.support.running import restored as restored

@@ -483,6 +483,20 @@ def reshard(model: nn.Module) -> None:
             shards.reshard()
 
 
+def refuse_sharded(model: nn.Module, verb: str) -> None:
+    """Raises ValueError for a model of which each process has a part, where a verb looks at whole weights.
+
+    >>> refuse_sharded(nn.Linear(1, 1), "pack")
+    """
+    for name, parameter in model.named_parameters():
+        if hasattr(parameter, "placements"):  # a DTensor
+            raise ValueError(
+                f"{name} is sharded over processes, and {verb} looks at whole weights: call it before fully_shard, or "
+                "save the model (get_model_state_dict with full_state_dict=True) and load it without, or name its "
+                "directory."
+            )
+
+
 def is_fully_sharded(model: nn.Module) -> bool:
     """Whether FSDP2's ``fully_shard`` gathers the weights of a module of it, and shares out their gradients.
 
