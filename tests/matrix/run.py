@@ -79,7 +79,7 @@ def main() -> int:
     read.add_argument("name", nargs="*", choices=[[], *(each.name for each in COMBINATIONS)], help="of these only")
     for package in NAMES:
         read.add_argument(f"--{package}", default="", help="a combination of its own; the others are the newest")
-    read.add_argument("--quick", action="store_true", help="some tests of every room, two minutes of two processors")
+    read.add_argument("--quick", action="store_true", help="some tests of every room")
     read.add_argument("--lenient", action="store_true", help="what can't be installed here is said, and is no failure")
     read.add_argument("--keep", action="store_true", help="the environment stays, and is used by the next run")
     read.add_argument("--json", type=Path, help="where the rows are, or become; and the page is written")
