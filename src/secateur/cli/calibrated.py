@@ -92,8 +92,8 @@ def recover(asked: Asked) -> Iterator[Any]:
     by the teacher's outputs, with both in memory: --steps 0 leaves that out, --teacher-on-disk the teacher. No labels
     are needed; without --data the teacher writes the text, 512 tokens a sequence. A run that was stopped goes on where
     it was if the same command is given again; OUT appears complete or not at all, and secateur verify OUT counts its
-    zeros. Under torchrun (-m -- secateur recover …), with --local 0, each process holds its share of both models and runs
-    its part of each batch.
+    zeros. Under torchrun (-m -- secateur recover …), with --local 0, each process holds its share of both models and
+    runs its part of each batch.
     """
     from secateur.recovery import Sampled
     from secateur.recovery import recover as train
