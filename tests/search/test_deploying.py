@@ -1,6 +1,5 @@
 """`deploy`: the runtime alone loads what is delivered, the budget holds there, and what was begun goes on; no clock."""
 
-import contextlib
 import json
 import subprocess
 import sys
@@ -13,11 +12,12 @@ import torch
 from torch import nn
 
 from secateur import deploy
-from secateur.checkpoints import CheckpointError, locked, unfinished_folder
+from secateur.checkpoints import CheckpointError, Run, locked, unfinished_folder
 from secateur.runtimes import OnnxRuntime
 from secateur.search import deploying
 from secateur.search.deploying import CHECK, InRuntime
 from support.families import make
+from support.forks import assert_killed, interrupted, killing
 from support.stacks import contents
 from support.unchanged import is_unchanged, state_of
 
@@ -217,21 +217,17 @@ def test_what_is_slower_than_the_dense_model_is_said():
     assert (done._note(dense), done._note(near)) == ("delivered", "slower than dense")
 
 
-@pytest.mark.parametrize("moment", [2, 4])
-def test_a_run_that_was_stopped_goes_on(pruned, tmp_path, monkeypatch, moment):
-    whole, calls = deploying._Trying.judged, []
-
-    def stops(self, *args, **named):
-        calls.append(args)
-        if len(calls) == moment:
-            raise KeyboardInterrupt
-        return whole(self, *args, **named)
-
+def test_a_run_that_was_killed_goes_on(pruned, tmp_path):
+    """Where the dense model is judged in int8, where the pruned one is, and before the folder has its name."""
     out = tmp_path / "served"
-    with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
-        patch.setattr(deploying._Trying, "judged", stops)
+
+    def dying(moment, _, out):
+        killing(moment, judged=(deploying._Trying, "judged"), publish=(Run, "publish"))
         deployed(out, 0.16)
-    assert len(calls) == moment
+
+    assert_killed(dying, ["judged:2", "judged:2", "publish:1"], None, out)
+    with interrupted(deploying, "_assembled"):
+        deployed(out, 0.16)
     assert not out.exists()
     done = deployed(out, 0.16)
     assert [(each.made, each.form, each.nbytes) for each in done.candidates] == [

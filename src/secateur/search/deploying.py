@@ -215,7 +215,7 @@ class Deployed(ByText):
     def _series(self, each: Candidate) -> str:
         if each is self.delivered:
             return f"delivered: {each.name}"
-        return "dense" if each.made == DENSE else "pruned"
+        return f"{'dense' if each.made == DENSE else 'pruned'}, {each.form}"
 
     def _quality(self, each: Candidate) -> float:
         return share_left(each.loss, self.compared) if self.dense_score is None else self.dense_score - each.loss
