@@ -181,9 +181,12 @@ class OnnxRuntime:
         Args:
             feeds: what inputs are calibrated on, where it is ``calibrated``.
             keep: operations that stay in float, by the names of `matrices`.
+
+        Raises:
+            ValueError: it cannot.
         """
         folder.mkdir(exist_ok=True)
-        with _quiet():
+        with _or_says(f"{self} does not round the model", ""), _quiet():
             if self.calibrated:
                 _in_static_int8(source / _FILE, folder / _FILE, feeds, keep)
             else:
@@ -234,7 +237,7 @@ class OpenVINO:
         openvino = self.package()
         with tempfile.TemporaryDirectory(prefix="secateur-") as exported:
             _export(model, example_inputs, Path(exported), any_size=True)
-            with _or_says(f"{self} does not read the model"):
+            with _or_says(f"{self} does not read the model", ""):
                 openvino.save_model(openvino.convert_model(Path(exported, _FILE)), folder / _IR, compress_to_fp16=False)
 
     def load(self, folder: Path) -> Loaded:
@@ -382,7 +385,7 @@ def _export(
         raise ValueError("runtimes on processors take no bfloat16: convert it to float32 for this.")
     here = moved(example_inputs, device_of(model))
     path = folder / _FILE
-    with _or_says("the model cannot be exported to ONNX"), _quiet():
+    with _or_says("the model cannot be exported to ONNX", *[""] * any_size), _quiet():
         if traced:
             torch.onnx.export(model, **_arguments(here), f=str(path), dynamo=False)
             _strip(path)
@@ -445,7 +448,7 @@ def _for_any_size(model: nn.Module, example_inputs: Any) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _or_says(what: str) -> Iterator[None]:
+def _or_says(what: str, advice: str = ' Leave out runtime=, or give runtime="torch".') -> Iterator[None]:
     """ValueError, in a line, of whatever another library raises."""
     try:
         yield
@@ -454,9 +457,7 @@ def _or_says(what: str) -> Iterator[None]:
         while cause.__cause__ is not None:  # the exporter wraps what went wrong in what to do about the exporter
             cause = cause.__cause__
         first = next(iter(str(cause).strip().splitlines()), "").rstrip(".")
-        raise ValueError(
-            f'{what}: {type(cause).__name__}: {printable(first, 300)}. Leave out runtime=, or give runtime="torch".'
-        ) from error
+        raise ValueError(f"{what}: {type(cause).__name__}: {printable(first, 300)}.{advice}") from error
 
 
 def _nbytes(model: nn.Module) -> int:

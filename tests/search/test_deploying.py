@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from secateur import deploy
+from secateur import deploy, runtimes
 from secateur.checkpoints import CheckpointError, Run, locked, unfinished_folder
 from secateur.runtimes import OnnxRuntime
 from secateur.search import deploying
@@ -275,10 +275,37 @@ class Unknown(nn.Module):
         return torch.special.bessel_j0(self.down(self.up(x).relu()))
 
 
+class Fixed(nn.Linear):
+    """Its code asks how many rows there are, so that a graph of it is for so many."""
+
+    def forward(self, x):
+        return super().forward(x) if x.shape[0] == 24 else super().forward(x) + 0
+
+
 def test_a_failing_run_leaves_nothing(tmp_path):
-    with pytest.raises(ValueError, match="cannot be exported to ONNX"):
-        deployed(tmp_path / "served", 0.5, Unknown())
-    assert not list(tmp_path.iterdir())
+    for model, batches, said in (
+        (Unknown(), given(), r"^the model cannot be exported to ONNX: (?!.*runtime=)"),
+        (
+            Fixed(64, 8),
+            [*given(3), torch.zeros(12, 64)],
+            r"does not run on x \(12, 64\): .* Give batches of one sh",
+        ),
+    ):
+        with pytest.raises(ValueError, match=said):
+            deployed(tmp_path / "served", 0.5, model, batches)
+        assert not list(tmp_path.iterdir())
+
+
+def test_a_form_that_the_quantizer_refuses_is_a_line(tmp_path, monkeypatch):
+    def refused(*_args):
+        raise KeyError("an operation")
+
+    monkeypatch.setattr(runtimes, "_in_int8", refused)
+    done = deployed(tmp_path / "served", 1.0)
+    assert [each.form for each in done.candidates] == ["float32"]
+    (line,) = done.said
+    assert line.startswith("Not tried: ONNX Runtime ")
+    assert line.endswith("int8 does not round the model: KeyError: 'an operation'.")
 
 
 def test_what_is_wrong_is_said_before_anything_is_computed(tmp_path, monkeypatch):
