@@ -256,7 +256,7 @@ def deploy(
         model: any module with its weights, or a Hugging Face directory; it stays as it is. Half precision is converted
             to float32.
         batches: what a DataLoader yields, or ``{name: batches}`` of several texts. A quarter of them is held back, to
-            judge; of a single batch none is.
+            judge, also from `fit` and its repair; of a single batch none is.
         budget: ``{"latency": 0.25}``, a share of what the dense model takes in float32 in the runtime; above 1
             milliseconds. A result may be over it by 3 %, what is measured being no exact number.
         out: the folder to write, which must not exist: ``model.onnx`` (of OpenVINO ``model.xml`` and ``model.bin``), of
@@ -429,7 +429,7 @@ class _Trying:
             try:
                 self._fitted(base, limit)
             except ValueError as error:  # such as a budget that no choice of levels meets
-                said.append(f"Nothing was pruned to it: {error}")
+                said.append(f"Nothing was pruned to it: {str(error).splitlines()[0]}")
         within = [each for each in self.found if each.form != FLOAT and each.ms <= limit]
         if within:
             self._without_the_worst(min(within, key=lambda each: each.loss), limit)
@@ -457,7 +457,7 @@ class _Trying:
         copied = copy.deepcopy(self.dense)
         fit(
             copied,
-            self.every,
+            self.rest,  # not by what judges
             budget={"latency": share},
             runtime=self.forms[form],
             example_inputs=self.example,
