@@ -32,7 +32,7 @@ def test_prune_passes_every_option_on(model, tmp_path):
         *("random", "--seed", "3", "--include", "*.1.*", "--include", "*.2.*", "--exclude", "*.2.mlp*"),
     )
     assert result.exit_code == 0, result.output
-    # a half or none: torch 2.7 draws zeros, too, in half precision
+    # a half or none: torch up to 2.11 draws zeros, too, in half precision
     zeros = {name: int((tensor == 0).sum()) for name, tensor in load_file(tmp_path / "out/model.safetensors").items()}
     assert {name for name, count in zeros.items() if count > 9} == {"model.layers.1.mlp.up_proj.weight"}
     assert zeros["model.layers.1.mlp.up_proj.weight"] in range(128, 138)
