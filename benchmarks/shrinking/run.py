@@ -6,6 +6,7 @@
     python benchmarks/shrinking/run.py real --times DIR DIR
     python benchmarks/shrinking/run.py tuned --smollm2 DIR DIR2 [DIR3 ...] [--steps 24]
     python benchmarks/shrinking/run.py onnxsim --minilm DIR [--samples 512] [--level 'half of the multiply-adds']
+    python benchmarks/shrinking/run.py swaps --minilm DIR [--samples 512]
     python benchmarks/shrinking/run.py branches --smollm2 DIR --minilm DIR [--cache FILE] [--leave '4 branches']
     python benchmarks/shrinking/run.py expand FOLDER OUT
 
@@ -38,6 +39,7 @@ from benchmarks.shrinking.effect import depth, effect
 from benchmarks.shrinking.kept import kept
 from benchmarks.shrinking.nearest import nearest
 from benchmarks.shrinking.speed import child, speed
+from benchmarks.shrinking.swaps import swaps
 from benchmarks.shrinking.tuned import tuned
 
 COMMANDS: dict[str, Callable[..., dict[str, Any]]] = {
@@ -78,6 +80,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if why := packages.missing("onnxsim"):
             raise SystemExit(why)
         graphs.repaired(given.minilm, given.samples, given.level)
+    elif given.what == "swaps":
+        swaps(given.minilm, given.samples)
     elif given.what == "tuned":
         tuned(given.smollm2, given.directories, given.steps, given.rate, given.judged, given.seed)
     elif given.what == "expand":
@@ -110,6 +114,9 @@ def _declare_real(commands: Any) -> None:
     one.add_argument("--minilm", type=Path, required=True, help="the model's directory")
     one.add_argument("--samples", type=int, default=512, help="sentences to calibrate with (%(default)s)")
     one.add_argument("--level", choices=graphs.SHARES, default=real.HALF, help="what leaves (%(default)s)")
+    one = commands.add_parser("swaps", help="inputs that left and come back while others leave, after the greedy order")
+    one.add_argument("--minilm", type=Path, required=True, help="the model's directory")
+    one.add_argument("--samples", type=int, default=512, help="sentences to calibrate with (%(default)s)")
     one = commands.add_parser("branches", help="real trained models that lose depth, without training")
     for model in branches.MODELS:
         one.add_argument(f"--{model}", type=Path, help="the model's directory")

@@ -12,6 +12,7 @@ import copy
 import math
 import random
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -158,7 +159,7 @@ def _without_dropout(model: nn.Module) -> None:
                 setattr(module, name, 0.0)
 
 
-def _outputs(model: nn.Module, example: Any, counts: _Counts, *, training: bool) -> list[Tensor]:
+def _outputs(model: nn.Module, example: Any, counts: AbstractContextManager[Any], *, training: bool) -> list[Tensor]:
     model = copy.deepcopy(model).train(training)  # a pass may change buffers, and numbers that say what they hold
     torch.manual_seed(3)
     random.seed(3)
