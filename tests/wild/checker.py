@@ -117,14 +117,15 @@ def compare(
         example = in_double(example)
     for model in (masked, smaller, *(() if dense is None else (dense := copy.deepcopy(dense),))):
         _without_dropout(model)
+    wide = kind == torch.float64 and _runs_wide(masked, example)
     worst, shown, modes = 0.0, dense is None, 0
     for training in (False, True):
-        counts, raised = _Counts(), ""
+        counts, raised = _Counts(wide=wide), ""
         try:
             found = _outputs(smaller, example, counts, training=training)
         except Exception as error:
             raised = f"training={training}: raises {type(error).__name__}: {error}"
-        replay = _Counts(None if raised else counts.calls)
+        replay = _Counts(None if raised else counts.calls, wide=wide)
         try:
             expected = _outputs(masked, example, replay, training=training)
         except _OtherCallsError as error:
@@ -146,10 +147,21 @@ def compare(
                 return Verdict("unjudged", f"{words}, and the original's own move by {moves:.2g} by rounding", gap)
             return Verdict("wrong", words, gap)
         worst = max(worst, gap)
-        shown = shown or _gap(_outputs(dense, example, _Counts(), training=training), expected) > 10 * tolerance
+        if not shown:
+            whole = _outputs(dense, example, _Counts(wide=wide), training=training)
+            shown = _gap(whole, expected) > 10 * tolerance
     if not shown:
         return Verdict("unjudged", "the outputs are those of the dense model: a wrong slice would not show", worst)
     return Verdict("right", f"{modes} modes", worst)
+
+
+def _runs_wide(model: nn.Module, example: Any) -> bool:
+    """Whether it computes with float64 wherever its code says ``float()``; it may say elsewhere that it is float32."""
+    try:
+        _outputs(model, example, _Counts(wide=True), training=False)
+    except Exception:
+        return False
+    return True
 
 
 def _without_dropout(model: nn.Module) -> None:
@@ -216,7 +228,7 @@ def _moves(model: nn.Module, expected: list[Tensor], example: Any, counts: _Coun
         for parameter in (each for each in moved.parameters() if each.is_floating_point()):
             sign = torch.randint(0, 2, parameter.shape, generator=draw) * 2 - 1
             parameter.mul_(1 + sign.to(parameter) * torch.finfo(parameter.dtype).eps)
-    return _gap(expected, _outputs(moved, example, _Counts(counts.calls), training=training))
+    return _gap(expected, _outputs(moved, example, _Counts(counts.calls, wide=counts.wide), training=training))
 
 
 # ---- statistics over what lost entries ------------------------------------------------------------------------------
@@ -229,16 +241,17 @@ class _OtherCallsError(RuntimeError):
 class _Counts(TorchFunctionMode):
     """Notes over how many numbers each statistic runs; with those of another model, divides by as many as it did."""
 
-    def __init__(self, calls: list[tuple[str, int]] | None = None) -> None:
+    def __init__(self, calls: list[tuple[str, int]] | None = None, *, wide: bool = False) -> None:
         super().__init__()
         self.given, self.calls, self.by_hand = calls, list[tuple[str, int]](), ""
+        self.wide = wide
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         if name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_dropout"):
             return args[0] if args else kwargs["input"]
-        if name == "float":  # code that asks for float32 would round more than a wrong slice changes
+        if name == "float" and self.wide:  # code that asks for float32 would round more than a wrong slice changes
             return args[0].double()
         if name == "_weight_norm":  # of no weights: zero times zero by zero
             return func(*args, **kwargs).nan_to_num()

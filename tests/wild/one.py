@@ -159,13 +159,15 @@ def _most(model: nn.Module, example: Any, done: Any) -> float:
 
 def _in_channels_last(model: nn.Module, example: Any) -> str:
     """`shrink` of weights, and on pictures, whose channels lie beside each other; they still do."""
-    model = copy.deepcopy(model).to(memory_format=torch.channels_last)
-    example = _each(example, lambda value: value.contiguous(memory_format=torch.channels_last), of=4)
+    dims = 5 if any(each.dim() == 5 for each in model.parameters()) else 4
+    layout = torch.channels_last if dims == 4 else torch.channels_last_3d
+    model = copy.deepcopy(model).to(memory_format=layout)
+    example = _each(example, lambda value: value.contiguous(memory_format=layout), of=dims)
     if not _runs(model, example):
         return "none: the model does not run in channels_last"
     done = shrink(copy.deepcopy(model), example, LESS)
     for name, weight in done.model.named_parameters():
-        if weight.dim() == 4 and not weight.is_contiguous(memory_format=torch.channels_last):
+        if weight.dim() == dims and not weight.is_contiguous(memory_format=layout):
             return f"wrong: {name} is no longer in channels_last"
     return _said(judge(model, done, example))
 
@@ -190,6 +192,11 @@ def _in_half(model: nn.Module, example: Any, half: torch.dtype) -> str:
 def _on_meta(model: nn.Module, example: Any) -> str:
     """What leaves together in a model without values is what does in one with them, or less."""
     empty, places = copy.deepcopy(model).to("meta"), tree_map(_emptied, example)
+    first: dict[int, str] = {}
+    for name, each in model.named_parameters(remove_duplicate=False):
+        if (of := first.setdefault(id(each), name)) != name:  # moving to meta unties
+            owner, _, field = name.rpartition(".")
+            setattr(empty.get_submodule(owner), field, empty.get_parameter(of))
     if not _runs(empty, places):
         return "none: the model does not run on meta"
     with_values, without = (
