@@ -11,6 +11,7 @@ import contextlib
 import copy
 import functools
 import importlib
+import io
 import logging
 import statistics
 import tempfile
@@ -42,6 +43,7 @@ from secateur.support import (
 
 __all__ = ["Loaded", "OnnxRuntime", "OpenVINO", "Runtime", "Timer", "Torch", "finish", "parse", "timed_by"]
 
+OUTPUT = "output"  # what an output of no name is called; of several their places follow: output_0, output_1
 _ROUNDS, _SECONDS = 9, 1.0
 _FILE, _IR = "model.onnx", "model.xml"
 _LARGE = 2**31  # bytes: more than one file of ONNX holds
@@ -390,7 +392,7 @@ def _export(
             torch.onnx.export(model, **_arguments(here), f=str(path), dynamo=False)
             _strip(path)
             return
-        how = [_for_any_size(model, here), {}] if any_size else [{}]
+        how = [*_for_any_size(model, here), {}] if any_size else [{}]
         for at, each in enumerate(how):
             try:
                 # of a copy: of what a model keeps, the exporter puts back tensors alone
@@ -420,12 +422,10 @@ def _arguments(example_inputs: Any) -> dict[str, Any]:
     return {"args": tuple(example_inputs) if isinstance(example_inputs, tuple | list) else (example_inputs,)}
 
 
-def _for_any_size(model: nn.Module, example_inputs: Any) -> dict[str, Any]:
+def _for_any_size(model: nn.Module, example_inputs: Any) -> Iterator[dict[str, Any]]:
     """The arguments of an export that takes other numbers of examples, and of tokens, and whose outputs have the
-    model's names. A size of one would be taken for the only one."""
+    model's names; then of one that has the names alone. A size of one would be taken for the only one."""
     sizes = {each.shape[0] if each.dim() else 0 for each in tensors_in(example_inputs)}
-    if len(sizes) != 1 or not min(sizes):
-        return {}
     twice = mapped(example_inputs, lambda each: torch.cat([each, each])) if sizes == {1} else example_inputs
     any_of = torch.export.Dim.AUTO
 
@@ -434,17 +434,20 @@ def _for_any_size(model: nn.Module, example_inputs: Any) -> dict[str, Any]:
             return None
         return {0: any_of, 1: any_of} if value.dim() == 2 and not value.is_floating_point() else {0: any_of}
 
-    given = _arguments(twice)
-    free: Any = {name: dims(each) for name, each in given["kwargs"].items()} if "kwargs" in given else None
     with torch.no_grad():
         outputs = run_example(model, twice)
-    names = [*outputs] if isinstance(outputs, Mapping) else ["output"]
-    named = isinstance(outputs, torch.Tensor) or all(isinstance(each, torch.Tensor) for each in dict(outputs).values())
-    return {
-        **given,
-        "dynamic_shapes": tuple(map(dims, given["args"])) if free is None else free,
-        **({"output_names": names} if named else {}),
-    }
+    if isinstance(outputs, Mapping):
+        names, values = [*outputs], [*outputs.values()]
+    elif isinstance(outputs, tuple | list):
+        names, values = [f"output_{at}" for at in range(len(outputs))], [*outputs]
+    else:
+        names, values = ["output"], [outputs]
+    named = {"output_names": names} if all(isinstance(each, torch.Tensor) for each in values) else {}
+    if len(sizes) == 1 and min(sizes):
+        given = _arguments(twice)
+        free = {name: dims(each) for name, each in given["kwargs"].items()} if "kwargs" in given else None
+        yield {**given, "dynamic_shapes": tuple(map(dims, given["args"])) if free is None else free, **named}
+    yield named
 
 
 @contextlib.contextmanager
@@ -473,7 +476,8 @@ def _quiet() -> Iterator[None]:
         was = logging.root.manager.disable
         logging.disable(logging.ERROR)  # which the exception says, too
         try:
-            yield
+            with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+                yield
         finally:
             logging.disable(was)
 

@@ -168,7 +168,7 @@ def test_matrices_that_int8_hurts_most_stay_in_float_where_there_is_time(tmp_pat
     assert [each.kept for each in mixed] == [1, 2, 4][: len(mixed)]
     assert done.delivered in mixed
     assert done.delivered.loss < whole.loss
-    assert str(done).startswith(f"Delivered: the dense model, int8, {done.delivered.kept} matrices in float: ")
+    assert str(done).startswith(f"Delivered: the dense model, int8, {done.delivered.kept} matri")
     runs_alone(done.out)
 
 
@@ -356,3 +356,49 @@ def test_a_directory_with_its_tokenizer(tmp_path, family):
     alone = InRuntime(loaded)(input_ids=ids[1:2, :4]).logits
     np.testing.assert_allclose(found[1, :4], alone[0], rtol=0.1, atol=0.1 * float(alone.abs().max()))
     assert runs_alone(done.out) == 2
+
+
+class Outputs(nn.Module):
+    """Several outputs, without names or with, and an input that is no row of the batch."""
+
+    def __init__(self, named):
+        super().__init__()
+        self.net, self.named = blocks(), named
+
+    def forward(self, x, scale):
+        y = self.net(x) * scale
+        return {"logits": y, "total": y.sum(-1)} if self.named else (y, y.sum(-1))
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_several_outputs_keep_their_form_whatever_else_a_batch_holds(named, tmp_path):
+    batches = [{"x": each, "scale": torch.full((1,), 2.0)} for each in given()]
+    done = deployed(tmp_path / "served", 1.0, Outputs(named), batches)
+    loaded = OnnxRuntime().load(done.out)
+    assert loaded.outputs == (("logits", "total") if named else ("output_0", "output_1"))
+    model = Outputs(named)
+    wanted, found = model(**batches[0]), InRuntime(loaded)(**batches[0])
+    assert isinstance(found, dict if named else tuple)
+    both = zip(wanted.values(), found.values(), strict=True) if named else zip(wanted, found, strict=True)
+    assert all(torch.allclose(one, other, atol=1e-4) for one, other in both)
+    assert runs_alone(done.out) == 2
+
+
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
+def test_half_precision_is_served_in_float32(half, tmp_path):
+    model = blocks().to(half)
+    done = deployed(tmp_path / "served", 1.0, model, [each.to(half) for each in given()])
+    assert done.delivered.name == "dense, float32"
+    wanted = blocks().to(half).float()(given()[0])
+    assert torch.allclose(InRuntime(OnnxRuntime().load(done.out))(given()[0]), wanted, atol=1e-4)
+    assert next(model.parameters()).dtype == half
+
+
+def test_what_exporters_print_is_not_shown(tmp_path, capfd):
+    class Turning(Block):
+        def forward(self, x):
+            return super().forward(x) if x.sum() > 0 else x
+
+    with pytest.raises(ValueError, match=r"cannot be exported to ONNX: .*data-dependent"):
+        deployed(tmp_path / "served", 1.0, Turning())
+    assert "def forward" not in "".join(capfd.readouterr())

@@ -76,6 +76,7 @@ _UNITS = 24  # operations that are rounded without one of them in turn; of more,
 _CALIBRATED_ON = 16  # batches
 _CHANNELS = 16  # of which processors compute as many at once
 _TOLD = 1000  # numbers of each output that the check keeps
+_UNNAMED = re.compile(r"output_\d+")  # what a tuple holds
 _TOKENIZER = re.compile(
     r"(special_)?tokens?i?z?e?r?.*\.(json|model)|vocab\..*|merges\.txt|added_tokens\.json|special_tokens_map\.json|"
     r".*\.(model|spm|tiktoken)|chat_template.*|(pre)?processor_config\.json"
@@ -118,7 +119,8 @@ class Candidate:
     @property
     def name(self) -> str:
         what = "dense" if self.made == DENSE else f"pruned to {self.left:.1%} of its parameters"
-        return f"{what}, {self.form}{f', {self.kept} matrices in float' if self.kept else ''}"
+        kept = f", {self.kept} {'matrix' if self.kept == 1 else 'matrices'} in float" if self.kept else ""
+        return f"{what}, {self.form}{kept}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -307,11 +309,15 @@ def deploy(
         check_places(source, place)
     check_new(place)
     check_outside(place, store=folder, levels=Path(levels) if isinstance(levels, str | Path) else None)
-    every = batches = NamedTexts.of(batches)
-    rest, back = split(every)
+    every = NamedTexts.of(batches)
     given = loaded_model(source) if source is not None else unwrapped(cast(nn.Module, model))
+    every = batches = (
+        NamedTexts(map(_widened, every), every.names) if isinstance(every, NamedTexts) else [*map(_widened, every)]
+    )
+    rest, back = split(every)
     dense = copy.deepcopy(given).cpu().float().eval()
-    example = _with_mask(dense, example_of(dense, every[0], None) if example_inputs is None else example_inputs)
+    asked_with = example_of(dense, every[0], None) if example_inputs is None else _widened(example_inputs)
+    example = _with_mask(dense, asked_with)
     scope = {"include": globs_of(include), "exclude": globs_of(exclude)}
     if round_to is None and levels is None and _has_convolutions(dense):
         round_to = _CHANNELS
@@ -587,6 +593,8 @@ class InRuntime(nn.Module):
             ) from error
         if self.loaded.outputs == ("output",):
             return found[0]
+        if all(_UNNAMED.fullmatch(name) for name in self.loaded.outputs):
+            return tuple(found)
         return _Named(zip(self.loaded.outputs, found, strict=True))
 
 
@@ -607,6 +615,11 @@ def _feeds(loaded: Loaded, inputs: Any) -> dict[str, Any]:
     if "attention_mask" in loaded.inputs and "attention_mask" not in inputs:
         inputs = {**inputs, "attention_mask": torch.ones_like(inputs["input_ids"])}
     return loaded.feeds(inputs)
+
+
+def _widened(inputs: Any) -> Any:
+    """Half precision as float32, which the exported model is in."""
+    return mapped(inputs, lambda each: each.float() if each.is_floating_point() and each.itemsize < 4 else each)
 
 
 def _inputs(batch: Any) -> Any:
@@ -668,9 +681,14 @@ def _assembled(
         if path.is_file() and _TOKENIZER.fullmatch(path.name):
             shutil.copyfile(path, folder / path.name)
     loaded = trying.forms[delivered.form].load(folder)
-    one = mapped(_inputs(trying.measured.held[0].batch), lambda each: each[:1] if each.dim() else each)
-    feeds = _feeds(loaded, one)
-    outputs = zip(loaded.outputs, loaded.run(feeds), strict=True)
+    shown = _inputs(trying.measured.held[0].batch)
+    feeds = _feeds(loaded, mapped(shown, lambda each: each[:1] if each.dim() else each))
+    try:
+        found = loaded.run(feeds)
+    except Exception:  # a graph of one size, or an input that is no example
+        feeds = _feeds(loaded, shown)
+        found = loaded.run(feeds)
+    outputs = zip(loaded.outputs, found, strict=True)
     told: dict[str, Any] = {f"outputs/{name}": np.asarray(each).reshape(-1)[:_TOLD] for name, each in outputs}
     np.savez(folder / CHECK, **{f"inputs/{name}": each for name, each in feeds.items()} | told)
     said = {
