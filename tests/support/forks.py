@@ -17,8 +17,9 @@ from secateur.checkpoints.run import JOURNAL
 from secateur.models import files as block_files
 
 # The first gradients of a process start a thread for each device, and a copy of a process with such threads has none.
-# Of a CUDA build without a GPU fake values make one device: so these come first.
-torch.ones(1, requires_grad=True).sum().backward()
+# Of a CUDA build without a GPU fake values make one device: so these come first. Ranks may register a device before.
+if multiprocessing.current_process().name == "MainProcess":
+    torch.ones(1, requires_grad=True).sum().backward()
 
 # what every verb does that writes a directory, for `killing`
 STEPS = {
