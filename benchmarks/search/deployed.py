@@ -16,6 +16,7 @@ import argparse
 import functools
 import math
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -79,6 +80,7 @@ def smollm2(options: argparse.Namespace) -> Subject:
 def network(name: str, options: argparse.Namespace) -> Subject:
     from tests.real.networks import NETWORKS
 
+    sys.path.insert(0, str(options.packages))
     found = next(each for each in NETWORKS if each.name == name)
     model = found.load(options.packages)
     batches = found.calibration(options.packages, model)

@@ -1,5 +1,6 @@
 """What commands are run on: a small checkpoint directory, and a module of the user's with a model."""
 
+import shutil
 import sys
 
 import pytest
@@ -7,7 +8,9 @@ import torch
 from safetensors.torch import save_file
 
 from secateur.report import measured as timed
+from support.families import make
 from support.shrunk import ZOO
+from support.tokenizers_of_words import WORDS, write_tokenizer
 
 
 @pytest.fixture(autouse=True)
@@ -38,3 +41,18 @@ def zoo(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     yield name
     sys.modules.pop(name, None)
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("made")
+    make("llama").save_pretrained(folder / "dense")
+    write_tokenizer(folder / "dense")
+    (folder / "text.txt").write_text(" ".join(WORDS[(7 * n + n // 5) % len(WORDS)] for n in range(600)))
+    return folder
+
+
+@pytest.fixture
+def folder(made, tmp_path):
+    """A small Llama with a tokenizer, and a text."""
+    return shutil.copytree(made, tmp_path, dirs_exist_ok=True)

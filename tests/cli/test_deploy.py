@@ -1,31 +1,13 @@
 """``secateur deploy``: from a directory, a text and a budget to what a runtime loads; or one line for what is wrong."""
 
 import json
-import shutil
 
 import pytest
 import torch
 
 from secateur.runtimes import OnnxRuntime
 from support.commands import fails, run
-from support.families import make
 from support.stacks import contents
-from support.tokenizers_of_words import WORDS, write_tokenizer
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("made")
-    make("llama").save_pretrained(folder / "dense")
-    write_tokenizer(folder / "dense")
-    (folder / "text.txt").write_text(" ".join(WORDS[(7 * n + n // 5) % len(WORDS)] for n in range(600)))
-    return folder
-
-
-@pytest.fixture
-def folder(made, tmp_path):
-    """A small Llama with a tokenizer, and a text."""
-    return shutil.copytree(made, tmp_path, dirs_exist_ok=True)
 
 
 def call(folder, *words, out="out"):

@@ -1,7 +1,6 @@
 """``secateur fit``: from a directory, a text and a budget to a directory that loads; or one line for what is wrong."""
 
 import re
-import shutil
 
 import pytest
 import torch
@@ -10,24 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from secateur.checkpoints import locked
 from support.commands import fails, run
-from support.families import make
 from support.stacks import contents
-from support.tokenizers_of_words import WORDS, write_tokenizer
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("made")
-    make("llama").save_pretrained(folder / "dense")
-    write_tokenizer(folder / "dense")
-    (folder / "text.txt").write_text(" ".join(WORDS[(7 * n + n // 5) % len(WORDS)] for n in range(600)))
-    return folder
-
-
-@pytest.fixture
-def folder(made, tmp_path):
-    """A small Llama with a tokenizer, and a text."""
-    return shutil.copytree(made, tmp_path, dirs_exist_ok=True)
 
 
 def call(folder, *words, out="out", data="text.txt"):

@@ -13,6 +13,7 @@ from torch import nn
 
 from secateur import deploy, runtimes
 from secateur.checkpoints import CheckpointError, Run, locked, unfinished_folder
+from secateur.cli.measuring import with_threads
 from secateur.runtimes import OnnxRuntime
 from secateur.search import deploying
 from secateur.search.deploying import CHECK, InRuntime
@@ -100,7 +101,8 @@ def pruned(tmp_path_factory):
     """Half of what int8 takes."""
     model, out = blocks(), tmp_path_factory.mktemp("deployed") / "served"
     before = state_of(model)
-    done = deployed(out, 0.16, model)
+    with with_threads(1):  # as the copies of a process have, which are killed
+        done = deployed(out, 0.16, model)
     return done, is_unchanged(model, before)
 
 
@@ -226,10 +228,11 @@ def test_a_run_that_was_killed_goes_on(pruned, tmp_path):
         deployed(out, 0.16)
 
     assert_killed(dying, ["judged:2", "judged:2", "publish:1"], None, out)
-    with interrupted(deploying, "_assembled"):
-        deployed(out, 0.16)
-    assert not out.exists()
-    done = deployed(out, 0.16)
+    with with_threads(1):
+        with interrupted(deploying, "_assembled"):
+            deployed(out, 0.16)
+        assert not out.exists()
+        done = deployed(out, 0.16)
     assert [(each.made, each.form, each.nbytes) for each in done.candidates] == [
         (each.made, each.form, each.nbytes) for each in pruned[0].candidates
     ]

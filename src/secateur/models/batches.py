@@ -23,6 +23,7 @@ from secateur.checkpoints import CheckpointError, read_json
 from secateur.models.replay import LostOutputError
 from secateur.support import (
     Forward,
+    batch_inputs,
     check_batches,
     device_of,
     documents,
@@ -479,7 +480,7 @@ _BESIDE = ("use_cache", "output_router_logits")
 def example_of(model: nn.Module, batch: Any, rows: int | None = _ROWS) -> Any:
     """The example inputs that a batch gives, as `run_batch` passes them, where the model is: its first rows, or all of
     them."""
-    given = moved(batch if isinstance(batch, Mapping | Tensor) else batch[0], device_of(model))
+    given = moved(batch_inputs(batch), device_of(model))
     sizes = {each.shape[0] if each.dim() else 0 for each in tensors_in(given)}
     if rows is not None and len(sizes) == 1 and min(sizes) > rows:
         given = mapped(given, lambda tensor: tensor[:rows])

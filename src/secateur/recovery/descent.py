@@ -18,6 +18,7 @@ from secateur.pipeline import Masks, attached_masks, check_mask
 from secateur.support import (
     count_nonzero,
     everywhere,
+    is_narrow,
     is_sharded,
     laid_out,
     local,
@@ -247,7 +248,11 @@ class Moving:
         process's part."""
         return everywhere(
             lambda: {
-                name: settled(self.own[name], local(parameter.detach()), local_mask(self.masks.get(name)))
+                name: settled(
+                    self.own[name],
+                    local(parameter.detach()),
+                    local_mask(self.masks.get(name)),
+                )
                 for name, parameter in self.parameters.items()
             }
         )
@@ -291,15 +296,15 @@ def moving(model: nn.Module, trained: Collection[str], masks: Mapping[str, Tenso
             sharded.put_back()
         return
     own = {name: each.data for name, each in every.items() if name in trained}  # in one order, however they are named
-    narrow = [each for each in (*every.values(), *model.buffers()) if _is_narrow(each)]
+    narrow = [each for each in (*every.values(), *model.buffers()) if is_narrow(each)]
     before = [(each, each.data) for each in [*(every[name] for name in own), *narrow]]
     try:
         for names in groups_of({name: every[name] for name in own}):
-            copy = own[names[0]].to(torch.float32 if _is_narrow(every[names[0]]) else None, copy=True)
+            copy = own[names[0]].to(torch.float32 if is_narrow(every[names[0]]) else None, copy=True)
             for name in names:
                 every[name].data = copy
         for each in narrow:
-            if _is_narrow(each):
+            if is_narrow(each):
                 each.data = each.data.float()
         yield Moving({name: every[name] for name in own}, masks, own)
     finally:
@@ -315,22 +320,13 @@ def check_loaded(name: str, parameter: nn.Parameter) -> None:
 
 def _check(name: str, parameter: nn.Parameter) -> None:
     check_loaded(name, parameter)
-    if is_sharded(parameter) and _is_narrow(parameter):
+    if is_sharded(parameter) and is_narrow(parameter):
         raise ValueError(
             f"{name} is sharded in {parameter.dtype}: shard it in float32, and let autocast= or fully_shard's "
             "MixedPrecisionPolicy compute in half precision."
         )
     if parameter.is_inference():
         raise ValueError(f"{name} was made under torch.inference_mode and can't be trained; make the model without it.")
-
-
-def _is_narrow(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() and tensor.element_size() < 4 and not tensor.is_meta
-
-
-def widened_batch(tensor: Tensor) -> Tensor:
-    """A tensor of a batch as a model in float32 takes it."""
-    return tensor.float() if _is_narrow(tensor) else tensor
 
 
 def movers_for(

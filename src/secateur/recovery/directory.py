@@ -45,7 +45,7 @@ from secateur.models import (
     held_batches,
     refuse_empty,
 )
-from secateur.recovery.descent import removed_of, touchable, widened_batch
+from secateur.recovery.descent import removed_of, touchable
 from secateur.recovery.local import Epochs, LocalPart, recover_locally
 from secateur.recovery.outputs import (
     LOCAL_BATCHES,
@@ -83,6 +83,7 @@ from secateur.support import (
     sharded_as,
     track,
     whole,
+    widened,
     write_whole,
 )
 
@@ -353,7 +354,7 @@ def _shared_out(folder: Path, walk: InFiles, *, trained: bool) -> nn.Module:
 def _widened(module: nn.Module) -> nn.Module:
     for each in (*module.parameters(), *module.buffers()):
         if not is_sharded(each):
-            each.data = widened_batch(each.data)
+            each.data = widened(each.data)
     return module
 
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from secateur.models import Host, Replay, Tokens, added_to, block_of, full_name, watched, with_all_outputs
-from secateur.recovery.descent import Descent, Moving, movers_for, moving, order_of, widened_batch
+from secateur.recovery.descent import Descent, Moving, movers_for, moving, order_of
 from secateur.recovery.losses import rows_of
 from secateur.solvers import best_damping, refit, scale_of
-from secateur.support import Between, mapped, running_as, tensors_in, track
+from secateur.support import Between, mapped, running_as, tensors_in, track, widened
 from secateur.targets import KINDS
 
 # ---- Which blocks of its teacher each block of a model follows, where some have left.
@@ -695,7 +695,7 @@ def _comparable_parts(name: str, parts: Sequence[Part], ours: Tensor, wanted: Ma
 
 def _copied(value: Any) -> Any:
     """For one run of a block, which may write to it; as wide as its weights."""
-    return mapped(value, lambda tensor: widened_batch(tensor).clone())
+    return mapped(value, lambda tensor: widened(tensor).clone())
 
 
 @dataclass(frozen=True)

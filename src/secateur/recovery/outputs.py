@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from secateur.checkpoints import CheckpointError
 from secateur.models import Tokens, digest, longest_sequence, naming_batch, refuse_empty
-from secateur.recovery.descent import Descent, order_of, widened_batch
+from secateur.recovery.descent import Descent, order_of
 from secateur.recovery.losses import NO_TEXT, OutputLoss, chosen_for, count_rows, features_of, loss_between, text_loss
 from secateur.recovery.result import Judged
 from secateur.support import (
@@ -42,6 +42,7 @@ from secateur.support import (
     seed_torch,
     summed,
     track,
+    widened,
 )
 
 # ---- Text to train on that the teacher writes itself, where none is given: `Sampled`.
@@ -412,7 +413,7 @@ class Steps:
             ):
                 wanted = run_batch(self.teacher, moved(batch, where), self.forward)
         device = device_of(self.model)
-        here = moved(mapped(batch, widened_batch) if self._is_widened else batch, device)
+        here = moved(mapped(batch, widened) if self._is_widened else batch, device)
         with casting(device, self.narrow), naming_batch(self.every, whole, self.forward):
             outputs = run_batch(self.model, here, self.forward)
         mask = Tokens.of(batch).own

@@ -32,7 +32,6 @@ from secateur.recovery.descent import (
     moving,
     removed_of,
     touchable,
-    widened_batch,
 )
 from secateur.recovery.local import Epochs, LocalPart, recover_locally
 from secateur.recovery.losses import OutputLoss, parse
@@ -68,6 +67,7 @@ from secateur.support import (
     repeatable,
     unchanged,
     unwrapped,
+    widened,
 )
 from secateur.targets import kinds_within
 
@@ -490,7 +490,7 @@ def recovered_locally(
 ) -> list[LocalPart]:
     """The local part of a model in memory, whose parameters are copies already; why not, where it is left out."""
     held = spread_over(batches, LOCAL_BATCHES)
-    wide = [mapped(batch, widened_batch) for batch in held]  # the model is float32 by now; the teacher is what it is
+    wide = [mapped(batch, widened) for batch in held]  # the model is float32 by now; the teacher is what it is
     if not held:
         raise ValueError(NO_BATCHES)
     for batch in held:

@@ -53,6 +53,7 @@ from secateur.support import (
     Part,
     Table,
     alternating,
+    batch_inputs,
     described,
     globs_of,
     mapped,
@@ -61,6 +62,7 @@ from secateur.support import (
     ratio,
     tensors_in,
     unwrapped,
+    widened,
 )
 
 FLOAT, INT8, CALIBRATED = "float32", "int8", "int8, calibrated"
@@ -311,12 +313,11 @@ def deploy(
     check_outside(place, store=folder, levels=Path(levels) if isinstance(levels, str | Path) else None)
     every = NamedTexts.of(batches)
     given = loaded_model(source) if source is not None else unwrapped(cast(nn.Module, model))
-    every = batches = (
-        NamedTexts(map(_widened, every), every.names) if isinstance(every, NamedTexts) else [*map(_widened, every)]
-    )
+    wide = [mapped(batch, widened) for batch in every]  # the model is float32 from here on
+    every = batches = NamedTexts(wide, every.names) if isinstance(every, NamedTexts) else wide
     rest, back = split(every)
     dense = copy.deepcopy(given).cpu().float().eval()
-    asked_with = example_of(dense, every[0], None) if example_inputs is None else _widened(example_inputs)
+    asked_with = example_of(dense, every[0], None) if example_inputs is None else mapped(example_inputs, widened)
     example = _with_mask(dense, asked_with)
     scope = {"include": globs_of(include), "exclude": globs_of(exclude)}
     if round_to is None and levels is None and _has_convolutions(dense):
@@ -522,7 +523,7 @@ class _Trying:
         feeds: Iterable[Mapping[str, Any]] = ()
         if form == CALIBRATED:
             loaded = self.forms[FLOAT].load(source)
-            feeds = [_feeds(loaded, _inputs(batch)) for batch in self.rest[:_CALIBRATED_ON]]
+            feeds = [_feeds(loaded, batch_inputs(batch)) for batch in self.rest[:_CALIBRATED_ON]]
         runtime.rounded(source, folder, feeds, keep)
 
     def judged(self, form: str, folder: Path, *, is_dense: bool = False, timed: bool = True) -> tuple[float, float]:
@@ -617,16 +618,6 @@ def _feeds(loaded: Loaded, inputs: Any) -> dict[str, Any]:
     return loaded.feeds(inputs)
 
 
-def _widened(inputs: Any) -> Any:
-    """Half precision as float32, which the exported model is in."""
-    return mapped(inputs, lambda each: each.float() if each.is_floating_point() and each.itemsize < 4 else each)
-
-
-def _inputs(batch: Any) -> Any:
-    """What of a batch a model is called with, as `run_batch` does it."""
-    return batch if isinstance(batch, Mapping | Tensor) else batch[0]
-
-
 def _with_mask(model: nn.Module, example: Any) -> Any:
     """An example of tokens with a mask, if the model takes one, so that texts of several lengths can be served."""
     takes = "attention_mask" in inspect.signature(model.forward).parameters
@@ -681,7 +672,7 @@ def _assembled(
         if path.is_file() and _TOKENIZER.fullmatch(path.name):
             shutil.copyfile(path, folder / path.name)
     loaded = trying.forms[delivered.form].load(folder)
-    shown = _inputs(trying.measured.held[0].batch)
+    shown = batch_inputs(trying.measured.held[0].batch)
     feeds = _feeds(loaded, mapped(shown, lambda each: each[:1] if each.dim() else each))
     try:
         found = loaded.run(feeds)

@@ -34,6 +34,7 @@ from secateur.support.running import Forward as Forward
 from secateur.support.running import Loss as Loss
 from secateur.support.running import NewTensors as NewTensors
 from secateur.support.running import Returns as Returns
+from secateur.support.running import batch_inputs as batch_inputs
 from secateur.support.running import check_batches as check_batches
 from secateur.support.running import check_data as check_data
 from secateur.support.running import device_of as device_of
@@ -75,6 +76,7 @@ from secateur.support.tables import totals as totals
 from secateur.support.tensors import MOST_IN_INT8 as MOST_IN_INT8
 from secateur.support.tensors import LazyTensors as LazyTensors
 from secateur.support.tensors import count_nonzero as count_nonzero
+from secateur.support.tensors import is_narrow as is_narrow
 from secateur.support.tensors import is_sharded as is_sharded
 from secateur.support.tensors import laid_out as laid_out
 from secateur.support.tensors import local as local
@@ -86,6 +88,7 @@ from secateur.support.tensors import sharded_as as sharded_as
 from secateur.support.tensors import sharded_parameter as sharded_parameter
 from secateur.support.tensors import to_int8 as to_int8
 from secateur.support.tensors import whole as whole
+from secateur.support.tensors import widened as widened
 from secateur.support.text import bytes_text as bytes_text
 from secateur.support.text import described as described
 from secateur.support.text import function_of as function_of

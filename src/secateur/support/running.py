@@ -173,12 +173,22 @@ def run_batch(model: nn.Module, batch: Any, forward: Forward | None = None) -> A
     """
     if forward is not None:
         return forward(model, batch)
-    if isinstance(batch, Mapping):
-        return model(**batch)
+    return model(**batch) if isinstance(batch, Mapping) else model(batch_inputs(batch))
+
+
+def batch_inputs(batch: Any) -> Any:
+    """What of a batch `run_batch` passes to the model.
+
+    Raises:
+        TypeError: a batch of another kind.
+
+    >>> batch_inputs(("inputs", "targets"))
+    'inputs'
+    """
     if isinstance(batch, tuple | list) and len(batch):
-        return model(batch[0])
-    if isinstance(batch, Tensor):
-        return model(batch)
+        return batch[0]
+    if isinstance(batch, Mapping | Tensor):
+        return batch
     what = f"an empty {type(batch).__name__}" if isinstance(batch, tuple | list) else f"a {type(batch).__name__}"
     raise TypeError(
         f"a batch is a tensor, a tuple or list that begins with the input, or a mapping of keyword arguments, not "

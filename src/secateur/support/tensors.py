@@ -280,6 +280,20 @@ MOST_IN_INT8 = 127  # numbers are -127 ... 127, as many below zero as above
 _SPARE = 0xFF  # bits of a float32 that a scale leaves empty: times a number of 7 bits it is exact
 
 
+def is_narrow(tensor: Tensor) -> bool:
+    """Whether it holds numbers in half precision or less."""
+    return tensor.is_floating_point() and tensor.element_size() < 4 and not tensor.is_meta
+
+
+def widened(tensor: Tensor) -> Tensor:
+    """Half precision as float32; any other tensor itself.
+
+    >>> widened(torch.ones(1, dtype=torch.bfloat16)).dtype, widened(torch.ones(1, dtype=torch.int8)).dtype
+    (torch.float32, torch.int8)
+    """
+    return tensor.float() if is_narrow(tensor) else tensor
+
+
 def to_int8(weight: Tensor, scales: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """A weight as ``numbers * scales[:, None]``, each the nearest; what is 0 stays 0.
 
