@@ -21,8 +21,8 @@ from secateur.recovery.descent import (
     rate_at,
     removed_of,
     settled,
-    widened_batch,
 )
+from secateur.support import widened
 
 
 @given(st.integers(1, 300))
@@ -171,8 +171,8 @@ def test_what_cannot_be_trained_is_refused():
         made = nn.Linear(2, 2)
     with pytest.raises(ValueError, match=r"weight was made under torch\.inference_mode"), moving(made, ["weight"], {}):
         pass
-    assert widened_batch(torch.ones(1).half()).dtype == torch.float32
-    assert widened_batch(torch.ones(1).double()).dtype == torch.float64
+    assert widened(torch.ones(1).half()).dtype == torch.float32
+    assert widened(torch.ones(1).double()).dtype == torch.float64
 
 
 # ---- Which entries are removed, and that they stay, to the bit. ----
