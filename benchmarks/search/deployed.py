@@ -112,6 +112,7 @@ def main() -> None:
     read.add_argument("--judged", type=int, default=8)
     read.add_argument("--rows", type=int, default=1, help="of a batch of pictures, that are timed")
     read.add_argument("--finals", type=int, default=3)
+    read.add_argument("--steps", type=int, default=0, help="of training by the dense model's outputs")
     read.add_argument("--store", type=Path, help="where levels are, or will be")
     options = read.parse_args()
     torch.set_num_threads(1)
@@ -128,7 +129,7 @@ def bench(subject: Subject, budgets: Sequence[float], options: argparse.Namespac
         try:
             done = deploy(
                 subject.model, subject.batches, budget={"latency": budget}, out=out, example_inputs=subject.example,
-                finals=options.finals, store=options.store,
+                finals=options.finals, steps=options.steps, store=options.store,
             )  # fmt: skip
         except ValueError as error:
             print(f"{budget:g}: {error}", flush=True)

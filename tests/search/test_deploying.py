@@ -130,6 +130,19 @@ def test_the_budget_holds_and_what_loses_least_is_delivered(pruned):
     assert not unfinished_folder(done.out).exists()
 
 
+def test_what_is_pruned_is_trained_before_it_is_exported(tmp_path):
+    """Towards the dense model, on what is not held back: the same shapes, less loss on what is."""
+    model, batches = blocks(), given(32)
+    before = state_of(model)
+    plain, trained = (deployed(tmp_path / f"{n}", 0.16, model, batches, steps=n) for n in (0, 300))
+    assert is_unchanged(model, before)
+    first, second = ([each for each in done.candidates if each.made.startswith("fit-")] for done in (plain, trained))
+    assert [(each.form, each.nbytes) for each in first] == [(each.form, each.nbytes) for each in second]
+    for was, now in zip(first, second, strict=True):
+        assert now.loss < 0.97 * was.loss, (was, now)
+    assert trained.candidates[0].loss == plain.candidates[0].loss
+
+
 def test_what_is_judged_is_what_the_runtime_gives(pruned):
     """By the same distance, of the same batches, as of a module of torch."""
     done, _ = pruned
@@ -311,6 +324,8 @@ def test_what_is_wrong_is_said_before_anything_is_computed(tmp_path, monkeypatch
     ):
         with pytest.raises(kind, match=said):
             deploy(None, None, budget=budget, runtime=runtime, out=out)
+    with pytest.raises(ValueError, match="steps is a whole number, 0 or more; got -1"):
+        deploy(None, None, budget={"latency": 0.5}, steps=-1, out=out)
     with pytest.raises(CheckpointError, match="already exists"):
         deploy(None, None, budget={"latency": 0.5}, out=tmp_path)
     monkeypatch.setitem(sys.modules, "onnxruntime", None)

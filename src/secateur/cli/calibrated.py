@@ -227,17 +227,17 @@ def fit(asked: Asked) -> Iterator[Any]:
 
 @command(
     "deploy", "Write what a runtime loads, within so many milliseconds there.", "directory",
-    *TEXT, "out", "budget", "runtime", "score", "include", "exclude", "shares", "finals", "store", "threads",
+    *TEXT, "out", "budget", "runtime", "score", "include", "exclude", "shares", "finals", "steps", "store", "threads",
     verb="search/deploying.py:deploy", required=("data", "out", "budget"),
 )  # fmt: skip
 def deploy(asked: Asked) -> Iterator[Any]:
     """Write what ONNX Runtime or OpenVINO loads, within so many milliseconds there, with the least loss.
 
     The dense model is exported, in float32 and int8; where these take longer than the budget it is pruned as fit does
-    it, timed in the runtime, and exported, too. All of them are timed and judged in the runtime, on the text's first
-    sequence and on a quarter that is held back, and what loses least within the budget is in OUT, with the tokenizer.
-    A run that was stopped goes on if the same command is given again, also with another budget; OUT appears complete or
-    not at all.
+    it, timed in the runtime, trained for --steps, and exported, too. All of them are timed and judged in the runtime,
+    on the text's first sequence and on a quarter that is held back, and what loses least within the budget is in OUT,
+    with the tokenizer. A run that was stopped goes on if the same command is given again, also with another budget; OUT
+    appears complete or not at all.
     """
     from secateur.checkpoints import check_new
     from secateur.cli.measuring import with_threads
@@ -252,7 +252,7 @@ def deploy(asked: Asked) -> Iterator[Any]:
             asked.directory,
             read_text(asked),
             budget=budget_in_words(asked.budget),
-            **asked.only("out", "runtime", "score", "include", "exclude", "shares", "seed", "store"),
+            **asked.only("out", "runtime", "score", "include", "exclude", "shares", "steps", "seed", "store"),
             **finals,
         )
     yield Answer(done, title=", deployed")

@@ -37,6 +37,7 @@ from secateur.checkpoints import (
     record_text,
 )
 from secateur.models import ByText, NamedTexts, digest, example_of, loaded_model, reached_by_name
+from secateur.recovery import recover
 from secateur.runtimes import Loaded, OnnxRuntime, Runtime
 from secateur.search.costs import Budget, parse_budget
 from secateur.search.directory import LEVELS, check_outside
@@ -240,6 +241,7 @@ def deploy(
     round_to: int | None = None,
     example_inputs: Any = None,
     finals: int = FINALS,
+    steps: int = 0,
     seed: int = 0,
     store: Path | str | None = None,
     levels: Levels | Sensitivity | Path | str | None = None,
@@ -248,9 +250,9 @@ def deploy(
 
     The dense model is exported, in float32 and in 8 bits, and each is timed and judged in the runtime. Where the budget
     is less than it takes in the form that was asked for, `secateur.fit` prunes a copy to the budget, timed in that
-    form, and what it finishes is exported and measured alike. Where 8 bits leave time, the matrices that they hurt most
-    stay in float, as many as the budget allows. What loses least of all that is within the budget is delivered. If
-    that is the dense model in 8 bits, the first line says so.
+    form, and what it finishes is exported and measured alike, after as many ``steps`` of training as you ask for. Where
+    8 bits leave time, the matrices that they hurt most stay in float, as many as the budget allows. What loses least of
+    all that is within the budget is delivered. If that is the dense model in 8 bits, the first line says so.
 
     Each time is measured in turns with the dense model in float32. 8 bits are made by the runtime's own quantizer: of
     matrix products with inputs as they come, and, of a model with convolutions, also with ranges from the batches that
@@ -274,6 +276,8 @@ def deploy(
             many channels at once: EfficientNet-Lite0 without half of its multiply-adds took 12.1 ms for 6.9 in ONNX
             Runtime where it was left any number of them, and 3.3 for 6.0 with multiples of 16.
         example_inputs: what the model is called with when it is exported and timed; by default the first batch.
+        steps: of `secateur.recover` by the dense model's outputs, for what `fit` finished, before it is exported; each
+            over one of the batches that are not held back, in rounds. 0: none.
 
     Returns:
         A `Deployed`: all candidates with their times and losses, and which of them was delivered; it prints as a table.
@@ -305,6 +309,8 @@ def deploy(
             'deploy writes what a runtime loads: runtime= is "onnxruntime:int8", "onnxruntime" or "openvino"; for '
             f"{asked.runtime} there is secateur.fit."
         )
+    if type(steps) is not int or steps < 0:
+        raise ValueError(f"steps is a whole number, 0 or more; got {steps!r}.")
     source, place = (Path(model) if isinstance(model, Path | str) else None), Path(out)
     folder = None if store is None else Path(store)
     if source is not None:
@@ -333,6 +339,7 @@ def deploy(
         "levels": levels if levels is None or isinstance(levels, str) else _digest_of(levels),
         "round_to": round_to,
         "finals": finals,
+        "steps": steps,
         "seed": seed,
         "runtime": str(asked.runtime),
         "machine": [processor(), torch.get_num_threads()],
@@ -347,7 +354,7 @@ def deploy(
         how: dict[str, Any] = {"shares": shares, "finals": finals, "seed": seed, "levels": levels, "score": score}
         how |= {"round_to": round_to}
         how |= scope | {"store": (run.folder / LEVELS if folder is None else folder) if levels is None else folder}
-        trying = _Trying(run, dense, every, rest, ModelLoss(dense, back, None, score), example, asked, how)
+        trying = _Trying(run, dense, every, rest, ModelLoss(dense, back, None, score), example, asked, how, steps)
         limit, candidates, said = trying.all()
         delivered = _least(candidates, limit, said)
         _assembled(run, trying, delivered, source, candidates, limit)
@@ -402,6 +409,7 @@ class _Trying:
     example: Any
     asked: Budget
     how: Mapping[str, Any]
+    steps: int
     found: list[Candidate] = field(default_factory=list)
 
     @functools.cached_property
@@ -470,6 +478,8 @@ class _Trying:
             example_inputs=self.example,
             **self.how,
         )
+        if self.steps:
+            recover(copied, self.dense, self.rest, steps=self.steps, local=0, seed=self.how["seed"])
         self._written(made, copied)
         return _size(copied) / _size(self.dense)
 
