@@ -3,15 +3,15 @@
     python -m benchmarks.scale.run            # prints the tables of docs/start/scale.md
     python -m benchmarks.scale.run --write    # puts them into the page
 
-Law: what is counted is arithmetic on shapes, of models on the meta device; rates are those that `benchmarks/RESULTS.md`
-has; hours are projected and called so. What was run is in a table of its own.
+Law: what is counted is arithmetic on shapes, of models on the meta device; rates were measured by the commands beside
+them; hours are projected and called so. What was run is in a table of its own.
 """
 
 from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from benchmarks.scale.shapes import WIDER, Shapes, shapes_of
@@ -24,7 +24,13 @@ BASE = 0.7e9  # Python, torch and transformers
 
 # a second, of two cores: `benchmarks/oneshot/run.py projection` (benchmarks/oneshot/RESULTS.md)
 FORWARD, GRAM, SPARSEGPT, ADMM, DISK = 82.2e9, 54.9e9, 6.2e9, 34.6e9, 0.626e9
+# of two cores `python -m benchmarks.scale.rates` (benchmarks/scale/RESULTS.md); the last two are of one
+ELIMINATION, COMPRESS, PACK = 2 * 23.4e9, 0.619e9, 5.97e6
 RUNS = 9  # of each block of a transformer, in stages, the dense one beside (benchmarks/shrinking/RESULTS.md)
+SLOPES = 4096  # tokens that slopes are of
+CELLS, SCORED = 4, 1000  # of `sensitivity`: levels of a group, and the tokens that each is scored on
+FINE, PASSES, FIRST, STEPS_OF_FIT = 18, 30, 6, 5  # of `fit`: levels, runs of what is held back, finals at once, others
+IN_MEMORY = 4  # times a model: `fit` with a copy that is finished; `shrink` takes 3.1 (benchmarks/shrinking/RESULTS.md)
 
 
 def size(count: float) -> str:
@@ -39,42 +45,112 @@ def time(seconds: float) -> str:
     return f"{number:,.0f}" if number >= 10 else f"{number:.2g}"
 
 
-def block_by_block(model: Shapes, processes: int) -> tuple[float, float]:
-    """Bytes of `oneshot` in one process: the block and its evidence where it computes; what blocks pass on."""
+def block_by_block(model: Shapes, processes: int, itemsize: int = 4) -> tuple[float, float]:
+    """Bytes of `oneshot` in one process: the block and its evidence where it computes; what blocks pass on. `shrink`
+    has its evidence in float64."""
     widest = max(model.inputs)
-    evidence = 8 * 4 * widest**2  # the Gram matrix, what the dense model adds, and the solver's copies, float32
+    evidence = 8 * itemsize * widest**2  # the Gram matrix, what the dense model adds, and the solver's copies
     passed_on = 2 * 2 * SEQUENCES * LENGTH * model.width / processes  # of the pruned model and the dense one, bfloat16
     return 3 * 2 * model.block + evidence, passed_on
 
 
+def running(model: Shapes, tokens: float) -> float:
+    """Seconds of all blocks, once."""
+    return model.blocks * 2 * sum(rows * columns for rows, columns in model.matrices) * tokens / FORWARD
+
+
+def summing(model: Shapes, tokens: float) -> float:
+    """Seconds of all Gram matrices."""
+    return model.blocks * tokens * sum(n * n for n in model.inputs) / GRAM
+
+
+def leaving(model: Shapes) -> list[tuple[int, int]]:
+    """Of a block the matrices whose columns are heads, and units of the MLP."""
+    return [model.matrices[3], model.matrices[6]]
+
+
+def measuring(model: Shapes, tokens: float, processes: int = 1) -> dict[str, float]:
+    """Seconds of `shrink` until it has chosen: slopes, a walk, and all columns leave. The first process solves."""
+    whole = sum(n**3 + 4 * n * n * m for m, n in model.matrices)
+    return {
+        "running": running(model, tokens) / processes + 6 * model.parameters * min(tokens, SLOPES) / FORWARD,
+        "summing": summing(model, tokens) / processes,
+        "solving": model.blocks * (whole + sum(2 * n**3 + 2 * n * n * m for m, n in leaving(model))) / ELIMINATION,
+    }
+
+
+def repairing(model: Shapes, tokens: float, processes: int = 1) -> dict[str, float]:
+    """Seconds of the walk that repairs: every matrix is aimed, settled and compared, and what leaves leaves again."""
+    whole = sum(2 * n**3 + 13 * n * n * m for m, n in model.matrices)
+    return {
+        "running": RUNS * running(model, tokens) / processes,
+        "summing": summing(model, tokens) / processes,
+        "solving": model.blocks * (whole + sum(2 * n**3 + 2 * n * n * m for m, n in leaving(model))) / ELIMINATION,
+    }
+
+
+def shrink_seconds(model: Shapes, processes: int, tokens: float = SEQUENCES * LENGTH) -> dict[str, float]:
+    """Of the processor, by what is done."""
+    first, then = measuring(model, tokens, processes), repairing(model, tokens, processes)
+    return {word: first[word] + then[word] for word in first} | {"disk": 3 * 2 * model.parameters / DISK}
+
+
+def levels_seconds(model: Shapes, shares: int, tokens: float) -> float:
+    """Of the levels of heads and MLP units: two runs, slopes, one elimination, and a repair for each share."""
+    solving = sum(3 * n**3 + 4 * n * n * m + shares * (2 * n**3 / 3 + 7 * n * n * m) for m, n in leaving(model))
+    return (
+        2 * running(model, tokens)
+        + 6 * model.parameters * min(tokens, SLOPES) / FORWARD
+        + model.blocks * tokens * sum(n * n for _, n in leaving(model)) / GRAM
+        + model.blocks * solving / ELIMINATION
+    )
+
+
+def levels_bytes(model: Shapes, shares: int) -> float:
+    """What the levels take in their store: of each share what consumes the units, as a whole, in bfloat16."""
+    return model.blocks * shares * 2 * sum(m * n for m, n in leaving(model))
+
+
+def sensitivity_seconds(model: Shapes, processes: int) -> float:
+    """Each score runs half of the model; these are shared out, levels are not."""
+    scores = 2 * CELLS * model.blocks * 0.5 * 2 * model.parameters * SCORED / FORWARD
+    return levels_seconds(model, CELLS, SEQUENCES * LENGTH) + scores / processes
+
+
+def fit_seconds(model: Shapes, processes: int) -> dict[str, float]:
+    """By what is done: levels and what is written are one process's; a quarter of the text is held back."""
+    tokens = SEQUENCES * LENGTH
+    back, rest = tokens / 4, 3 * tokens / 4
+    final = sum(repairing(model, rest).values()) + 2 * model.parameters * tokens / FORWARD
+    return {
+        "levels": levels_seconds(model, FINE, rest),
+        "searching": PASSES * 2 * model.parameters * back / FORWARD / processes,
+        "finals": sum(measuring(model, rest).values()) + (1 + -(-FIRST // processes) + STEPS_OF_FIT) * final,
+        "writing": sum(shrink_seconds(model, 1).values()),
+    }
+
+
 def oneshot_seconds(model: Shapes, processes: int) -> dict[str, float]:
     """Of the processor, by what is done; runs, sums and solving are shared out, reading is not."""
-    tokens = SEQUENCES * LENGTH
-    weights = sum(rows * columns for rows, columns in model.matrices)
     solving = sum(8 * n**3 + 46 * n * n * m for m, n in model.matrices)
     return {
-        "running": model.blocks * RUNS * 2 * weights * tokens / FORWARD / processes,
-        "summing": model.blocks * tokens * sum(n * n for n in model.inputs) / GRAM / processes,
+        "running": RUNS * running(model, SEQUENCES * LENGTH) / processes,
+        "summing": summing(model, SEQUENCES * LENGTH) / processes,
         "solving": model.blocks * solving / ADMM / processes,
         "disk": 3 * 2 * model.parameters / DISK,
     }
 
 
-def of_one_core(model: Shapes, tokens: int) -> tuple[float, float]:
-    """Seconds and bytes of `oneshot` by `sparsegpt` on so few tokens, with one thread: what `whole.py` runs."""
-    weights = sum(rows * columns for rows, columns in model.matrices)
-    solving = sum(n**3 / 3 + n * n * m for m, n in model.matrices)
-    seconds = (
-        2
-        * model.blocks
-        * (
-            RUNS * 2 * weights * tokens / FORWARD
-            + tokens * sum(n * n for n in model.inputs) / GRAM
-            + solving / SPARSEGPT
-        )
-    )
-    block, _ = block_by_block(model, 1)
-    return seconds + 3 * 2 * model.parameters / DISK, BASE + block + 2 * 2 * tokens * model.width
+def of_one_core(model: Shapes, tokens: int, verb: str = "oneshot") -> tuple[float, float]:
+    """Seconds and bytes of `oneshot` by `sparsegpt`, or of `shrink`, on so few tokens, with one thread: what `whole.py`
+    runs."""
+    passed_on = 2 * 2 * tokens * model.width
+    if verb == "shrink":
+        its = shrink_seconds(model, 1, tokens)
+        return 2 * sum(its.values()) - its["disk"], BASE + block_by_block(model, 1, 8)[0] + passed_on
+    solving = model.blocks * sum(n**3 / 3 + n * n * m for m, n in model.matrices) / SPARSEGPT
+    seconds = 2 * (RUNS * running(model, tokens) + summing(model, tokens) + solving)
+    return seconds + 3 * 2 * model.parameters / DISK, BASE + block_by_block(model, 1)[0] + passed_on
 
 
 def recovering(model: Shapes, processes: int) -> float:
@@ -115,19 +191,17 @@ def tables() -> Iterator[tuple[str, str]]:
         ),
     )
 
-    def oneshot() -> Iterator[list[str]]:
+    def walked(itemsize: int, seconds: Callable[[Shapes, int], dict[str, float]]) -> Iterator[list[str]]:
         for name, model, processes in each():
-            block, passed_on = block_by_block(model, processes)
-            seconds = oneshot_seconds(model, processes)
+            block, passed_on = block_by_block(model, processes, itemsize)
             yield [
                 name, str(processes), size(BASE + block + passed_on), size(block), size(passed_on),
-                size(2 * model.parameters), time(sum(seconds.values())),
+                size(2 * model.parameters), time(sum(seconds(model, processes).values())),
             ]  # fmt: skip
 
-    yield (
-        "oneshot",
-        table(["host, no GPU, GB", "of a device, GB", "between blocks, GB", "disk, GB", "hours, projected"], oneshot()),
-    )
+    columns = ["host, no GPU, GB", "of a device, GB", "between blocks, GB", "disk, GB", "hours, projected"]
+    yield "oneshot", table(columns, walked(4, oneshot_seconds))
+    yield "shrink", table(columns, walked(8, shrink_seconds))
 
     def recover() -> Iterator[list[str]]:
         for name, model, processes in each():
@@ -139,20 +213,40 @@ def tables() -> Iterator[tuple[str, str]]:
             ]  # fmt: skip
 
     yield "recover", table(["memory, GB a process", "disk, GB", "hours, projected"], recover())
-    yield (
-        "others",
-        "\n".join(
-            [
-                "| model | `sparsify`: memory, hours | `sensitivity`, `fit`: memory | `pack`, `compress`: memory |",
-                "|---|---|---|---|",
-                *(
-                    f"| {name} | {size(BASE + 3 * 4 * largest(model))}, {time(2 * 2 * model.parameters / DISK)} | "
-                    f"{size(BASE + 2 * 2 * model.parameters)} | {size(BASE + 3 * 4 * largest(model))} |"
-                    for name, model in models.items()
-                ),
+
+    def searching() -> Iterator[list[str]]:
+        for name, model, processes in each():
+            evidence, passed_on = block_by_block(model, 1, 8)
+            whole = BASE + evidence + passed_on
+            yield [
+                name, str(processes),
+                size(whole + 2 * model.parameters), size(levels_bytes(model, CELLS)),
+                time(sensitivity_seconds(model, processes)),
+                size(whole + IN_MEMORY * 2 * model.parameters), size(levels_bytes(model, FINE) + 2 * model.parameters),
+                time(sum(fit_seconds(model, processes).values())),
+            ]  # fmt: skip
+
+    columns = [
+        *("`sensitivity`: GB a process", "disk, GB", "hours"),
+        *("`fit`: GB a process", "disk, GB", "hours"),
+    ]
+    yield "levels", table(columns, searching())
+
+    def others() -> Iterator[list[str]]:
+        for name, model in models.items():
+            nbytes, tensor = 2 * model.parameters, BASE + 3 * 4 * largest(model)
+            yield [
+                name,
+                f"{size(tensor)}, {time(2 * nbytes / DISK)}",
+                f"{size(tensor)}, {time(nbytes / COMPRESS + 2 * nbytes / DISK)}",
+                f"{size(BASE + 1.5 * 2 * nbytes)}, {time(model.parameters / PACK)}",
+                f"{size(tensor)}, {time(2 * nbytes / DISK)}",
+                f"{size(tensor)}, {time(2 * nbytes / DISK)}",
             ]
-        ),
-    )
+
+    words = ["sparsify", "compress", "pack", "verify --source", "vocabulary"]
+    lines = [f"| model | {' | '.join(f'`{word}`' for word in words)} |", f"|{'---|' * (len(words) + 1)}"]
+    yield "others", "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in others())])
 
 
 def largest(model: Shapes) -> int:

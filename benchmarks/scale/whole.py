@@ -79,9 +79,9 @@ def main() -> None:
         out = asked.folder / verb
         row = ran(verb, source, out, asked.sequences, asked.length)
         row |= {"layers": asked.layers, "tokens": asked.sequences * asked.length}
-        if verb == "oneshot":
+        if verb in ("oneshot", "shrink"):
             shapes = shapes_of({**ONE_BILLION, "num_hidden_layers": asked.layers})
-            row["projected"] = of_one_core(shapes, asked.sequences * asked.length)  # seconds, bytes
+            row["projected"] = of_one_core(shapes, asked.sequences * asked.length, verb)  # seconds, bytes
         print(json.dumps({**row, "threads": os.environ.get("OMP_NUM_THREADS", "all")}), flush=True)
         shutil.rmtree(out)
     shutil.rmtree(source)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from benchmarks.scale import run
+from benchmarks.scale import rates, run
 from benchmarks.scale.shapes import ONE_BILLION, WIDER, shapes_of
 
 pytestmark = pytest.mark.examples
@@ -36,3 +36,23 @@ def test_more_processes_hold_less_and_take_less_time(name):
     one, two = (run.oneshot_seconds(model, processes) for processes in (1, 2))
     assert one["running"] == 2 * two["running"]
     assert one["disk"] == two["disk"]
+    one, two = (run.shrink_seconds(model, processes) for processes in (1, 2))
+    assert one["summing"] == 2 * two["summing"]
+    assert one["solving"] == two["solving"]  # by the first
+    for seconds in (run.sensitivity_seconds, lambda *given: sum(run.fit_seconds(*given).values())):
+        one, two, eight = (seconds(model, processes) for processes in run.PROCESSES)
+        assert one > two > eight > one / 8
+
+
+def test_what_was_run_is_projected():
+    block, four = (shapes_of({**ONE_BILLION, "num_hidden_layers": layers}) for layers in (1, 4))
+    for verb in ("oneshot", "shrink"):
+        one, more = (run.of_one_core(model, 1024, verb) for model in (block, four))
+        assert one[0] < more[0] < 4 * one[0] + 1
+        assert one[1] == more[1]
+
+
+def test_rates_are_of_what_the_verbs_do(tmp_path):
+    assert rates.eliminating(64) > 0
+    assert rates.compressing(64, tmp_path) > 0
+    assert rates.packing(64) > 0

@@ -1,0 +1,78 @@
+"""What one core does in a second, of what `benchmarks/oneshot/run.py projection` does not time: a table.
+
+    OMP_NUM_THREADS=1 python -m benchmarks.scale.rates [--width 4096]
+
+Law: what is timed is the library's own code on one matrix, by the processor's clock; operations are counted as
+`benchmarks/scale/run.py` counts them, a product as two.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from secateur import pack
+from secateur.solvers import Elimination, eliminated
+from secateur.storage import save_compressed
+
+ROUNDS = 32  # in which the units of a group leave
+
+
+def seconds_of(run: Callable[[], object]) -> float:
+    started = time.process_time()
+    run()
+    return time.process_time() - started
+
+
+def eliminating(width: int) -> float:
+    """Operations a second of what `shrink` does with a matrix whose columns leave, in float64."""
+    generator = torch.Generator().manual_seed(0)
+    x, weight = torch.randn(2 * width, width, generator=generator), torch.randn(width, width, generator=generator)
+    gram, units = x.T @ x, [[at] for at in range(width)]
+    crossed = torch.randn(width, width, generator=generator)
+
+    def run() -> None:
+        eliminated([(Elimination(weight, gram), units)], 1, -(-width // ROUNDS))
+        layer = Elimination(weight, gram, residual_cross=crossed, aim=0.5)
+        eliminated([(layer, units)], width * 4 // 5, -(-width // ROUNDS))
+        layer.finish()
+        layer.squares(layer.settled(2 * width))
+
+    # two inversions, what is aimed at and what settles, as cubes; what leaves: all columns, and a fifth of them
+    return (3 + 3 + 2 + 2 + 1.2 * 4) * width**3 / seconds_of(run)
+
+
+def compressing(width: int, folder: Path) -> float:
+    """Bytes of bfloat16 a second, half of them zeros."""
+    weight = torch.randn(width, width, generator=torch.Generator().manual_seed(0)).bfloat16()
+    tensors = {"weight": weight.masked_fill_(weight.float().abs() < weight.float().abs().median(), 0)}
+    return 2 * width**2 / seconds_of(lambda: save_compressed(tensors, folder / "small.safetensors"))
+
+
+def packing(width: int) -> float:
+    """Parameters a second of `pack`, in float32, for one token; it times the forms that zeros allow."""
+    model = nn.Sequential(nn.Linear(width, width, bias=False))
+    with torch.no_grad():
+        model[0].weight.mul_(model[0].weight.abs() > model[0].weight.abs().quantile(0.8))
+    return width**2 / seconds_of(lambda: pack(model, torch.ones(1, width)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--width", type=int, default=4096)
+    asked = parser.parse_args()
+    print(f"{torch.get_num_threads()} threads, width {asked.width}; in a second of the processor, 10⁹")
+    with tempfile.TemporaryDirectory() as folder:
+        print("| operations of `shrink`, float64 | bytes of `compress` | parameters of `pack` |\n|---|---|---|")
+        rates = eliminating(asked.width), compressing(asked.width, Path(folder)), packing(asked.width)
+    print(f"| {' | '.join(f'{each / 1e9:.3g}' for each in rates)} |")
+
+
+if __name__ == "__main__":
+    main()
