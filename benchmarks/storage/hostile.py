@@ -4,8 +4,9 @@
 
 Each try is of one of the attacks of `attacks`: a call, and what is damaged of what it reads. The call returns, or ends
 in an error that the command says in one line; what it was to write is not there then, and nothing else has changed. A
-run that goes on from damaged files ends in the bytes of the run that was not, or is refused. Anything else is a crash:
-it is printed, and the exit status says so.
+run that goes on from damaged files ends in the bytes of the run that was not, or is refused. One whose journal says
+something else and has the sum of that can't know it: what it writes may be of that journal, and `verify` with the
+source finds no fault in it. Anything else is a crash: it is printed, and the exit status says so.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def damaged_json(text: bytes, dice: random.Random) -> bytes:
     """A field of any depth has another value, left or came."""
     try:
         values = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):  # it was damaged before
         return damaged_bytes(text, dice)
     inner: Any = values
     while isinstance(inner, dict | list) and inner:
@@ -100,7 +101,7 @@ def resealed(text: bytes, dice: random.Random) -> bytes:
         values = json.loads(damaged_json(text, dice))
         values["sha256"] = runs._digest(values)
         return json.dumps(values).encode()
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, AttributeError, RecursionError):  # it was damaged before, and is no object
         return damaged_bytes(text, dice)
 
 
@@ -129,6 +130,7 @@ class Attack:
     Attributes:
         left: what a stopped run left beside OUT, where it goes on.
         whole: what OUT has to hold in the end then.
+        source: the folder that OUT is made from then.
     """
 
     verb: str
@@ -137,6 +139,7 @@ class Attack:
     files: Sequence[str]
     left: Mapping[str, bytes] = field(default_factory=dict)
     whole: Mapping[str, bytes] | None = None
+    source: str = ""
 
     @property
     def writes(self) -> bool:
@@ -145,7 +148,7 @@ class Attack:
 
 
 def small(kind: str = "llama") -> nn.Module:
-    """A model of two blocks."""
+    """A model of two blocks and 64 tokens, of which the tokenizer has some."""
     import transformers
 
     sizes = {
@@ -157,6 +160,12 @@ def small(kind: str = "llama") -> nn.Module:
     if kind == "mixtral":
         made: Any = transformers.MixtralForCausalLM(
             transformers.MixtralConfig(**sizes, num_local_experts=4, num_experts_per_tok=2)
+        )
+    elif kind == "gpt2":
+        made = transformers.GPT2LMHeadModel(
+            transformers.GPT2Config(
+                vocab_size=64, n_positions=32, n_embd=8, n_layer=2, n_head=2, bos_token_id=1, eos_token_id=2
+            )
         )
     else:
         made = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes))
@@ -170,7 +179,7 @@ def small(kind: str = "llama") -> nn.Module:
 WORDS = "the secateur is a small shear a gardener prunes roses with and the hedge is cut by another tool".split()  # noqa: SIM905
 
 
-def write_tokenizer(folder: Path) -> None:
+def tokenizer() -> Any:
     """One token a word."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -179,7 +188,7 @@ def write_tokenizer(folder: Path) -> None:
     made = Tokenizer(models.WordLevel(known, unk_token="<unk>"))
     made.pre_tokenizer = pre_tokenizers.Whitespace()
     special = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-    PreTrainedTokenizerFast(tokenizer_object=made, **special).save_pretrained(folder)
+    return PreTrainedTokenizerFast(tokenizer_object=made, **special)
 
 
 def tokens(count: int = 4) -> list[dict[str, Tensor]]:
@@ -248,7 +257,7 @@ def attacks(root: Path, wanted: set[str], *, begun: bool) -> tuple[list[Attack],
     dense, mixed = root / "dense", root / "mixed"
     small().save_pretrained(dense)
     small("mixtral").save_pretrained(mixed)
-    write_tokenizer(dense)
+    tokenizer().save_pretrained(dense)
     (root / "text.txt").write_text(" ".join(WORDS * 40) + "\n")
     (root / "text.json").write_text(json.dumps([" ".join(WORDS)] * 40))
     (root / "text.jsonl").write_text("".join(json.dumps({"text": " ".join(WORDS)}) + "\n" for _ in range(40)))
@@ -397,7 +406,8 @@ def going_on(
     put(root, files)
     if not left:
         raise AssertionError(f"{name} was not stopped after {after}")
-    return Attack(verb, f"{name}, gone on with", call, [*left], left, whole)
+    source = "pruned" if verb == "recover" else "mixed" if "experts" in name else "dense"
+    return Attack(verb, f"{name}, gone on with", call, [*left], left, whole, source)
 
 
 class Changed(Exception):
@@ -468,17 +478,55 @@ def odd_data(dice: random.Random) -> Any:
 
 def called() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
     """Each verb in memory, and arguments with which it runs."""
-    from secateur import Pruner, attach, fit, make_masks, oneshot, pack, prune, recover, sensitivity, shrink, sparsify
+    from secateur import (
+        Pruner,
+        apply_,
+        attach,
+        deploy,
+        fit,
+        make_masks,
+        oneshot,
+        pack,
+        prune,
+        recover,
+        sensitivity,
+        shrink,
+        shrink_vocabulary,
+        sparsify,
+    )  # fmt: skip
     from secateur.targets import find_targets
 
     data = [torch.randn(8, 6, generator=torch.Generator().manual_seed(at)) for at in range(4)]
 
+    def fewer(model: Any, **given: Any) -> None:
+        shrink_vocabulary(model, tokenizer(), **given)
+
+    def deployed(model: Any, **given: Any) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                deploy(model, out=Path(folder, OUT), **given)
+            except REFUSED as error:
+                if Path(folder, OUT).exists():
+                    raise Changed(f"{OUT} is there, by {error}") from error
+                raise
+
     def trained(model: Any, **given: Any) -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         Pruner(model, optimizer, given.pop("sparsity"), **{"total_steps": 3, "verbose": False, **given})
+        first = [each.detach().clone() for each in model.parameters()]
         for _ in range(3):
             model(data[0]).square().mean().backward()
-            optimizer.step()
+            found = [each.detach().clone() if each.grad is None else each.detach().add(each.grad, alpha=-0.1)
+                     for each in model.parameters()]  # fmt: skip
+            try:
+                optimizer.step()
+            except REFUSED as error:  # a model in training is left as the optimizer left it
+                with torch.no_grad():
+                    for each, alone, old in zip(model.parameters(), found, first, strict=True):
+                        if not torch.equal(each.nan_to_num(), alone.nan_to_num()):
+                            raise Changed(f"what the optimizer left, by {error}") from error
+                        each.copy_(old)
+                raise
 
     def masked(model: Any, **given: Any) -> Any:
         return make_masks(find_targets(model), **given)
@@ -508,17 +556,24 @@ def called() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
             "include": None, "exclude": None}),
         "make_masks": (masked, {"sparsity": 0.5, "pattern": None, "criterion": "magnitude", "allocate": None}),
         "attach": (attach, {"masks": {"0.up.weight": torch.ones(12, 6, dtype=torch.bool)}}),
+        "apply_": (apply_, {"masks": {"0.up.weight": torch.ones(12, 6, dtype=torch.bool)}}),
+        "vocabulary": (fewer, {"texts": [" ".join(WORDS[:9])], "keep": None, "cover": None, "script": None,
+            "multiple": None, "rank": None, "exact": True}),
+        "deploy": (deployed, {"batches": data, "budget": {"latency": 1.0}, "runtime": "onnxruntime:int8", "score": None,
+            "include": None, "exclude": None, "shares": (0.5,), "round_to": None, "example_inputs": None, "finals": 1,
+            "seed": 0}),
         "prune": (dropped, {"amount": 0.5}),
     }  # fmt: skip
 
 
-def argued(call: Callable[..., Any], given: Mapping[str, Any], dice: random.Random) -> str:
+def argued(verb: str, call: Callable[..., Any], given: Mapping[str, Any], dice: random.Random) -> str:
     """What became of one call with odd arguments."""
     words = [
         "params", "macs", "latency", "2:4", "16x1", "rows", "wanda", "magnitude", "erk", "owl", "sparsegpt", "kl",
         "branches:1", "experts:1", "*", "0.*", "3:2", "0x0", "channels", "bfloat16", "cuda", "meta", "int8",
     ]  # fmt: skip
-    model = odd_model(dice) if dice.random() < 0.2 else residual()
+    sound = functools.partial(small, "gpt2") if verb == "vocabulary" else residual
+    model = odd_model(dice) if dice.random() < 0.2 else sound()
     said = dict(given)
     for name in dice.sample([*said], min(len(said), dice.choice((1, 1, 2)))):
         data = name in ("batches", "example_inputs", "more_inputs", "teacher") and dice.random() < 0.8
@@ -678,9 +733,32 @@ def tried(attack: Attack, root: Path, files: Mapping[str, bytes], dice: random.R
             names = [name for name in now.keys() | before.keys() if now.get(name) != before.get(name)]
             raise Changed(f"{', '.join(names[:3])}, by {type(error).__name__}: {error}") from error
         return "refused" if is_ours(error) else "refused by another"
-    if attack.whole is not None:
-        check_whole(attack, root, attack.whole)
+    if attack.whole is None:
+        return "done"
+    if written(root) != attack.whole and is_another(
+        before.get(journal := f"{OUT}.unfinished/{runs.JOURNAL}"), attack.left[journal]
+    ):
+        check_claims(attack, root)
+        return "done, of another journal"
+    check_whole(attack, root, attack.whole)
     return "done"
+
+
+def is_another(journal: bytes | None, left: bytes) -> bool:
+    """Whether a journal says something else than the one that was left, and has the sum of what it says."""
+    try:
+        values = json.loads(journal or b"")
+        return bool(values != json.loads(left) and values["sha256"] == runs._digest(values))
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
+        return False
+
+
+def check_claims(attack: Attack, root: Path) -> None:
+    """`Changed` where OUT is not what its record says, beside what it was made from."""
+    from secateur.checkpoints import verify_checkpoint
+
+    if problems := verify_checkpoint(root / OUT, root / attack.source).problems:
+        raise Changed(f"by another journal, what {attack.verb} wrote in the end: {problems[0]}")
 
 
 def is_ours(error: BaseException) -> bool:
@@ -704,7 +782,7 @@ def tries(root: Path, kind: str, verbs: Collection[str]) -> Iterator[tuple[str, 
     if kind == "arguments":
         for verb, (call, given) in called().items():
             if not verbs or verb in verbs:
-                yield verb, "arguments", functools.partial(argued, call, given)
+                yield verb, "arguments", functools.partial(argued, verb, call, given)
         return
     every, files = attacks(root, {*(verbs or VERBS)}, begun=kind == "files")
     for attack in every:

@@ -245,3 +245,8 @@ def test_a_sum_of_segments_is_followed_through_a_layer():
     with trace:
         F.linear(x, w)
     assert list(leaves(trace.dims(w)[1])) == [a, b]
+
+
+def test_a_lazy_module_is_run_before():
+    with pytest.raises(ValueError, match=r"1\.weight has no shape yet; run the model once on an example before"):
+        find_coupling(nn.Sequential(nn.Linear(4, 3), nn.LazyLinear(2)), torch.ones(1, 4))

@@ -80,6 +80,13 @@ def test_what_shapes_say_is_what_is_summed(memory, monkeypatch):
     assert (memory is None) == all(met.whole is None for met in job.found.values())
 
 
+def test_a_weight_without_entries_asks_for_nothing():
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
+    model[1].weight = nn.Parameter(torch.empty(4, 0))
+    assert [*demands_of(model, parts_of(model), Probe(model))[""]] == ["0.weight"]
+    assert form_of(model, parts_of(model), Probe(model)).widths == {}
+
+
 def test_blocks_are_those_on_the_diagonal_of_the_whole_matrix(monkeypatch):
     model = network()
     whole, parts = summed_in(model, monkeypatch, None), summed_in(model, monkeypatch, 10 * MB)

@@ -358,6 +358,9 @@ def test_other_errors(model, tmp_path):
     with pytest.raises(CheckpointError, match="empty: no tokenizer that transformers can load without code") as caught:
         read_calibration(["w1"], tokenizer_directory=tmp_path / "empty")
     assert "\n" not in str(caught.value)
+    odd = build(tmp_path / "odd", tokenizer_config={"model_max_length": "x"})
+    with pytest.raises(CheckpointError, match=r"odd: no tokenizer .* \('>' not supported between instances of"):
+        read_calibration(["w1"], tokenizer_directory=odd)
     wrong = build(tmp_path / "wrong", config={"vocab_size": 100})
     with pytest.raises(
         ValueError, match=r"the tokenizer in .*wrong gives token .*, but the model has a vocabulary of 100"

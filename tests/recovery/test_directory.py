@@ -177,6 +177,25 @@ def test_a_run_goes_on_only_with_the_same_request_and_a_state_that_is_whole(dire
     assert verify_checkpoint(out, sparse).ok
 
 
+def test_what_the_journal_does_not_call_written_is_the_sources_and_is_not_said_to_be_trained(directories):
+    sparse, dense, out = (directories / name for name in ("sparse", "dense", "out"))
+
+    def stopped():
+        killing("publish:1", **STEPS)
+        recover(sparse, dense, batches("llama"), out=out, steps=0, **FAST)
+
+    assert os.WTERMSIG(forked(stopped)) == signal.SIGKILL
+    path = directories / "out.unfinished" / resumable.JOURNAL
+    journal = json.loads(path.read_text())
+    name = next(iter(journal["written"]))
+    del journal["written"][name]
+    journal["sha256"] = resumable._digest(journal)
+    path.write_text(json.dumps(journal))
+    recover(sparse, dense, batches("llama"), out=out, steps=0, **FAST)
+    assert verify_checkpoint(out, sparse).ok
+    assert name in json.loads((out / "secateur.json").read_text())["left_alone"]["not trained"]
+
+
 def test_a_file_that_may_not_grow_is_told_as_a_full_disk_is(directories):
     """What safetensors says of a real one is no OSError."""
     import resource

@@ -87,12 +87,17 @@ def find_coupling(
         more_inputs: further inputs of the same form; what is found with each is joined.
         outputs: modules whose outputs may leave what the model returns, where each is a position of a dimension.
 
+    Raises:
+        ValueError: a lazy module was not run yet.
+
     >>> model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
     >>> (group,) = find_coupling(model, torch.zeros(1, 3)).groups
     >>> group, group.members
     (Group('0.weight', size=8, members=3), (('0.weight', 0), ('0.bias', 0), ('2.weight', 1)))
     """
     tensors = tensors_of(model)
+    if lazy := [name for name, tensor in tensors.items() if nn.parameter.is_lazy(tensor)]:
+        raise ValueError(f"{lazy[0]} has no shape yet; run the model once on an example before.")
     trace = Trace()
     for tensor in tensors.values():
         trace.declare(tensor, [Axis(size) for size in tensor.shape])

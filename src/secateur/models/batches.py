@@ -446,7 +446,9 @@ def _tokenizer(directory: Path) -> Any:
     if not directory.is_dir():  # or transformers would look for a name on its hub
         raise CheckpointError(f"{directory}: no such directory.")
     try:
-        return AutoTokenizer.from_pretrained(os.fspath(directory), local_files_only=True, trust_remote_code=False)
+        found: Any = AutoTokenizer.from_pretrained(os.fspath(directory), local_files_only=True, trust_remote_code=False)
+        found("a")  # a setting of another type is only met by a text
+        return found
     except Exception as error:  # whatever its many kinds of tokenizers raise
         why = printable(str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__, 150)
         raise CheckpointError(f"{directory}: no tokenizer that transformers can load without code ({why}).") from None

@@ -123,7 +123,7 @@ def demands_of(model: nn.Module, blocks: Mapping[str, nn.Module], job: Job) -> d
             name = full_name(block, local)
             owner = module.get_submodule(local.rpartition(".")[0])
             unseen = private.is_transposed_convolution(owner) or (private.is_convolution(owner) and block != WHOLE)
-            if name in targets and parameter.dim() > 1 and not unseen:
+            if name in targets and parameter.dim() > 1 and parameter.numel() and not unseen:
                 found.setdefault(block, {})[name] = _demand(parameter, owner, inputs_first=name in turned)
     return found
 

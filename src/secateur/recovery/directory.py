@@ -222,11 +222,10 @@ def _text(place: _Place, run: Run, asked: Sampled, seed: int) -> list[dict[str, 
 
 @dataclass(frozen=True)
 class _Block:
-    """What a run's journal says of a block: its parts, and the tensors in the files that were written."""
+    """What a run's journal says of a block: its parts."""
 
     name: str
     parts: tuple[LocalPart, ...]
-    tensors: tuple[str, ...]
 
 
 def _local(
@@ -241,8 +240,8 @@ def _local(
         return parts, ()
 
     def commit(block: str, new: Mapping[str, Tensor], said: Sequence[LocalPart]) -> None:
-        written = place.student.files.write(block, new)
-        run.note(_Block(block, tuple(said), tuple(sorted(written))))
+        place.student.files.write(block, new)
+        run.note(_Block(block, tuple(said)))
         place.student.put(block, new)  # the block is run once more with its new weights
 
     def add(part: LocalPart) -> None:
@@ -387,7 +386,7 @@ def _written(
 ) -> dict[str, tuple[int, int]]:
     """Publishes OUT; the zeros of the weights that have any, as they lie in the files. The first process writes, and
     what is sharded is whole there one block at a time."""
-    touched = {name for block in run.done(_Block, place.student.blocks) for name in block.tensors}
+    touched = set(run.written)
     folder = run.folder if steps is None else on_rank_zero(functools.partial(_copied_again, run))
     if steps is not None:
         files = BlockFiles(place.student.model, place.student.blocks, place.student.source, folder)

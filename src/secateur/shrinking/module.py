@@ -468,8 +468,6 @@ def _check_values(model: nn.Module) -> None:
     """Raises ValueError for a model that has nothing to rank."""
     if not any(True for _ in model.parameters()):
         raise ValueError(f"{type(model).__name__} has no parameters, so nothing of it can leave.")
-    if lazy := [name for name, parameter in model.named_parameters() if nn.parameter.is_lazy(parameter)]:
-        raise ValueError(f"{lazy[0]} has no shape yet; run the model once on an example before.")
     if meta := [name for name, parameter in model.named_parameters() if parameter.is_meta]:
         raise ValueError(f"{meta[0]} is on the meta device and has no values to rank; load the weights first.")
 
