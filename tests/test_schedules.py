@@ -61,6 +61,7 @@ def test_milestones():
     [
         (lambda: schedules.cubic(0.9, end=0.6)(3), "cubic from 0 to 0.9 between 0 and 0.6 is not in steps yet"),
         (lambda: milestones({0.5: 0.9})(3), "not in steps yet"),
+        (lambda: step_of(0.6, float("inf"), 50), "0.6 of total_steps=inf and steps_per_epoch=50 is no number of steps"),
         (lambda: resolve(schedules.cubic(0.9, end=0.6)), "0.6 is a fraction of the run: pass total_steps="),
         (lambda: resolve(schedules.cubic(0.9, end="6ep")), "'6ep' is in epochs: pass steps_per_epoch="),
         (lambda: resolve(schedules.cubic(0.9, end=60), total_steps=50), "step 60, but the run ends after 50"),

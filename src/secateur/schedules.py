@@ -215,17 +215,22 @@ def step_of(moment: Moment, total_steps: int | None, steps_per_epoch: float | No
     """
     _check_moment(moment)
     if isinstance(moment, str):
-        count, unit = float(moment[:-2]), moment[-2:]
-        if unit == "st":
-            return round(count)
-        if steps_per_epoch is None:
-            raise ValueError(f"{moment!r} is in epochs: pass steps_per_epoch=, such as len(loader).")
-        return round(count * steps_per_epoch)
-    if not isinstance(moment, float):
+        steps, unit = float(moment[:-2]), moment[-2:]
+        if unit == "ep":
+            if steps_per_epoch is None:
+                raise ValueError(f"{moment!r} is in epochs: pass steps_per_epoch=, such as len(loader).")
+            steps *= steps_per_epoch
+    elif not isinstance(moment, float):
         return int(moment)
-    if total_steps is None:
+    elif total_steps is None:
         raise ValueError(f"{moment} is a fraction of the run: pass total_steps=, the number of optimizer steps.")
-    return round(moment * total_steps)
+    else:
+        steps = moment * total_steps
+    if not math.isfinite(steps):
+        raise ValueError(
+            f"{moment!r} of {total_steps=} and {steps_per_epoch=} is no number of steps; pass finite ones."
+        )
+    return round(steps)
 
 
 def _straight(t: float) -> float:

@@ -259,6 +259,17 @@ def test_a_weight_that_is_nan_is_named(directories, whose):
     assert not (directories / "out.unfinished").exists()
 
 
+@pytest.mark.parametrize("whose", ["sparse", "dense"])
+def test_a_weight_that_no_file_holds_is_named(directories, whose):
+    shard = open_checkpoint(directories / whose).entries["model.norm.weight"].path
+    save_file({name.replace("model.norm", "model.else"): each for name, each in load_file(shard).items()}, shard)
+    for index in (directories / whose).glob("*.index.json"):
+        index.write_text(index.read_text().replace("model.norm.", "model.else."))
+    with pytest.raises(CheckpointError, match=rf"{whose}: model.norm.weight, of shape \(\d+,\), is in no shard"):
+        recover(directories / "sparse", directories / "dense", batches("llama"), out=directories / "out", steps=1)
+    assert not (directories / "out.unfinished").exists()
+
+
 def test_a_run_that_can_not_be_leaves_nothing_or_says_what(directories):
     paths, out = [directories / "sparse", directories / "dense"], directories / "out"
     with pytest.raises(ValueError, match=r"not finite|is nan|grew beyond"):

@@ -30,6 +30,7 @@ from secateur.checkpoints import (
     parameters_counted,
     write_tensor,
 )
+from secateur.models.blocks import full_name
 from secateur.models.replay import Weights
 from secateur.support import ONE_AT_A_TIME, NewTensors, printable, private
 
@@ -216,17 +217,17 @@ class BlockFiles(Weights):
         for name, parameter in model.named_parameters(remove_duplicate=False):
             self.aliases.setdefault(id(parameter), []).append(name)
 
-    def check(self) -> None:
-        """Whether the files hold what the blocks want, before anything is read.
+    def check(self, *, whole: bool = False) -> None:
+        """Whether the files hold what the blocks want, or the ``whole`` model, before anything is read.
 
         Raises:
             CheckpointError: a tensor is missing, or has another shape.
         """
-        for block in self.blocks.values():
+        for block in [self.model] if whole else self.blocks.values():
             for module in block.modules():
                 for key, parameter in private.parameters_of(module).items():
                     if parameter is not None:
-                        full = f"{self.names[module]}.{key}"
+                        full = full_name(self.names[module], key)
                         group = self._wanted(full, parameter)
                         entries = [self.source.entries[name] for name in group.sources]
                         made = group.read([torch.empty(entry.shape, device="meta") for entry in entries])

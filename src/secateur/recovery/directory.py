@@ -162,6 +162,8 @@ class _Place:
         check_vocabularies(student.model, theirs.model, request.forward)
         for walk in (student, theirs):
             walk.check()
+            if request.steps:  # `from_pretrained` fills what is missing with random numbers
+                walk.files.check(whole=True)
             on_rank_zero(functools.partial(_check_finite, walk.source))
 
     def masks_of(self, block: str) -> dict[str, Tensor]:

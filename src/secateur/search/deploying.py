@@ -43,7 +43,7 @@ from secateur.search.costs import Budget, parse_budget
 from secateur.search.directory import LEVELS, check_outside
 from secateur.search.fitting import FINALS, fit
 from secateur.search.levels import Levels
-from secateur.search.making import refuse_several
+from secateur.search.making import check_values, refuse_several
 from secateur.search.result import MEANS
 from secateur.search.score import ModelLoss, Score, share_left, split
 from secateur.search.sensitivity import Sensitivity
@@ -320,6 +320,7 @@ def deploy(
     every = NamedTexts.of(batches)
     given = loaded_model(source) if source is not None else unwrapped(cast(nn.Module, model))
     wide = [mapped(batch, widened) for batch in every]  # the model is float32 from here on
+    check_values(given)
     every = batches = NamedTexts(wide, every.names) if isinstance(every, NamedTexts) else wide
     rest, back = split(every)
     dense = copy.deepcopy(given).cpu().float().eval()

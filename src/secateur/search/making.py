@@ -162,7 +162,7 @@ def make_levels(
         raise ValueError("with forward= the batches do not say what the model is called with; pass example_inputs=.")
     inner = unwrapped(model)
     refuse_sharded(inner, "what makes levels")
-    _check_values(inner)
+    check_values(inner)
     check_finite(inner)
     asked = {
         "over": sorted(kinds),
@@ -246,10 +246,10 @@ def _matching(globs: Iterable[str], names: Iterable[str]) -> list[str]:
     return [glob for glob in globs if any(matches(name, [glob]) for name in names)]
 
 
-def _check_values(model: nn.Module) -> None:
+def check_values(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if nn.parameter.is_lazy(parameter) or parameter.is_meta:
-            raise ValueError(f"{name} has no values; load the weights, or run a lazy model once, before its levels.")
+            raise ValueError(f"{name} has no values; load the weights, or run a lazy model once, before.")
 
 
 @dataclass(eq=False)
