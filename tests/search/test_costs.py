@@ -52,7 +52,9 @@ def test_it_is_read_as_it_was_written(bill):
 # ---- Budgets: shares and amounts, what is kept, and what is refused. ----
 
 
-DENSE = {"params": 1000.0, "macs": 5000.0, "bytes": 4000.0, "latency": 8.0}
+DENSE = {
+    "params": 1000.0, "active_params": 600.0, "macs": 5000.0, "bytes": 4000.0, "kv_bytes": 512.0, "latency": 8.0,
+}  # fmt: skip
 
 
 @given(st.sampled_from(sorted(COSTS)), st.floats(0, 1, exclude_min=True))
@@ -83,7 +85,12 @@ def test_a_score_is_kept_at_the_least_of_a_cost():
         ({"params": 0.5}, 0.9, ValueError, "got both"),
         ({}, None, ValueError, "the budget is empty; name a cost and its limit"),
         (0.5, None, TypeError, 'a budget is a mapping such as {"latency": 0.6}, not a float'),
-        ({"flops": 0.5}, None, ValueError, "no cost is called 'flops'.*There are bytes, latency, macs and params"),
+        (
+            {"flops": 0.5},
+            None,
+            ValueError,
+            "no cost is called 'flops'.*There are active_params, bytes, kv_bytes, latency",
+        ),
         ({"params": 0}, None, ValueError, r"params: a limit is a share in \(0, 1\] or an amount above 1, not 0"),
         ({"params": -0.5}, None, ValueError, "params: a limit is a share"),
         ({"params": math.nan}, None, ValueError, "params: a limit is a finite number, not nan"),

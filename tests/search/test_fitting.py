@@ -17,6 +17,7 @@ from secateur.search import fit, fitting, making
 from secateur.search.costs import Judged
 from secateur.search.fitting import Entries, Units
 from secateur.search.result import KINDS, Point, knee_of
+from secateur.shrinking import active_params
 from support.families import batches as family_batches
 from support.families import make
 from support.fitting import blocks, inputs, parameters, widths
@@ -198,6 +199,50 @@ def close(dense):
             return 1 - ((model(inputs()[3]) - dense).square().mean() / dense.square().mean()).item()
 
     return score
+
+
+@pytest.mark.parametrize(
+    ("family", "budget"),
+    [
+        ("llama", {"kv_bytes": 0.5}),
+        ("llama", {"kv_bytes": 0.75, "params": 0.9}),
+        ("mixtral", {"active_params": 0.8, "kv_bytes": 0.5}),
+    ],
+)
+def test_what_is_kept_of_a_token_and_what_it_passes_through_are_within_the_budget(family, budget):
+    torch.manual_seed(0)
+    model, tokens = make(family), torch.arange(3, 9)[None]
+    dense = {"kv_bytes": cached(model, tokens), "active_params": active_params(model), "params": parameters(model)}
+    done = fit(model, family_batches(family, 4), budget=budget, shares=(0.25, 0.5), finals=2)
+    got = {"kv_bytes": cached(model, tokens), "active_params": active_params(model), "params": parameters(model)}
+    for word, share in budget.items():
+        assert done.dense[word] == pytest.approx(dense[word])
+        assert done.got[word] == pytest.approx(got[word])
+        assert got[word] <= share * dense[word] * (1 + 1e-9)
+    assert "kv_bytes" in str(done)
+
+
+def cached(model, tokens):
+    """Bytes in a model's own cache, of each token."""
+    with torch.no_grad():
+        kept = model.eval()(input_ids=tokens, use_cache=True).past_key_values
+    return sum(each.keys.nbytes + each.values.nbytes for each in kept.layers) / tokens.numel()
+
+
+def test_of_entries_that_became_zero_no_token_passes_through():
+    torch.manual_seed(0)
+    model = make("mixtral")
+    dense = active_params(model)
+    fit(model, family_batches("mixtral", 4), budget={"active_params": 0.7}, over="oneshot", shares=(0.3, 0.6), finals=1)
+    assert active_params(model) <= 0.7 * dense
+
+
+def test_a_budget_of_what_a_model_does_not_keep_is_an_error_that_changes_nothing():
+    model = blocks(2)
+    before = state_of(model)
+    with pytest.raises(ValueError, match="kv_bytes is of models that keep keys and values"):
+        fit(model, inputs(), budget={"kv_bytes": 0.5}, shares=(0.5,), finals=1)
+    assert is_unchanged(model, before)
 
 
 def test_the_finished_model_keeps_its_score():

@@ -15,23 +15,27 @@ from torch import nn
 from secateur import shrink
 from secateur.checkpoints import open_checkpoint
 from secateur.coupling import Axis, Group, concatenated, find_coupling, multiplied
+from secateur.kinds import Experts
 from secateur.models import InFiles, Tokens, divergence
 from secateur.shrinking.costs import (
     AROUND,
     STREAM,
     CostPolynomial,
     TiedGroups,
+    active_params,
     amount_of,
     by_cost,
     by_tie,
     cost_of,
     even,
+    kv_bytes,
     late,
+    shares_of_a_token,
 )
 from secateur.shrinking.counting import path_by_loss
 from secateur.shrinking.kinds.blocks import DepthCosts, few_batches, passing
 from secateur.shrinking.select import least
-from support.families import batches, saved_deep
+from support.families import FAMILIES, batches, make, saved_deep
 from support.measured import text, words
 from support.stacks import contents
 
@@ -98,7 +102,7 @@ MODELS = {
 @given(st.data())
 def test_an_amount_is_what_the_coupling_counts(name, target, data):
     model, coupling, tied = MODELS[name]
-    amount, cost = amount_of(model, coupling, target, tied), cost_of(model, coupling, None, target)
+    amount, cost = amount_of(model, coupling, None, target, tied), cost_of(model, coupling, None, target)
     parts = [data.draw(st.integers(1, each.parts)) for each in tied]
     counts = {axis: count for each, its in zip(tied, parts, strict=True) for axis, count in each.counts(its).items()}
     assert amount(parts) == cost(counts)
@@ -111,7 +115,7 @@ def test_an_amount_is_what_the_coupling_counts(name, target, data):
 @given(st.data())
 def test_changes_are_differences_and_more_never_costs_less(name, target, data):
     model, coupling, tied = MODELS[name]
-    amount = amount_of(model, coupling, target, tied)
+    amount = amount_of(model, coupling, None, target, tied)
     parts = [data.draw(st.integers(1, each.parts)) for each in tied]
     at = data.draw(st.integers(0, len(tied) - 1))
     values = np.arange(tied[at].parts + 1)
@@ -357,3 +361,116 @@ def test_blocks_leave_one_by_one_each_the_one_that_adds_least():
     assert lost == pytest.approx(price(gone))
     assert passes[0] == 7
     assert max(passes[1:]) <= 4
+
+
+# ---- What one token passes through, and what is kept of it. ----
+
+CACHED = ("llama", "qwen3", "gemma2", "phi3", "gpt2", "gpt_neox", "opt", "bloom", "falcon", "mixtral", "deepseek_v3")
+
+
+def cached(model, tokens):
+    """Bytes in a model's own cache, of each token."""
+    with torch.no_grad():
+        kept = model.eval()(input_ids=tokens, use_cache=True).past_key_values
+    return sum(each.keys.nbytes + each.values.nbytes for each in kept.layers) / tokens.numel()
+
+
+@pytest.mark.parametrize("family", [each for each in CACHED if each in FAMILIES])
+def test_bytes_of_keys_and_values_are_those_of_the_models_own_cache(family):
+    torch.manual_seed(0)
+    model, tokens = make(family), torch.arange(3, 6).repeat(2, 1)
+    dense = cached(model, tokens)
+    assert kv_bytes(model, {"input_ids": tokens}) == dense > 0
+    coupling = find_coupling(model, {"input_ids": tokens, "use_cache": False})
+    cost = cost_of(model, coupling, {"input_ids": tokens, "use_cache": False}, "kv_bytes")
+    assert cost({}) == dense
+    free = [group.name for group in coupling.groups if cost({group.name: group.size // 2}) < dense]
+    if family != "bloom":  # whose heads a bias of positions counts
+        assert free
+        done = shrink(model, {"input_ids": tokens}, 0.5, target="kv_bytes", round_to=1, verify=False)
+        left = cached(model, tokens)
+        assert left == kv_bytes(model, tokens) == pytest.approx((1 - done.got) * dense)
+        assert left <= 0.5 * dense
+
+
+@pytest.mark.parametrize("share", [0.25, 0.5])
+def test_what_one_token_passes_through_is_counted_by_hand_after_experts_and_units_left(share):
+    torch.manual_seed(0)
+    model = make("mixtral")
+    done = shrink(model, torch.arange(3, 9)[None], 0.3, target="active_params", leave=Experts(share), round_to=1)
+    experts, shared = 0.0, 0
+    for name, each in model.named_parameters():
+        if ".experts." in name:
+            assert each.shape[0] == 4 * (1 - share)
+            experts += each.numel() / each.shape[0] * min(2, each.shape[0])
+        else:
+            shared += each.numel()
+    assert active_params(model) == pytest.approx(experts + shared)
+    torch.manual_seed(0)
+    assert active_params(model) == pytest.approx((1 - done.got) * active_params(make("mixtral")), rel=1e-6)
+    assert done.got == pytest.approx(0.3, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes", "total", "active"),
+    [
+        ("Mixtral", {}, 46.7, 12.9),
+        (
+            "Qwen3Moe",
+            {
+                "hidden_size": 2048, "num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4,
+                "head_dim": 128, "moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8,
+                "vocab_size": 151936,
+            },
+            30.5, 3.35,
+        ),
+    ],
+)  # fmt: skip
+def test_it_is_what_models_say_of_themselves(kind, sizes, total, active):
+    transformers = pytest.importorskip("transformers")
+    with torch.device("meta"):
+        config = getattr(transformers, f"{kind}Config")(**sizes)
+        model = getattr(transformers, f"{kind}ForCausalLM")(config)
+    shares = shares_of_a_token(model)
+    counts = {name: each.numel() / 1e9 for name, each in model.named_parameters()}
+    assert sum(counts.values()) == pytest.approx(total, abs=0.05)
+    assert sum(count * shares.get(name, 1) for name, count in counts.items()) == pytest.approx(active, abs=0.05)
+
+
+class Mixture(nn.Module):
+    """Experts that are modules of their own."""
+
+    def __init__(self, experts=4, **says):
+        super().__init__()
+        self.router = nn.Linear(6, experts)
+        self.experts = nn.ModuleList(nn.Linear(6, 6, bias=False) for _ in range(experts))
+        for name, value in says.items():
+            setattr(self, name, value)
+
+
+@pytest.mark.parametrize(("says", "k"), [({"top_k": 2}, 2), ({"top_k": 9}, 4), ({"num_experts_per_tok": 1}, 1)])
+def test_experts_that_are_modules_are_counted_alike(says, k):
+    model = Mixture(**says)
+    assert active_params(model) == 6 * 4 + 4 + 36 * k
+
+
+def test_a_mixture_that_does_not_say_how_many_is_an_error():
+    with pytest.raises(ValueError, match=r"^experts: neither its router nor the configuration says .*ask for params"):
+        active_params(nn.Sequential(Mixture())[0])
+
+
+def test_what_keeps_nothing_of_what_it_read_is_an_error_that_changes_nothing():
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match=r"kv_bytes is of models that keep keys and values .* no past_key_values"):
+        shrink(model, torch.ones(1, 4), 0.5, target="kv_bytes")
+    assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
+
+
+def test_a_model_that_is_given_a_cache_and_keeps_nothing_is_an_error():
+    class Forgets(nn.Linear):
+        def forward(self, input_ids, past_key_values=None, use_cache=False):
+            return super().forward(input_ids)
+
+    with pytest.raises(ValueError, match="Forgets keeps no keys and values of heads on the example"):
+        kv_bytes(Forgets(4, 4), torch.ones(1, 4))

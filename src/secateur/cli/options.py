@@ -126,8 +126,8 @@ OPTIONS = {
     "include": Option("Only what has tensors of these names, and nothing else. Repeatable.", "GLOB", many=True),
     "exclude": Option("Leave alone what has these, whatever else is said. Repeatable.", "GLOB", many=True),
     "target": Option(
-        "What is to be little: params, macs (multiply-adds) or latency (measured time); also units (channels, heads) "
-        "of shrink, and bytes of fit.",
+        "What is to be little: params, macs (multiply-adds) or latency (measured time); active_params, what a token "
+        "passes through of a mixture; kv_bytes, what a cache keeps of a token; also units of shrink, and bytes of fit.",
         "NAME",
     ),
     "runtime": Option(
@@ -211,8 +211,8 @@ OPTIONS = {
     ),
     "levels": Option("Begin with the levels and scores that sensitivity --store wrote: none are made.", "FOLDER", Path),
     "budget": Option(
-        "What may be spent: params, macs, bytes or latency; up to 1 a share of what the model costs, above that the "
-        "amount, of latency in milliseconds on this machine. Repeatable: all of them hold.",
+        "What may be spent: params, active_params, macs, bytes, kv_bytes or latency; up to 1 a share of what the model "
+        "costs, above that the amount, of latency in milliseconds on this machine. Repeatable: all of them hold.",
         "COST=LIMIT",
         many=True,
     ),

@@ -18,6 +18,7 @@ from secateur.coupling.equations import counted as counted
 from secateur.coupling.equations import evaluated as evaluated
 from secateur.coupling.finding import OUTPUT as OUTPUT
 from secateur.coupling.finding import UNUSED as UNUSED
+from secateur.coupling.finding import dims_of_made as dims_of_made
 from secateur.coupling.finding import find_coupling as find_coupling
 from secateur.coupling.groups import Coupling as Coupling
 from secateur.coupling.groups import Group as Group

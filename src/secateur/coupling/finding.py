@@ -6,14 +6,14 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import secateur.coupling.rules  # noqa: F401  they register themselves
-from secateur.coupling.axes import Axis, Product, Sum, freeze, leaves, resolved
+from secateur.coupling.axes import Axis, Expression, Product, Sum, concatenated, freeze, leaves, multiplied, resolved
 from secateur.coupling.groups import Coupling
 from secateur.coupling.numbers import numbers_that_remember
 from secateur.coupling.residual_streams import Branch, Flow, branches_of, in_all
@@ -76,6 +76,7 @@ def find_coupling(
     modes: Iterable[bool] | None = None,
     more_inputs: Iterable[Any] = (),
     outputs: Iterable[str] = (),
+    also: Callable[[], Iterable[Tensor]] | None = None,
 ) -> Coupling:
     """Watch forward passes of a model, and find what leaves together. Changes nothing.
 
@@ -86,6 +87,7 @@ def find_coupling(
             example.
         more_inputs: further inputs of the same form; what is found with each is joined.
         outputs: modules whose outputs may leave what the model returns, where each is a position of a dimension.
+        also: gives, after the first pass, tensors that it made on the way: their dimensions are `Coupling.also`.
 
     Raises:
         ValueError: a lazy module was not run yet.
@@ -106,6 +108,7 @@ def find_coupling(
     used: set[int] = set()
     trace.where = CallSites(model)
     passes: list[tuple[int, bool]] = []
+    made: list[Dims] = []
     branches: list[list[Branch]] = []  # of each pass
     more_inputs = list(more_inputs)
     if any(tensor.is_meta for tensor in tensors.values()) and private.are_fakes_of_one_device():
@@ -114,7 +117,7 @@ def find_coupling(
         for training in (False, True) if modes is None else modes:
             trace.in_pass = (number, training)
             try:
-                found = _watch(model, inputs, trace, tensors)
+                found = _watch(model, inputs, trace, tensors, None if passes or also is None else (also, made))
             except Exception as error:  # such as a batch normalization in training on a batch of one
                 if modes is None and training:
                     continue
@@ -140,7 +143,37 @@ def find_coupling(
             freeze(axis, "not reached by the example")  # such as positions beyond its length
     settle_choices(trace, [trace.dims(tensor) for tensor in tensors.values()])
     trace.forget(tensors.values())
-    return Coupling(trace, tensors, passes, in_all(branches), turns)
+    return Coupling(trace, tensors, passes, in_all(branches), turns, made)
+
+
+def dims_of_made(
+    coupling: Coupling, model: nn.Module, example_inputs: Any, made: Callable[[], Iterable[Tensor]]
+) -> list[Dims]:
+    """The dimensions, in axes of a coupling, of tensors that the model makes on the way when it is called with this.
+
+    Raises:
+        ValueError: called so, it computes with its weights otherwise than what was watched.
+    """
+    modes = dict.fromkeys(training for _, training in coupling.passes)
+    other = find_coupling(model, example_inputs, modes=modes, also=made)
+    known: dict[Axis, Axis] = {}
+    for name in coupling.names():
+        mine, its = ([axis for dim in each.dims(name) for axis in leaves(dim)] for each in (coupling, other))
+        if [axis.size for axis in mine] != [axis.size for axis in its]:
+            raise ValueError(f"{name} is computed with otherwise when the model is called in another way.")
+        known |= zip(its, mine, strict=True)
+
+    def ours(dim: Expression) -> Expression:
+        whole = resolved(dim)
+        if isinstance(whole, Axis):
+            return known.get(whole, whole)
+        return (
+            multiplied(map(ours, whole.factors))
+            if isinstance(whole, Product)
+            else concatenated(map(ours, whole.segments))
+        )
+
+    return [[ours(dim) for dim in dims] for dims in other.also]
 
 
 def _in_turns(
@@ -181,7 +214,13 @@ def _in_turns(
     return turns
 
 
-def _watch(model: nn.Module, inputs: Any, trace: Trace, tensors: Mapping[str, Tensor]) -> list[Branch]:
+def _watch(
+    model: nn.Module,
+    inputs: Any,
+    trace: Trace,
+    tensors: Mapping[str, Tensor],
+    also: tuple[Callable[[], Iterable[Tensor]], list[Dims]] | None = None,
+) -> list[Branch]:
     again = bool(trace.touched)
     trace.touched.clear()
     trace.calls.clear()
@@ -209,6 +248,8 @@ def _watch(model: nn.Module, inputs: Any, trace: Trace, tensors: Mapping[str, Te
     finally:
         if again:
             trace.products = first  # the cost is that of the first pass
+    if also is not None:
+        also[1][:] = [trace.dims(each) for each in also[0]()]
     branches = branches_of(flow, tensors_in(out))
     trace.forget(tensors.values())
     return branches

@@ -32,7 +32,7 @@ from secateur.coupling.axes import (
 from secateur.coupling.equations import Polynomial, axes_of, evaluated, holds, is_frozen, settle
 from secateur.coupling.numbers import Attribute, Equation, Outcome, parts_of
 from secateur.coupling.residual_streams import Branch
-from secateur.coupling.trace import Look, Trace
+from secateur.coupling.trace import Dims, Look, Trace
 from secateur.support import Column, Part, Shown, Table, matches
 
 # ---- What stays in place of a module of a residual branch that left.
@@ -198,6 +198,7 @@ class Coupling(Shown):
         unknown: ``{function: calls}`` of the functions that have no rule.
         branches: the residual branches (`Branch`), in the order in which they meet their stream.
         turns: how many other choices had to be made until all that is chosen between was used; see `in_turn`.
+        also: the dimensions of what `find_coupling` was asked for beside.
 
     >>> import torch
     >>> from secateur.coupling import find_coupling
@@ -214,6 +215,7 @@ class Coupling(Shown):
         passes: Sequence[tuple[int, bool]],
         branches: Sequence[Branch] = (),
         turns: int = 0,
+        also: Sequence[Dims] = (),
     ) -> None:
         self._trace = trace
         self._tensors = dict(tensors)
@@ -222,7 +224,7 @@ class Coupling(Shown):
         self.unknown = dict(trace.unknown)
         self.passes = passes
         self.branches = list(branches)
-        self.turns = turns
+        self.turns, self.also = turns, also
         self._attributes = settle(trace.equations)
         self.groups = tuple(self._groups())
         self._axes = {group.name: group.axis for group in self.groups}
@@ -316,8 +318,12 @@ class Coupling(Shown):
 
     def multiply_adds(self, counts: Mapping[str, int]) -> int:
         """Multiply-adds of the passes that were watched when so many stay of each group; of contractions only."""
+        return int(self.total(self.contractions(), counts))
+
+    def total(self, terms: Iterable[tuple[Sequence[Expression], float]], counts: Mapping[str, int]) -> float:
+        """``sum(times * product(dims))`` when so many stay of each group."""
         at_axes = self._by_axis(counts)
-        return sum(times * math.prod(_count(dim, at_axes) for dim in dims) for dims, times in self.contractions())
+        return sum(times * math.prod(_count(dim, at_axes) for dim in dims) for dims, times in terms)
 
     def looks(self) -> list[Look]:
         """Where scores are made and compared, by which something is chosen."""

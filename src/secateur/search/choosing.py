@@ -22,7 +22,18 @@ from torch import nn
 from secateur.coupling import Coupling, Group, Scope, find_coupling, may_leave
 from secateur.models import example_for, shorter
 from secateur.runtimes import Timer
-from secateur.search.costs import Budget, Judged, holds, nonzeros, taken_of, words_of_shares
+from secateur.search.costs import (
+    BESIDE,
+    Budget,
+    CostModel,
+    Judged,
+    Variable,
+    bill_of,
+    holds,
+    nonzeros,
+    taken_of,
+    words_of_shares,
+)
 from secateur.search.latency import Times, saved_by
 from secateur.search.levels import Levels
 from secateur.search.result import KINDS, Chosen, Point, cost_text, knee_of
@@ -32,6 +43,7 @@ from secateur.search.sensitivity import Sensitivity, curves_of
 from secateur.search.space import Class, Predicted, Space, candidates, classes_of
 from secateur.shrinking import (
     Configured,
+    TiedGroups,
     carry_out,
     check_globs,
     coupling_on_meta,
@@ -186,6 +198,7 @@ class LevelSearch:
         self.space = Space(self.levels, [each for each in classes if len(each.levels) > 1], possible=self._is_possible)
         if not self.space.classes:
             raise ValueError(f"nothing that has levels can leave.{self._why()}")
+        self.space.beside = self._bill([word for word in self.asked.words if word in BESIDE])
         if "latency" in self.asked.words:
             self.space.predicted = self._predicted()
 
@@ -300,6 +313,17 @@ class LevelSearch:
             for why, names in [*by_reason.items()][:10]
         ]
         return f" {'; '.join(said)}."
+
+    def _bill(self, words: Sequence[str]) -> CostModel | None:
+        """What any choice costs of what levels say nothing of."""
+        if not words:
+            return None
+        groups = {group.name: group for group in self.coupling.groups}
+        entries: list[Variable] = [
+            its[0] if self.levels.kind[name] == "layer" else TiedGroups([groups[each] for each in its], 1, {})
+            for name, its in self.levels.groups.items()
+        ]
+        return bill_of(self.inner, self.coupling, entries, self.example, words)
 
     # ---- latency --------------------------------------------------------------------------------------------------
 

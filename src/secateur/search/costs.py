@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from secateur import runtimes
 from secateur.coupling import Axis, Coupling, Expression, Group, Product, leaves, resolved
 from secateur.runtimes import Runtime
-from secateur.shrinking import CostPolynomial, TiedGroups
+from secateur.shrinking import CostPolynomial, TiedGroups, active_params, cache_terms, kv_bytes, shares_of_a_token
 from secateur.support import Between, printable, tensors_of, unknown
 
 # ---- Budgets: limits on the cost of the result, or the share of the score that it has to keep.
@@ -26,8 +26,10 @@ from secateur.support import Between, printable, tensors_of, unknown
 
 COSTS = {
     "params": "parameters that are not zero",
+    "active_params": "those of them that one token passes through",
     "macs": "multiply-adds of the example",
     "bytes": "bytes of parameters and buffers",
+    "kv_bytes": "bytes of keys and values that are kept of each token",
     "latency": "milliseconds of the example",
 }
 _ABOVE = 1 - 1e-9  # of a limit: a share times a size is no exact number
@@ -274,6 +276,7 @@ def taken_of(judged: Mapping[str, Judged], fixed: Collection[str]) -> str:
 # Law: it equals a count by hand on the model of that choice, also where two groups share a tensor.
 
 TARGETS = ("params", "macs", "bytes")
+BESIDE = ("active_params", "kv_bytes")  # counted where they are asked for: not every model has them
 
 
 @dataclass(frozen=True)
@@ -313,7 +316,7 @@ class CostModel:
             tuple(map(float, self.dense)),
             {
                 target: tuple(
-                    (times, tuple(tuple((number, tuple(ties)) for ties, number in factor) for factor in term))
+                    (int(times), tuple(tuple((number, tuple(ties)) for ties, number in factor) for factor in term))
                     for term, times in sorted(amount.terms.items())
                 )
                 for target, amount in self.amounts.items()
@@ -357,8 +360,15 @@ class CostTerms:
 Variable = TiedGroups | str
 
 
-def bill_of(model: nn.Module, coupling: Coupling, entries: Sequence[Variable]) -> CostModel:
-    """The cost model of a model whose tied groups keep parts, and whose parameters keep a share of their entries.
+def bill_of(
+    model: nn.Module,
+    coupling: Coupling,
+    entries: Sequence[Variable],
+    example_inputs: Any = None,
+    words: Iterable[str] = (),
+) -> CostModel:
+    """The cost model of a model whose tied groups keep parts, and whose parameters keep a share of their entries; with
+    an example, of these words of `BESIDE`, too.
 
     A contraction is matched to a parameter by the two dimensions that it shares with it, of several parameters of
     the same two by their order.
@@ -389,14 +399,18 @@ def bill_of(model: nn.Module, coupling: Coupling, entries: Sequence[Variable]) -
             more.append(ones[names[given[key] % len(names)]])
             given[key] += 1
         contractions.append(([*product, *more], times))
-    return CostModel(
-        {
-            "params": CostPolynomial([(dims(name), 1) for name, _ in model.named_parameters()], tied),
-            "macs": CostPolynomial(contractions, tied),
-            "bytes": CostPolynomial([(dims(name), each.element_size()) for name, each in tensors.items()], tied),
-        },
-        [float(each.parts) for each in tied],
-    )
+    amounts = {
+        "params": CostPolynomial([(dims(name), 1) for name, _ in model.named_parameters()], tied),
+        "macs": CostPolynomial(contractions, tied),
+        "bytes": CostPolynomial([(dims(name), each.element_size()) for name, each in tensors.items()], tied),
+    }
+    if "active_params" in words:
+        shares = shares_of_a_token(model)
+        each_of = [(dims(name), shares.get(name, 1)) for name, _ in model.named_parameters()]
+        amounts["active_params"] = CostPolynomial(each_of, tied)
+    if "kv_bytes" in words:
+        amounts["kv_bytes"] = CostPolynomial(cache_terms(model, coupling, example_inputs), tied)
+    return CostModel(amounts, [float(each.parts) for each in tied])
 
 
 def _places(dims: Sequence[Expression]) -> frozenset[int]:
@@ -416,6 +430,16 @@ def stored(density: float, itemsize: int) -> float:
     (0.53125, 1.0)
     """
     return min(1.0, density + 1 / (8 * itemsize))
+
+
+def beside(model: nn.Module, example_inputs: Any, words: Iterable[str]) -> dict[str, float]:
+    """What a model costs of these words of `BESIDE`, counted.
+
+    >>> beside(nn.LayerNorm(4), None, ["active_params"])
+    {'active_params': 4.0}
+    """
+    count = {"active_params": lambda: active_params(model), "kv_bytes": lambda: kv_bytes(model, example_inputs)}
+    return {word: count[word]() for word in words if word in count}
 
 
 def nonzeros(model: nn.Module) -> int:

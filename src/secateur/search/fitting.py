@@ -24,7 +24,7 @@ from secateur.models import NamedTexts, OneShot, Solve, example_of, oneshot, rea
 from secateur.patterns import Pattern
 from secateur.runtimes import Runtime
 from secateur.search.choosing import PASSES, ByItself, LevelSearch, kept_by
-from secateur.search.costs import TARGETS, Budget, Judged, nonzeros, parse_budget
+from secateur.search.costs import BESIDE, TARGETS, Budget, Judged, beside, nonzeros, parse_budget
 from secateur.search.levels import Levels
 from secateur.search.making import UNSTRUCTURED, make_levels, refuse_several
 from secateur.search.result import KINDS, Chosen, Fitted, cost_text
@@ -106,7 +106,9 @@ def fit(
         budget: ``{"params": 0.5, "macs": .., "bytes": .., "latency": ..}``, all of which hold: up to 1 a share of what
             the dense model costs, above that the cost itself; of latency milliseconds, measured on this machine.
             Parameters are those that are not zero, bytes those of the tensors in memory (of matrices with zeros what
-            is kept and a bit an entry).
+            is kept and a bit an entry). Of mixtures ``"active_params"`` are the parameters that one token passes
+            through, embeddings and head among them; of what reads text ``"kv_bytes"`` are the bytes of keys and
+            values that its cache keeps of each token.
         runtime: where a latency is measured, of each level and of the result, with as many threads as torch has:
             ``"torch"``, which is meant if left out, ``"onnxruntime"``, ``"onnxruntime:int8"``, ``"openvino"``, or
             a value of `secateur.runtimes`.
@@ -516,7 +518,7 @@ class Executor:
         """What `shrink` makes of a budget of anything but time on a copy, by what levels were made of, or by all
         batches."""
         task = self.choosing
-        if not {*limits} <= {*TARGETS} or "shrink" not in task.over or "oneshot" in task.over:
+        if not {*limits} <= {*TARGETS, *BESIDE} or "shrink" not in task.over or "oneshot" in task.over:
             return None
         dense = task.dense
         word = min(limits, key=lambda word: limits[word] / dense[word])
@@ -538,7 +540,7 @@ class Executor:
                     )
             except ValueError:
                 return None  # not so much can leave by its rules
-            costs = _costs_of(done)
+            costs = _costs_of(done) | beside(copied, task.example, limits)
             over = max((costs[word] - limit) / dense[word] for word, limit in limits.items())
             if over <= 0:
                 break
@@ -546,7 +548,7 @@ class Executor:
         else:
             return None
         units = {name: int(mask.sum()) for name, mask in done.kept.items() if not mask.all()}
-        return ByItself(self._lost(copied), units, {each: costs[each] for each in ("params", "macs", "bytes")})
+        return ByItself(self._lost(copied), units, costs)
 
     def _shrunk(
         self,
@@ -590,7 +592,8 @@ class Executor:
             got |= _costs_of(shrunk)
         if pruned is not None:
             got |= counted(self.choosing.levels, chosen.choice, pruned)
-        return got | {"params": float(nonzeros(self.choosing.inner))}
+        task = self.choosing
+        return got | beside(task.inner, task.example, got) | {"params": float(nonzeros(task.inner))}
 
     def timed(self, chosen: Chosen, got: Mapping[str, float]) -> dict[str, float]:
         """With the latency, where one is asked for."""

@@ -272,7 +272,7 @@ def cost_text(word: str, cost: float) -> str:
     >>> cost_text("params", 1234567.0), cost_text("latency", 1.23456), cost_text("bytes", 2e6)
     ('1,234,567', '1.23 ms', '2 MB')
     """
-    if word == "bytes":
+    if word.endswith("bytes"):
         return bytes_text(int(cost))
     return f"{cost:.3g} ms" if word == "latency" else f"{cost:,.0f}"
 

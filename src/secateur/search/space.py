@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from secateur import allocation
 from secateur.patterns import Unstructured
-from secateur.search.costs import holds
+from secateur.search.costs import TARGETS, CostModel, holds
 from secateur.search.levels import Levels
 from secateur.search.search import Choice
 
@@ -206,6 +206,7 @@ class Space:
     Attributes:
         levels, classes: what can be chosen.
         predicted: latencies, where they are asked for.
+        beside: what levels say nothing of, where it is asked for; see `secateur.search.costs.BESIDE`.
         possible: whether there is a model of such a choice of groups.
         curves: of each class what the model loses at each level, where that was measured; it goes before what the
             levels say.
@@ -216,6 +217,7 @@ class Space:
     predicted: Predicted | None = None
     possible: Callable[[Mapping[str, int]], bool] | None = None
     curves: Sequence[Sequence[float]] | None = None
+    beside: CostModel | None = None
     _costs: dict[tuple[Choice, str], float] = field(default_factory=dict)
     _possible: dict[Choice, bool] = field(default_factory=dict)
 
@@ -256,8 +258,23 @@ class Space:
             return self.predicted.of(self.named(choice))
         key = choice, word
         if key not in self._costs:
-            self._costs[key] = float(self.levels.cost(self.named(choice), word))
+            of = self.levels.cost if word in TARGETS else self._beside
+            self._costs[key] = float(of(self.named(choice), word))
         return self._costs[key]
+
+    def _beside(self, named: Mapping[str, int], word: str) -> float:
+        assert self.beside is not None  # it was asked for
+        return self.beside.of(word, {self._number[name]: self._left(name, at) for name, at in named.items()})
+
+    def _left(self, name: str, at: int) -> float:
+        """What a level leaves of its entry of the bill: parts, or the share of entries."""
+        assert self.beside is not None
+        level = self.levels[name][at]
+        return self.beside.dense[self._number[name]] * level.kept / level.of
+
+    @functools.cached_property
+    def _number(self) -> dict[str, int]:
+        return {name: number for number, name in enumerate(self.levels)}
 
     def costs(self, choice: Choice, words: Iterable[str]) -> dict[str, float]:
         return {word: self.cost(choice, word) for word in words}
@@ -409,8 +426,11 @@ class Space:
         """Of each class what each level costs while all others are whole."""
 
         def of(name: str, at: int) -> float:
-            if word != "latency":
+            if word in TARGETS:
                 return float(self.levels[name][at].costs[word])
+            if word != "latency":
+                assert self.beside is not None
+                return self.beside.own(word, self._number[name], self._left(name, at))
             assert self.predicted is not None
             return -self.predicted.factor * self.predicted.saved[name][at] if name in self.predicted.saved else 0.0
 

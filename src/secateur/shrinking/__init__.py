@@ -8,6 +8,10 @@ from secateur.shrinking.configuration import Configured as Configured
 from secateur.shrinking.configuration import has_configuration as has_configuration
 from secateur.shrinking.costs import CostPolynomial as CostPolynomial
 from secateur.shrinking.costs import TiedGroups as TiedGroups
+from secateur.shrinking.costs import active_params as active_params
+from secateur.shrinking.costs import cache_terms as cache_terms
+from secateur.shrinking.costs import kv_bytes as kv_bytes
+from secateur.shrinking.costs import shares_of_a_token as shares_of_a_token
 from secateur.shrinking.costs import ties_around as ties_around
 from secateur.shrinking.directory import CheckpointShrinking as CheckpointShrinking
 from secateur.shrinking.directory import coupling_on_meta as coupling_on_meta

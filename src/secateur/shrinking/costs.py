@@ -1,10 +1,11 @@
-"""The cost of a model by the units that stay: parameters, multiply-adds or time; tied groups, and the loss where no
-data says it.
+"""The cost of a model by the units that stay: parameters, those that one token passes through, bytes of its keys and
+values, multiply-adds or time; tied groups, and the loss where no data says it.
 """
 
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,14 +13,17 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor, nn
 
 from secateur.allocation import Counts, everywhere
-from secateur.coupling import Axis, Coupling, Expression, Group, Product, resolved
+from secateur.coupling import Axis, Coupling, Expression, Group, Product, dims_of_made, resolved
 from secateur.patterns import Pattern
 from secateur.runtimes import Runtime, Timer
 from secateur.shrinking.apply import carry_out
 from secateur.shrinking.plan import plan_of
+from secateur.support import in_mode, printable, run_example
+from secateur.targets import is_expert
 
 # ---- Tied groups: they keep the same share of their units.
 #
@@ -80,7 +84,7 @@ class TiedGroups:
 
 Amounts = npt.NDArray[np.float64]
 Parts = npt.NDArray[np.int64] | npt.NDArray[np.float64]  # of how many parts each tie keeps
-Term = tuple[Sequence[Expression], int]  # dimensions whose sizes multiply, and how often that counts
+Term = tuple[Sequence[Expression], float]  # dimensions whose sizes multiply, and how often that counts
 
 Factor = tuple[tuple[tuple[int, ...], int], ...]  # a sum of products of ties, each so many times
 _AT_ONCE = 256  # numbers of parts, for which all terms are held
@@ -103,7 +107,7 @@ class CostPolynomial:
     def __init__(self, terms: Iterable[Term], tied: Sequence[TiedGroups]) -> None:
         units = {group.axis: (at, group.size // each.parts) for at, each in enumerate(tied) for group in each.groups}
         known: dict[int, tuple[Expression, Factor]] = {}
-        merged = Counter[tuple[Factor, ...]]()
+        merged = dict[tuple[Factor, ...], float]()
         for dims, times in terms:
             factors: list[Factor] = []
             for dim in dims:
@@ -117,21 +121,22 @@ class CostPolynomial:
                     factor = ((product, 1),) if product else ()
                 if factor:
                     factors.append(factor)
-            merged[tuple(sorted(factors))] += times
+            key = tuple(sorted(factors))
+            merged[key] = merged.get(key, 0) + times
         self._settle(merged, len(tied))
 
     @classmethod
-    def of(cls, terms: Mapping[tuple[Factor, ...], int], ties: int) -> CostPolynomial:
+    def of(cls, terms: Mapping[tuple[Factor, ...], float], ties: int) -> CostPolynomial:
         """The one that has these `terms`, of so many ties."""
         found = cls.__new__(cls)
         found._settle(terms, ties)
         return found
 
-    def _settle(self, merged: Mapping[tuple[Factor, ...], int], ties: int) -> None:
+    def _settle(self, merged: Mapping[tuple[Factor, ...], float], ties: int) -> None:
         self.terms = dict(merged)
         self._ties = ties
         self._all, self._sums = _Sum(merged, ties), dict[int, _Sum]()
-        self._having: dict[int, dict[tuple[Factor, ...], int]] = {}
+        self._having: dict[int, dict[tuple[Factor, ...], float]] = {}
         for term, times in merged.items():
             for at in {at for factor in term for product, _ in factor for at in product}:
                 self._having.setdefault(at, {})[term] = times
@@ -162,7 +167,7 @@ class CostPolynomial:
 class _Sum:
     """Terms as tables of indices: for many numbers of parts at a time."""
 
-    def __init__(self, terms: Mapping[tuple[Factor, ...], int], ties: int) -> None:
+    def __init__(self, terms: Mapping[tuple[Factor, ...], float], ties: int) -> None:
         places = {factor: at for at, factor in enumerate(dict.fromkeys(each for term in terms for each in term))}
         products = [product for factor in places for product in factor]
         self._starts = np.cumsum([0, *map(len, places)])[:-1].astype(np.int64)
@@ -298,7 +303,7 @@ def _streams(coupling: Coupling, groups: Sequence[Group]) -> set[int]:
 #
 # Law: the model is not changed; a cost follows from counts alone, and only for the time a model is cut.
 
-TARGETS = ("params", "macs", "latency", "units")
+TARGETS = ("params", "active_params", "macs", "kv_bytes", "latency", "units")
 SECONDS = 0.3  # that two models are timed in turns
 
 
@@ -333,26 +338,38 @@ def prices_of(amount: CostPolynomial, tied: Sequence[TiedGroups]) -> dict[str, f
     return found
 
 
-def amount_of(model: nn.Module, coupling: Coupling, target: str, tied: Sequence[TiedGroups]) -> CostPolynomial:
+def amount_of(
+    model: nn.Module, coupling: Coupling, example_inputs: Any, target: str, tied: Sequence[TiedGroups]
+) -> CostPolynomial:
     """The value of the target when ties keep so many of their parts.
 
     Of "latency", which has to be measured, what stands for it: multiply-adds, or parameters where there are none.
     """
     if target == "units":
         return CostPolynomial([([group.axis], 1) for each in tied for group in each.groups], tied)
-    if target == "params" or (target == "latency" and not coupling.contractions()):
-        return CostPolynomial([(coupling.dims(name), 1) for name, _ in model.named_parameters()], tied)
-    return CostPolynomial(coupling.contractions(), tied)
+    if target == "latency":
+        target = "macs" if coupling.contractions() else "params"
+    return CostPolynomial(terms_of(model, coupling, example_inputs, target), tied)
+
+
+def terms_of(model: nn.Module, coupling: Coupling, example_inputs: Any, target: str) -> list[Term]:
+    """The terms whose sum the target is: of all but times."""
+    if target == "macs":
+        return [*coupling.contractions()]
+    if target == "kv_bytes":
+        return cache_terms(model, coupling, example_inputs)
+    shares = shares_of_a_token(model) if target == "active_params" else {}
+    return [(coupling.dims(name), shares.get(name, 1)) for name, _ in model.named_parameters()]
 
 
 def cost_of(
     model: nn.Module, coupling: Coupling, example_inputs: Any, target: str, runtime: Runtime | None = None
 ) -> Callable[[Mapping[str, int]], float]:
     """The value of the target when so many units stay of each group; a time in this runtime, torch if left out."""
-    if target == "params":
-        names = [name for name, _ in model.named_parameters()]
-        return lambda counts: sum(coupling.size(name, counts) for name in names)
-    return coupling.multiply_adds if target == "macs" else _latency(model, coupling, example_inputs, runtime)
+    if target == "latency":
+        return _latency(model, coupling, example_inputs, runtime)
+    terms = terms_of(model, coupling, example_inputs, target)
+    return lambda counts: coupling.total(terms, counts)
 
 
 def _latency(
@@ -378,3 +395,108 @@ def _latency(
         return after / before
 
     return ratio
+
+
+# ---- What one token passes through of a mixture, and what a model keeps of each token that it has read.
+#
+# Law: what is said of counts is what a model of these counts has: its parameters, and the bytes in its cache.
+
+_AT_A_TIME = ("top_k", "num_experts_per_tok", "num_experts_per_token", "moe_top_k", "moe_topk", "moe_k")
+
+
+def shares_of_a_token(model: nn.Module) -> dict[str, float]:
+    """``{parameter of experts: k / experts}``, where each token is sent to k of them, as their router or else the
+    model's configuration says.
+
+    Raises:
+        ValueError: there are experts, and neither says k.
+    """
+    found: dict[str, float] = {}
+    of: dict[str, float] = {}
+    for name, parameter in model.named_parameters():
+        parts = name.split(".")
+        at = next((at for at, part in enumerate(parts) if is_expert(part)), None)
+        if at is None:
+            continue
+        path = ".".join(parts[: at + 1])
+        if path not in of:
+            modules = len(parts) > at + 2  # one for each expert; else all of them are in each tensor
+            count = len([*model.get_submodule(path).children()]) if modules else parameter.shape[0]
+            of[path] = min(1.0, _at_a_time(model, ".".join(parts[:at]), path) / count)
+        found[name] = of[path]
+    return found
+
+
+def _at_a_time(model: nn.Module, holder: str, experts: str) -> int:
+    module, config = model.get_submodule(holder), getattr(model, "config", None)
+    for place in (module, *module.children(), config, getattr(config, "text_config", None)):
+        for word in _AT_A_TIME:
+            if type(value := getattr(place, word, None)) is int and value > 0:
+                return value
+    raise ValueError(
+        f"{printable(experts)}: neither its router nor the configuration says to how many experts a token is sent "
+        f"({', '.join(_AT_A_TIME[:2])}), so active_params cannot be counted; ask for params."
+    )
+
+
+def active_params(model: nn.Module) -> float:
+    """Parameters that are not zero and that one token passes through: all but of experts, of which k of each mixture
+    count, by their mean. Embeddings and the head are among them, as in what Mixtral, DeepSeek-V3 and Qwen3 say of
+    themselves (12.9, 37 and 3.3 billion).
+
+    >>> active_params(nn.Linear(4, 2))
+    10.0
+    """
+    shares = shares_of_a_token(model)
+    counts = {name: int(each.detach().count_nonzero()) for name, each in model.named_parameters()}
+    return float(sum(count * shares.get(name, 1) for name, count in counts.items()))
+
+
+def kv_bytes(model: nn.Module, example_inputs: Any) -> float:
+    """Bytes of keys and values that a model keeps of each token of a sequence, over all layers, as it runs."""
+    called, held = _with_cache(model, example_inputs)
+    with torch.no_grad(), in_mode(model, training=False):
+        run_example(model, called)
+    return float(sum(each.shape[1] * each.shape[3] * each.element_size() for each in _kept(model, held)))
+
+
+def cache_terms(model: nn.Module, coupling: Coupling, example_inputs: Any) -> list[Term]:
+    called, held = _with_cache(model, example_inputs)
+    sizes: list[int] = []
+
+    def made() -> list[Tensor]:
+        kept = _kept(model, held)
+        sizes[:] = [each.element_size() for each in kept]
+        return kept
+
+    dims = dims_of_made(coupling, model, called, made)  # (sequences, heads, tokens, width)
+    return [((heads, width), size) for (_, heads, _, width), size in zip(dims, sizes, strict=True)]
+
+
+def _with_cache(model: nn.Module, example_inputs: Any) -> tuple[dict[str, Any], list[Tensor]]:
+    """The arguments with a cache that keeps nothing, and what it is given in a run."""
+    if "past_key_values" not in inspect.signature(model.forward).parameters:
+        raise ValueError(
+            f"kv_bytes is of models that keep keys and values of what they have read, and {type(model).__name__} takes "
+            "no past_key_values."
+        )
+    if not isinstance(example_inputs, Mapping):
+        example_inputs = {getattr(model, "main_input_name", "input_ids"): example_inputs}
+    from transformers import DynamicCache
+
+    held: list[Tensor] = []
+
+    class Watched(DynamicCache):
+        def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+            held.extend((key_states, value_states))
+            return key_states, value_states
+
+    return {**example_inputs, "past_key_values": Watched(), "use_cache": False}, held
+
+
+def _kept(model: nn.Module, held: list[Tensor]) -> list[Tensor]:
+    if not held or any(each.dim() != 4 for each in held):
+        raise ValueError(
+            f"{type(model).__name__} keeps no keys and values of heads on the example: kv_bytes has nothing to count."
+        )
+    return held

@@ -429,7 +429,7 @@ def solve_counts(
     """
     assert asked.sparsity is not None  # otherwise what is zero leaves
     tied = rounded_ties(subject, groups, asked, minimum or {})
-    amount = amount_of(subject.model, subject.coupling, asked.target, tied)
+    amount = amount_of(subject.model, subject.coupling, subject.inputs[0], asked.target, tied)
     whole = amount([each.parts for each in tied])
     goal = (1 - asked.sparsity) * whole
 
@@ -483,7 +483,7 @@ def rounded_ties(
         tied = [TiedGroups(each, asked.round_to, minimum, rounded) for each in by_tie(groups)]
         if asked.round_to is not None or rounded == 1:
             return tied
-        amount = amount_of(subject.model, subject.coupling, asked.target, tied)
+        amount = amount_of(subject.model, subject.coupling, subject.inputs[0], asked.target, tied)
         whole = [each.parts for each in tied]
         steps = (-amount.changes(whole, at, [max(0, each.parts - each.step)])[0] for at, each in enumerate(tied))
         if min((step for step in steps if step > 0), default=0.0) <= _FINE * amount(whole):

@@ -145,7 +145,10 @@ def shrink_units_directory(place: InDirectory, asked: Request, example_inputs: A
     """`shrink` of a directory into another one: channels, heads and hidden units leave, or outputs of a head."""
     started = time.monotonic()
     if asked.target == "latency":
-        raise ValueError("target must be one of 'params', 'macs', 'units' for a checkpoint, not 'latency'.")
+        raise ValueError(
+            "target must be one of 'params', 'active_params', 'macs', 'kv_bytes', 'units' for a checkpoint, not "
+            "'latency'."
+        )
     checkpoint = open_checkpoint(place.source)
     previous = previous_record(place.source)
     model = meta_model_of(checkpoint)

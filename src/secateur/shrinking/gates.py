@@ -69,7 +69,7 @@ class _Budget:
     def __init__(self, subject: PruningTarget, groups: Sequence[Group], asked: Request) -> None:
         assert asked.sparsity is not None  # `request` has looked
         self.tied: Sequence[TiedGroups] = rounded_ties(subject, groups, asked, {})
-        self.amount = amount_of(subject.model, subject.coupling, asked.target, self.tied)
+        self.amount = amount_of(subject.model, subject.coupling, subject.inputs[0], asked.target, self.tied)
         self.groups = [group for each in self.tied for group in each.groups]
         self.tie_of = torch.tensor([at for at, each in enumerate(self.tied) for _ in each.groups])
         self.sizes = torch.tensor([group.size for group in self.groups])

@@ -216,7 +216,8 @@ def shrink(
             counts run no faster; of 8, 4, 2 or 1 where one such step would be more than 1 % of the target.
         target: what ``sparsity`` is a fraction of: ``"params"`` (entries of parameters), ``"macs"`` (multiply-adds of
             the example), ``"latency"`` (time of the example in evaluation mode, measured beside the model's own; not of
-            a directory), ``"units"``.
+            a directory), ``"units"``; of mixtures ``"active_params"`` (those that one token passes through), of what
+            reads text ``"kv_bytes"`` (what its cache keeps of a token).
         runtime: where that time is measured, with as many threads as torch has: ``"torch"``, which is meant if left
             out, ``"onnxruntime"``, ``"onnxruntime:int8"``, ``"openvino"``, or a value of `secateur.runtimes`. Each
             model that is timed is exported.
