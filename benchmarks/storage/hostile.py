@@ -494,6 +494,7 @@ def called() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         shrink_vocabulary,
         sparsify,
     )  # fmt: skip
+    from secateur.storage import save_compressed
     from secateur.targets import find_targets
 
     data = [torch.randn(8, 6, generator=torch.Generator().manual_seed(at)) for at in range(4)]
@@ -501,14 +502,17 @@ def called() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
     def fewer(model: Any, **given: Any) -> None:
         shrink_vocabulary(model, tokenizer(), **given)
 
-    def deployed(model: Any, **given: Any) -> None:
+    def into(write: Callable[[Any, Path, dict[str, Any]], object], model: Any, **given: Any) -> None:
         with tempfile.TemporaryDirectory() as folder:
             try:
-                deploy(model, out=Path(folder, OUT), **given)
+                write(model, Path(folder, OUT), given)
             except REFUSED as error:
                 if Path(folder, OUT).exists():
                     raise Changed(f"{OUT} is there, by {error}") from error
                 raise
+
+    deployed = functools.partial(into, lambda model, out, given: deploy(model, out=out, **given))
+    compressed = functools.partial(into, lambda model, out, given: save_compressed(model, out, **given))
 
     def trained(model: Any, **given: Any) -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -563,6 +567,7 @@ def called() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         "deploy": (deployed, {"batches": data, "budget": {"latency": 1.0}, "runtime": "onnxruntime:int8", "score": None,
             "include": None, "exclude": None, "shares": (0.5,), "round_to": None, "example_inputs": None, "finals": 1,
             "seed": 0}),
+        "compress": (compressed, {"masks": {}, "zstd": False}),
         "prune": (dropped, {"amount": 0.5}),
     }  # fmt: skip
 
@@ -573,8 +578,7 @@ def argued(verb: str, call: Callable[..., Any], given: Mapping[str, Any], dice: 
         "params", "macs", "latency", "2:4", "16x1", "rows", "wanda", "magnitude", "erk", "owl", "sparsegpt", "kl",
         "branches:1", "experts:1", "*", "0.*", "3:2", "0x0", "channels", "bfloat16", "cuda", "meta", "int8",
     ]  # fmt: skip
-    sound = functools.partial(small, "gpt2") if verb == "vocabulary" else residual
-    model = odd_model(dice) if dice.random() < 0.2 else sound()
+    model = odd_model(dice) if dice.random() < 0.2 else small("gpt2") if verb == "vocabulary" else residual()
     said = dict(given)
     for name in dice.sample([*said], min(len(said), dice.choice((1, 1, 2)))):
         data = name in ("batches", "example_inputs", "more_inputs", "teacher") and dice.random() < 0.8
