@@ -27,7 +27,7 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +130,7 @@ class Attack:
     Attributes:
         left: what a stopped run left beside OUT, where it goes on.
         whole: what OUT has to hold in the end then.
-        source: the folder that OUT is made from then.
+        source: the folder that OUT is made from then; of a model in memory none.
     """
 
     verb: str
@@ -243,13 +243,49 @@ def stopped_after(count: int | None) -> Iterator[None]:
 
 VERBS = (
     "inspect", "prune", "verify", "compress", "expand", "load", "text", "oneshot", "shrink", "vocabulary",
-    "sensitivity", "fit", "recover",
+    "sensitivity", "fit", "recover", "deploy",
 )  # fmt: skip
+
+
+def by_size() -> Any:
+    """ONNX Runtime, in which a pass takes as many seconds as there are bytes to load."""
+    from secateur.runtimes import OnnxRuntime
+
+    @dataclass(frozen=True)
+    class BySize(OnnxRuntime):
+        now: list[float] = field(default_factory=lambda: [0.0], compare=False, repr=False)
+
+        def __call__(self, model: nn.Module, *_: Any, **__: Any) -> Callable[[], object]:
+            size = sum(each.numel() for each in model.parameters())
+            return lambda: self._waited(size if self.int8 else 4 * size)
+
+        def load(self, folder: Path) -> Any:
+            found, size = super().load(folder), (folder / "model.onnx").stat().st_size
+            return replace(found, run=lambda feeds: (self._waited(size), found.run(feeds))[1])
+
+        def _waited(self, size: int) -> None:
+            self.now[0] += size
+
+        @property
+        def clock(self) -> Callable[[], float]:
+            return lambda: self.now[0]
+
+    return BySize(int8=True)
 
 
 def attacks(root: Path, wanted: set[str], *, begun: bool) -> tuple[list[Attack], dict[str, bytes]]:
     """Those on some of `VERBS`, and the files that they read, which are made in the folder."""
-    from secateur import fit, oneshot, read_calibration, recover, sensitivity, shrink, shrink_vocabulary, sparsify
+    from secateur import (
+        deploy,
+        fit,
+        oneshot,
+        read_calibration,
+        recover,
+        sensitivity,
+        shrink,
+        shrink_vocabulary,
+        sparsify,
+    )
     from secateur.checkpoints import inspect_checkpoint, verify_checkpoint
     from secateur.kinds import Blocks, Experts
     from secateur.storage import expand_checkpoint, load_compressed, save_compressed
@@ -266,6 +302,14 @@ def attacks(root: Path, wanted: set[str], *, begun: bool) -> tuple[list[Attack],
 
     def attack(verb: str, name: str, call: Callable[[Path], Any], *reads: str) -> None:
         calls[verb, name] = call, reads
+
+    vectors = [torch.randn(8, 16, generator=torch.Generator().manual_seed(at)) for at in range(4)]
+
+    def deployed(r: Path, share: float) -> None:
+        budget = {"latency": share}
+        deploy(residual(16, 64), vectors, budget=budget, runtime=by_size(), finals=1, shares=(0.5,), out=r / OUT)
+        for name in ("check.npz", "secateur.json"):  # the first has a date in it, the other its digest
+            (r / OUT / name).unlink()
 
     def lengths(r: Path) -> dict[str, Any]:
         return {"tokenizer_directory": r / "dense", "samples": 4, "sequence_length": 8}
@@ -298,6 +342,8 @@ def attacks(root: Path, wanted: set[str], *, begun: bool) -> tuple[list[Attack],
         ),
         "local": lambda r: recover(r / "pruned", r / "dense", data, steps=0, local=1, out=r / OUT),
         "steps": lambda r: recover(r / "pruned", r / "dense", data, steps=2, local=1, out=r / OUT),
+        "rounded": lambda r: deployed(r, 0.75),
+        "pruned": lambda r: deployed(r, 0.4),
         "compress": lambda r: save_compressed(r / "dense", r / OUT),
         "expand": lambda r: expand_checkpoint(r / "compressed", r / OUT),
     }  # fmt: skip
@@ -351,6 +397,7 @@ def attacks(root: Path, wanted: set[str], *, begun: bool) -> tuple[list[Attack],
         ("oneshot", "oneshot", 2), ("oneshot of experts", "oneshot", 2), ("units by data", "shrink", 2),
         ("units by data", "shrink", 4), ("blocks", "shrink", 2), ("experts", "shrink", 1), ("fit", "fit", None),
         ("fit over both", "fit", None), ("local", "recover", 1), ("steps", "recover", 2),
+        ("rounded", "deploy", None), ("pruned", "deploy", None),
     ):  # fmt: skip
         if begun and verb in wanted:
             found.append(going_on(root, files, verb, name, calling[name], after))
@@ -406,7 +453,7 @@ def going_on(
     put(root, files)
     if not left:
         raise AssertionError(f"{name} was not stopped after {after}")
-    source = "pruned" if verb == "recover" else "mixed" if "experts" in name else "dense"
+    source = {"recover": "pruned", "deploy": ""}.get(verb, "mixed" if "experts" in name else "dense")
     return Attack(verb, f"{name}, gone on with", call, [*left], left, whole, source)
 
 
@@ -762,7 +809,7 @@ def check_claims(attack: Attack, root: Path) -> None:
     """`Changed` where OUT is not what its record says, beside what it was made from."""
     from secateur.checkpoints import verify_checkpoint
 
-    if problems := verify_checkpoint(root / OUT, root / attack.source).problems:
+    if attack.source and (problems := verify_checkpoint(root / OUT, root / attack.source).problems):
         raise Changed(f"by another journal, what {attack.verb} wrote in the end: {problems[0]}")
 
 

@@ -74,6 +74,15 @@ def test_models_that_are_not_ready():
         oneshot(model, data(), 0.5)
 
 
+def test_a_layer_of_no_width_has_the_sparsity_that_was_asked_for():
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 4))
+    model[0].weight = nn.Parameter(torch.empty(0, 6))
+    model[0].bias, model[1].weight = nn.Parameter(torch.empty(0)), nn.Parameter(torch.empty(4, 0))
+    model.add_module("2", nn.Linear(4, 8))
+    oneshot(model, [torch.randn(9, 6)], 0.5, solver="magnitude", allocate="erk")
+    assert model[2].weight.eq(0).sum() == 16
+
+
 def test_a_failure_in_a_later_block_says_which_are_pruned():
     model, calls = stack(), []
 

@@ -57,6 +57,15 @@ def test_slopes_are_exact_where_v_is_known():
     close(found, model.exact(torch.cat([model.scale[each].flatten() for each in batches])))
 
 
+def test_a_model_may_ask_for_the_shape_of_a_number():
+    class Asking(nn.Sequential):
+        def forward(self, x):
+            assert x.sum().shape == ()
+            return super().forward(x)
+
+    assert [*named(slopes(Asking(nn.Linear(3, 2)), [torch.ones(4, 3)], ["0.weight"]))] == ["0.weight"]
+
+
 def test_half_of_a_squared_slope_is_what_a_small_move_costs():
     model, ids, step = Coins().double(), tokens(3, 4), 1e-2
     found = named(slopes(model, [{"input_ids": ids}], ["first.weight"]))["first.weight"]

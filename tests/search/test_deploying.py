@@ -222,7 +222,7 @@ def test_what_cannot_be_met_says_what_came_nearest_and_another_budget_goes_on(tm
 
 
 def test_what_is_slower_than_the_dense_model_is_said():
-    near = deploying.Candidate("dense", "float32", 1.0, 2.0, 0.0, 1, 0, "")
+    near = deploying.Candidate("dense", "float32", 1.0, 2.0, 0.0, 1, 0, "", {})
     dense = replace(near, ms=1.0)
     with pytest.raises(ValueError, match=r"^nothing takes 0\.5 ms or less .* with 1 ms \(1\.000 of the dense model"):
         deploying._least([dense, near], 0.5, [])
@@ -245,6 +245,15 @@ def test_a_run_that_was_killed_goes_on(pruned, tmp_path):
         with interrupted(deploying, "_assembled"):
             deployed(out, 0.16)
         assert not out.exists()
+        for place in ("dense/int8", "fit-*/float32"):  # what was made before is not what it was
+            graph, *_ = (tmp_path / "served.unfinished" / "result").glob(f"{place}/model.onnx")
+            whole = graph.read_bytes()
+            graph.write_bytes(whole[:-1])
+            with pytest.raises(
+                CheckpointError, match=rf"is of .*/{graph.parent.name}, which is gone, or not what was wr"
+            ):
+                deployed(out, 0.16)
+            graph.write_bytes(whole)
         done = deployed(out, 0.16)
     assert [(each.made, each.form, each.nbytes) for each in done.candidates] == [
         (each.made, each.form, each.nbytes) for each in pruned[0].candidates

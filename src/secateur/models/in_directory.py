@@ -200,7 +200,7 @@ def share_out(request: OneShotRequest, targets: Mapping[str, nn.Parameter], repl
         groups, units = pattern.pool(torch.empty(shape, device="meta")).shape
         count = counts[name]
         kept = count * groups if isinstance(count, int) else int(count.sum())
-        shares[name] = 1 - kept / (groups * units)
+        shares[name] = 1 - kept / (groups * units) if groups * units else sparsity
     return shares
 
 

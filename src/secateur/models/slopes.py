@@ -62,7 +62,7 @@ class _Slopes(PairedStats):
         output = super(PairedStats, self).__torch_function__(func, types, args, kwargs)
         is_convolution = func in CONVOLUTIONS and len(self.just_met) == 1  # of groups each has channels of its own
         meeting = self.just_met[0] if is_convolution else self.product_of(func, args, kwargs or {})
-        value = output[0] if isinstance(output, tuple) else output
+        value = output[0] if isinstance(output, tuple) and output else output  # the shape of a number is ()
         if meeting is None or not isinstance(value, Tensor):
             return output
         at = -1 if not is_convolution else value.dim() - len(args[1].shape[2:]) - 1  # where its outputs lie

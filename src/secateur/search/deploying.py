@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from secateur.checkpoints import (
     RECORD,
+    CheckpointError,
     Run,
     begun,
     check_new,
@@ -108,6 +109,7 @@ class Candidate:
         nbytes: of its files.
         kept: how many matrices stay in float.
         folder: where it is, in the unfinished run.
+        files: the SHA-256 of each file there.
     """
 
     made: str
@@ -118,6 +120,7 @@ class Candidate:
     nbytes: Annotated[int, Between(0)]
     kept: Annotated[int, Between(0)]
     folder: str
+    files: Mapping[str, str]
 
     @property
     def name(self) -> str:
@@ -398,6 +401,21 @@ def _least(candidates: Sequence[Candidate], limit: float, said: Sequence[str]) -
     )
 
 
+@dataclass(frozen=True)
+class _Made:
+    """What a run's journal says of a graph that was pruned: the share of the parameters that is left, and its files."""
+
+    left: Annotated[float, Between(0)]
+    files: Mapping[str, str]
+
+
+def _misfit(folder: Path, files: Mapping[str, str]) -> str | None:
+    """Why a folder is not what was noted of it."""
+    if folder.is_dir() and digests_of_files(folder) == files:
+        return None
+    return f"is of {folder.parent.name}/{folder.name}, which is gone, or not what was written there"
+
+
 @dataclass(eq=False)
 class _Trying:
     """Makes candidates and measures them, each once, also over runs that were stopped."""
@@ -435,6 +453,8 @@ class _Trying:
         for form in [*self.forms][1:]:
             try:
                 self.tried(DENSE, form, 1.0)
+            except CheckpointError:
+                raise
             except ValueError as error:
                 said.append(f"Not tried: {error}")
                 del self.forms[form]
@@ -444,6 +464,8 @@ class _Trying:
         if base.ms > limit:
             try:
                 self._fitted(base, limit)
+            except CheckpointError:  # what a run left is damaged
+                raise
             except ValueError as error:  # such as a budget that no choice of levels meets
                 said.append(f"Nothing was pruned to it: {str(error).splitlines()[0]}")
         within = [each for each in self.found if each.form != FLOAT and each.ms <= limit]
@@ -461,12 +483,21 @@ class _Trying:
         share = _AIM * limit / base.ms
         for _ in range(_TRIES):
             made = f"fit-{share:.4f}"
-            left = self.run.stage(made, float, functools.partial(self._pruned, made, round(share, 4), base.form))
+            left = self._left(made, round(share, 4), base.form)
             took = [self.tried(made, form, left) for form in self.forms]
             mine = next(each for each in took if each.form == base.form)
             if mine.ms <= limit * (1 + CLOSE):
                 return
             share *= min(0.98, _AIM * limit / mine.ms)
+
+    def _left(self, made: str, share: float, form: str) -> float:
+        """What is left of a copy that is fitted to a share of the latency, whose graph is written, now or before."""
+        folder = self._folder(made, FLOAT)
+
+        def compute() -> _Made:
+            return _Made(self._pruned(made, share, form), digests_of_files(folder))
+
+        return self.run.stage(made, _Made, compute, lambda its: _misfit(folder, its.files)).left
 
     def _pruned(self, made: str, share: float, form: str) -> float:
         """Writes the graph of a copy that is fitted to a share of the latency; returns what is left of it."""
@@ -506,6 +537,7 @@ class _Trying:
     ) -> Candidate:
         """A candidate, measured now or by a run before."""
         folder = self._folder(made, form, kept)
+        place = folder.relative_to(self.run.folder).as_posix()
 
         def compute() -> Candidate:
             is_dense = made == DENSE and form == FLOAT
@@ -519,10 +551,12 @@ class _Trying:
                 shutil.rmtree(folder.parent if is_dense else folder)
                 raise
             nbytes = sum(each.stat().st_size for each in folder.iterdir())
-            return Candidate(made, form, left, ms, loss, nbytes, kept, folder.relative_to(self.run.folder).as_posix())
+            return Candidate(made, form, left, ms, loss, nbytes, kept, place, digests_of_files(folder))
 
-        def wrong(_: Candidate) -> str | None:
-            return None if folder.is_dir() else f"is of {folder.name}, which is gone"
+        def wrong(its: Candidate) -> str | None:
+            if (its.made, its.form, its.kept, its.folder) != (made, form, kept, place):
+                return f"is of another candidate than {place}"
+            return _misfit(folder, its.files)
 
         name = f"{made}: {form}{f' but {kept}' if kept else ''}"
         self.found.append(self.run.stage(name, Candidate, compute, wrong))

@@ -366,7 +366,7 @@ class LinearSites(PairedStats):
             return output
         output = super(PairedStats, self).__torch_function__(func, types, args, kwargs)
         met = self.product_of(func, args, kwargs)
-        value = output[0] if isinstance(output, tuple) else output
+        value = output[0] if isinstance(output, tuple) and output else output
         if met is None or not isinstance(value, Tensor) or value.shape[-1] != met.piece.shape[0]:
             return output
         bias = _bias_of(func, args, kwargs)
