@@ -43,7 +43,8 @@ def test_some_tests_are_of_every_room():
     rooms = {path.parent.name for path in Path(secateur.__file__).parent.glob("*/__init__.py")}
     assert rooms <= {name.partition("/")[0] for name in run.QUICK}
     assert "support/test_private.py" in run.QUICK
-    assert all((run.ROOT / "tests" / name).exists() for name in run.QUICK)
+    assert all((run.ROOT / "tests" / name).exists() for name in (*run.QUICK, *run.FEW))
+    assert "support/test_private.py" in run.FEW
 
 
 def test_the_oldest_are_those_that_are_declared():

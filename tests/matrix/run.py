@@ -1,6 +1,6 @@
 """Runs the tests on the Pythons, torches and transformers that are declared, and writes a row for each: `make matrix`.
 
-python tests/matrix/run.py [NAME ...] [--python 3.13] [--torch 2.7.1] [--transformers 5.6] [--quick]
+python tests/matrix/run.py [NAME ...] [--python 3.13] [--torch 2.7.1] [--transformers 5.6] [--quick|--few]
 
 Without a name or a version: all of `COMBINATIONS`. Each gets an environment of its own under build/matrix, one at a
 time: 8 GB, most of it of CUDA, which torch brings from PyPI and no test needs. It is removed after its run.
@@ -71,6 +71,16 @@ QUICK = (
     "inference/test_packing.py", "report/test_reported.py", "demo/test_training.py", "cli/test_prune.py",
     "integrations",
 )  # fmt: skip
+# of these a third of their time, for `.ci/run`: what breaks first where torch, transformers or Python are others
+FEW = (
+    "support/test_private.py", "support/test_parts.py", "test_public_api.py", "test_env.py", "test_typed.py",
+    "native/test_operators.py", "native/test_loading.py", "prune/test_against_torch.py", "evidence/test_collection.py",
+    "pipeline/test_masks.py", "checkpoints/test_families.py", "checkpoints/test_reading.py", "storage/test_loading.py",
+    "coupling/test_finding.py", "coupling/test_operations.py", "models/test_oneshot.py", "search/test_search.py",
+    "training/test_pruner.py", "inference/test_dense.py", "inference/test_packing.py", "cli/test_prune.py",
+    "integrations/test_adapters.py", "integrations/test_lightning.py", "integrations/test_transformers.py",
+)  # fmt: skip
+TESTS = {"few": FEW, "some": QUICK}
 DECLARED = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
@@ -79,7 +89,8 @@ def main() -> int:
     read.add_argument("name", nargs="*", choices=[[], *(each.name for each in COMBINATIONS)], help="of these only")
     for package in NAMES:
         read.add_argument(f"--{package}", default="", help="a combination of its own; the others are the newest")
-    read.add_argument("--quick", action="store_true", help="some tests of every room")
+    read.add_argument("--quick", dest="tests", action="store_const", const="some", default="all", help="of every room")
+    read.add_argument("--few", dest="tests", action="store_const", const="few", help="those that break first")
     read.add_argument("--lenient", action="store_true", help="what can't be installed here is said, and is no failure")
     read.add_argument("--keep", action="store_true", help="the environment stays, and is used by the next run")
     read.add_argument("--json", type=Path, help="where the rows are, or become; and the page is written")
@@ -93,7 +104,7 @@ def main() -> int:
     chosen = [with_pattern(own)] if own != Combination() else chosen
     failed = 0
     for each in chosen:
-        row = tried(each, quick=asked.quick, keep=asked.keep)
+        row = tried(each, tests=asked.tests, keep=asked.keep)
         print(json.dumps(row, indent=1), flush=True)
         failed += bool(row.get("failed") or (row.get("error") and not asked.lenient))
         if asked.json and "failed" in row:
@@ -107,12 +118,12 @@ def with_pattern(asked: Combination) -> Combination:
     return replace(asked, **{each: f"{text}.*" for each, text in texts.items() if re.fullmatch(r"\d+(\.\d+)?", text)})
 
 
-def tried(combination: Combination, *, quick: bool, keep: bool) -> dict[str, Any]:
+def tried(combination: Combination, *, tests: str, keep: bool) -> dict[str, Any]:
     """The row of a combination, which is installed first."""
     print(f"--- {combination}", flush=True)
     row = {each: getattr(combination, each) for each in NAMES} | {
         "name": combination.name,
-        "tests": "some" if quick else "all",
+        "tests": tests,
         "commit": _said("git", "rev-parse", "--short=8", "HEAD") + ("+" if _said("git", "diff", "HEAD") else ""),
     }
     folder = FOLDER / combination.name
@@ -121,7 +132,7 @@ def tried(combination: Combination, *, quick: bool, keep: bool) -> dict[str, Any
         python = installed(combination, folder)
         print(f"installed in {time.monotonic() - began:.0f} s", flush=True)
         row |= json.loads(_said(str(python), "-c", _VERSIONS))
-        row |= counted(python, folder, quick, ["-W", "ignore::DeprecationWarning"] if combination.lowest else [])
+        row |= counted(python, folder, tests, ["-W", "ignore::DeprecationWarning"] if combination.lowest else [])
     except (OSError, subprocess.CalledProcessError) as error:
         row["error"] = str(error)
     finally:
@@ -192,12 +203,12 @@ def interpreter(version: str) -> str:
     return path
 
 
-def counted(python: Path, folder: Path, quick: bool, more: Sequence[str]) -> dict[str, Any]:
+def counted(python: Path, folder: Path, tests: str, more: Sequence[str]) -> dict[str, Any]:
     """What came of the tests: how many passed, failed and were skipped, the names of those that failed, seconds.
 
     What is old warns of what it asks newer packages for; those that nobody names are new everywhere."""
     report = folder / "report.xml"
-    which = [f"tests/{name}" for name in QUICK] if quick else ["--doctest-modules", "tests", "src/secateur"]
+    which = [f"tests/{name}" for name in TESTS.get(tests, ())] or ["--doctest-modules", "tests", "src/secateur"]
     options = [
         "-n",
         "auto",
