@@ -8,6 +8,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from secateur.checkpoints import locked
+from secateur.cli import calibrated
 from support.commands import fails, run
 from support.stacks import contents
 
@@ -91,9 +92,15 @@ def test_another_process_at_work_is_one_line(folder):
     assert call(folder, "--budget", "params=0.8", "--include", "*mlp*").exit_code == 0
 
 
-def test_torchrun_is_refused(folder, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    fails(call(folder, "--budget", "params=0.8"), "fit runs in one process; start it without torchrun")
+def test_under_torchrun_all_processes_take_part(folder, monkeypatch):
+    """Of one whose others never come the error is torch's; that of two is in tests/search."""
+    monkeypatch.setattr(calibrated, "join_processes", fail_to_join)
+    fails(call(folder, "--budget", "params=0.8"), "nobody else came")
+
+
+def fail_to_join(device):
+    assert device is None
+    raise ValueError("nobody else came")
 
 
 @pytest.mark.parametrize(

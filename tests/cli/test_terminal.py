@@ -20,6 +20,17 @@ def test_debug_shows_the_traceback(tmp_path):
     assert isinstance(result.exception, ValueError)
 
 
+def test_of_several_processes_the_first_says_at_once_what_is_wrong(tmp_path, monkeypatch):
+    """The others wait until torchrun ends them for that, and say what is wrong with them alone."""
+    waits = []
+    monkeypatch.setattr(terminal.time, "sleep", waits.append)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    for rank, waited in ((0, []), (1, [terminal._PATIENCE])):
+        monkeypatch.setenv("RANK", str(rank))
+        assert "gone" in run("inspect", tmp_path / "gone").stderr
+        assert waits == waited
+
+
 def test_a_full_disk_is_one_line(model, tmp_path):
     """A limit on file sizes stands in for the full disk: the copy fails in the middle."""
 

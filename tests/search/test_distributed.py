@@ -1,12 +1,23 @@
-"""Several processes measure the groups of a model side by side, and all find what one finds, to the bit."""
+"""Several processes measure the groups of a model, and what `fit` tries, side by side, and all find what one finds, to
+the bit."""
+
+import os
+import signal
 
 import pytest
 import torch
 from torch import distributed, nn
+from torch.multiprocessing import ProcessExitedException
 
 from secateur import fit, sensitivity
-from secateur.search import Sensitivity
+from secateur.search import Sensitivity, choosing, fitting
+from secateur.search.space import Predicted
+from secateur.support import alone
+from support.families import make
+from support.fitting import blocks
+from support.fitting import inputs as several
 from support.forks import leave_group, on_ranks
+from support.stacks import contents
 
 pytestmark = [
     pytest.mark.distributed,
@@ -32,9 +43,14 @@ def failing(subject):
     return 1.0
 
 
-def in_a_process(rank, folder, alone):
+def joined(rank, folder, meet="meet", ranks=2):
     torch.set_num_threads(1)
-    distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/{meet}", rank=rank, world_size=ranks)
+    fitting.PASSES = 8.0
+
+
+def in_a_process(rank, folder, alone):
+    joined(rank, folder)
     subject = model()
     before = {name: each.clone() for name, each in subject.state_dict().items()}
     found = sensitivity(subject, inputs(), shares=SHARES, store=folder / "store")
@@ -49,11 +65,104 @@ def in_a_process(rank, folder, alone):
         sensitivity(subject, inputs(), shares=SHARES, score=failing)
     with pytest.raises(ValueError, match="the processes hold other models, batches or arguments"):
         sensitivity(subject, [inputs()[0] + rank], shares=SHARES)
-    with pytest.raises(ValueError, match="fit runs in one process, and there are 2"):
-        fit(subject, inputs(), budget={"params": 0.6})
+    for given in ({}, {"store": folder / "others"}):
+        with pytest.raises(ValueError, match="the processes hold other models, batches or arguments"):
+            fit(subject, inputs(), budget={"params": 0.6 + rank / 10}, shares=SHARES, **given)
     assert all(torch.equal(each, before[name]) for name, each in subject.state_dict().items())
     leave_group()
 
 
 def test_groups_are_measured_side_by_side(tmp_path):
     on_ranks(in_a_process, tmp_path, sensitivity(model(), inputs(), shares=SHARES))
+
+
+WAYS = {
+    "params": {"budget": {"params": 0.6}, "finals": 5},
+    "both": {"budget": {"macs": 0.7}, "over": ("shrink", "oneshot"), "shares": (0.3, 0.6), "finals": 2, "seed": 3},
+    "keep": {"keep": 0.8, "finals": 6},
+}
+
+
+def fitted(**given):
+    subject = blocks(3)
+    return fit(subject, several(), **{"shares": (0.2, 0.4, 0.6, 0.8)} | given), subject.state_dict()
+
+
+def assert_the_same(one, other):
+    (done, state), (alike, its) = one, other
+    assert {name: each.shape for name, each in state.items()} == {name: each.shape for name, each in its.items()}
+    assert all(torch.equal(each, its[name]) for name, each in state.items())
+    assert (done.choice, done.candidates, done.finals) == (alike.choice, alike.candidates, alike.finals)
+    assert (done.loss, done.curve, done.passes) == (alike.loss, alike.curve, alike.passes)
+    assert (done.got, done.finished) == (alike.got, alike.finished)
+
+
+def timed_by_the_first(search):
+    """What each level saves of two milliseconds; of the finished model a quarter."""
+    assert not distributed.get_rank()
+    search.timer = lambda model: (2.0, 1.5)
+    table = {name: [0.2 * at for at in range(len(its))] for name, its in search.levels.items()}
+    return Predicted(2.0, table)
+
+
+def fitted_in_a_process(rank, folder, ranks):
+    joined(rank, folder, f"meet{ranks}", ranks)
+    for way in WAYS if ranks == 2 else ["params"]:
+        with alone():
+            one = fitted(**WAYS[way])
+        assert_the_same(fitted(**WAYS[way]), one)
+    assert_the_same(fitted(**WAYS[way], store=folder / f"store{ranks}"), one)
+    if ranks == 2:
+        choosing.LevelSearch._predicted = timed_by_the_first
+        choosing.LevelSearch._timed = lambda search, choice: 2.0 - 0.2 * sum(choice) + distributed.get_rank()
+        done, _ = fitted(budget={"latency": 0.8}, finals=3)
+        assert done.got["latency"] == 1.5
+        said = [None, None]
+        distributed.all_gather_object(said, (done.choice, done.got, done.dense))
+        assert said[0] == said[1]
+        with pytest.raises(ValueError, match="the params cannot come to"):
+            fitted(budget={"params": 0.01}, finals=1)
+    leave_group()
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_what_is_fitted_by_several_is_what_one_fits(tmp_path, ranks):
+    on_ranks(fitted_in_a_process, tmp_path, ranks, ranks=ranks)
+
+
+def of_directory(folder, name):
+    generator = torch.Generator().manual_seed(1)
+    texts = [torch.randint(0, 30, (1, 12), generator=generator) for _ in range(4)]
+    asked = {"budget": {"params": 0.9}, "shares": (0.25, 0.5), "include": "model.layers.*.mlp.*", "finals": 3}
+    return fit(folder / "dense", texts, out=folder / name, **asked)
+
+
+def killed(rank, folder, meet, dies):
+    """The second process is killed once there are levels, if it is to be."""
+    joined(rank, folder, meet)
+    measured = choosing.LevelSearch._loss
+
+    def dying(*given):
+        if rank and dies:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return measured(*given)
+
+    choosing.LevelSearch._loss = dying
+    done = of_directory(folder, "two")
+    said = [None, None]
+    distributed.all_gather_object(said, (done.choice, done.finals, done.got, done.out, done.shrunk.parameters))
+    assert said[0] == said[1]
+    leave_group()
+
+
+def test_a_directory_is_fitted_by_several_and_goes_on_after_one_of_them_was_killed(tmp_path, monkeypatch):
+    monkeypatch.setattr(fitting, "PASSES", 8.0)
+    make("llama").save_pretrained(tmp_path / "dense")
+    of_directory(tmp_path, "one")
+    with pytest.raises(ProcessExitedException, match="SIGKILL"):
+        on_ranks(killed, tmp_path, "first", True)
+    assert not (tmp_path / "two").exists()
+    assert len([*(tmp_path / "two.unfinished" / "result" / "levels").iterdir()]) > 1
+    on_ranks(killed, tmp_path, "second", False)
+    assert contents(tmp_path / "two") == contents(tmp_path / "one")
+    assert not (tmp_path / "two.unfinished").exists()

@@ -279,12 +279,6 @@ def test_each_text_keeps_its_own_share():
     assert found[0.3] <= found[0.97] < done.dense["params"]
 
 
-def test_several_processes_are_refused(monkeypatch):
-    monkeypatch.setattr(making, "rank_and_world", lambda: (1, 2))
-    with pytest.raises(ValueError, match=r"fit runs in one process, and there are 2.*levels= takes what it wrote"):
-        fit(blocks(3), inputs(), budget={"params": 0.5})
-
-
 def test_a_score_that_the_finished_model_does_not_keep_is_an_error_that_changes_nothing(monkeypatch):
     model = blocks(3)
     with torch.no_grad():

@@ -195,13 +195,13 @@ def fit(asked: Asked) -> Iterator[Any]:
     Of each group some levels are made, of how much of it leaves, and each is repaired. Which of them together lose
     least at the budget is searched with the whole model, which is loaded into memory for it. Then shrink and oneshot go
     through the directory block by block with what was chosen, and mend what stays; from_pretrained loads OUT. A run
-    that was stopped goes on if the same command is given again; OUT appears complete or not at all.
+    that was stopped goes on if the same command is given again; OUT appears complete or not at all. Under torchrun (-m
+    -- secateur fit …) choices are measured side by side, and the first process writes what one alone would.
     """
     from secateur.checkpoints import check_new
     from secateur.search import budget_in_words, shares_in_words
     from secateur.search import fit as fit_model
 
-    one_process("fit")
     limits = budget_in_words(asked.budget) if asked.budget else None
     keep = None if asked.keep_share is None else shares_in_words(asked.keep_share)
     if (limits is None) == (asked.keep_share is None):
@@ -211,6 +211,7 @@ def fit(asked: Asked) -> Iterator[Any]:
     check_new(asked.out)
     finals = {} if asked.finals is None else {"finals": asked.finals}
     with resumable(), warnings_as_lines(), asked.recorded():
+        join_processes(None)
         done = fit_model(
             asked.directory,
             read_text(asked),

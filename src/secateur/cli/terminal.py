@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 # Law: in a pipe a line is a row and colours are gone; whatever is wrong with the input ends in exit code 2. Nothing
 # of the library is imported before it is used, so that help is there at once.
 
+_PATIENCE = 30.0  # seconds until a further process of torchrun says what is wrong
+
 
 @contextlib.contextmanager
 def clear_errors() -> Iterator[None]:
@@ -66,6 +68,8 @@ def fail(message: str, code: int = 2) -> typer.Exit:
     from secateur.support import printable
 
     lines = " ".join(line.strip() for line in message.splitlines())
+    if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK", "0") != "0":
+        time.sleep(_PATIENCE)  # if the first process fails, too, torchrun ends this one before it says so again
     print(f"secateur: {printable(lines, 2000)}", file=sys.stderr)
     return typer.Exit(code)
 
@@ -352,7 +356,9 @@ def one_process(verb: str) -> None:
 
 
 def join_processes(device: str | None) -> None:
-    """Under torchrun, every process joins the others."""
+    """Under torchrun, every process joins the others, and waits for what one of them does as long as it takes."""
+    import datetime
+
     import torch
     from torch import distributed
 
@@ -360,4 +366,6 @@ def join_processes(device: str | None) -> None:
         on_device = device is not None and torch.device(device).type == "cuda"
         if on_device:
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-        distributed.init_process_group("nccl" if on_device else "gloo")
+            distributed.init_process_group("nccl")
+        else:  # whose connections say at once that a process died
+            distributed.init_process_group("gloo", timeout=datetime.timedelta(days=7))

@@ -52,7 +52,7 @@ from secateur.shrinking import (
     plan_of,
     tie_roles,
 )
-from secateur.support import Forward, track, unwrapped
+from secateur.support import Forward, on_rank_zero, side_by_side, track, unwrapped
 
 PASSES = 30.0  # over the batches held back that a search may make, with the curve and the candidates
 _POINTS = 6  # of the curve, below the dense model
@@ -200,7 +200,7 @@ class LevelSearch:
             raise ValueError(f"nothing that has levels can leave.{self._why()}")
         self.space.beside = self._bill([word for word in self.asked.words if word in BESIDE])
         if "latency" in self.asked.words:
-            self.space.predicted = self._predicted()
+            self.space.predicted = on_rank_zero(self._predicted)  # two that time at once disturb each other
 
     # ---- what can be chosen ---------------------------------------------------------------------------------------
 
@@ -353,13 +353,16 @@ class LevelSearch:
     def _tried(self, choice: Choice) -> float:
         """The milliseconds of a model of this structure, measured in turns with the dense one."""
         if choice not in self.trials:
-            assert self.timer is not None
-            assert self.space.predicted is not None
-            smaller = copy.deepcopy(self.timer.dense)
-            carry_out(smaller, plan_of(smaller, self.coupling, self._masks(self.space.named(choice))), None)
-            before, after = self.timer(smaller)
-            self.trials[choice] = after / before * self.space.predicted.dense
+            self.trials[choice] = on_rank_zero(functools.partial(self._timed, choice))
         return self.trials[choice]
+
+    def _timed(self, choice: Choice) -> float:
+        assert self.timer is not None
+        assert self.space.predicted is not None
+        smaller = copy.deepcopy(self.timer.dense)
+        carry_out(smaller, plan_of(smaller, self.coupling, self._masks(self.space.named(choice))), None)
+        before, after = self.timer(smaller)
+        return after / before * self.space.predicted.dense
 
     def _corrected(self, choice: Choice, limits: Mapping[str, float]) -> bool:
         """Whether the prediction was off, and is now what was measured."""
@@ -414,10 +417,13 @@ class LevelSearch:
 
     def _all(self, choice: Choice) -> float:
         """The loss on all that is held back; a pass that counts."""
-        if choice == self.space.dense:
-            return 0.0
-        self.spent += 1
-        return self._loss(choice, range(len(self.measured.held)))
+        return self._each([choice])[0]
+
+    def _each(self, choices: Sequence[Choice], what: str = "") -> list[float]:
+        """The same of several, side by side."""
+        dense, every = self.space.dense, range(len(self.measured.held))
+        self.spent += sum(each != dense for each in choices)
+        return [*side_by_side(lambda each: 0.0 if each == dense else self._loss(each, every), choices, what)]
 
     def _searched(self, limits: Mapping[str, float], passes: float) -> Evolved:
         """From all candidates there are; the latencies are corrected, and the search is repeated once, if need be."""
@@ -466,8 +472,11 @@ class LevelSearch:
         some = [(2 * at + 1) * batches // (2 * count) for at in range(count)]
         told = self.space.errors()
         lost = [
-            {level: self._alone(at, level, some) for level in its}
-            for at, its in enumerate(track(levels, "measuring groups alone"))
+            *side_by_side(
+                lambda at: {level: self._alone(at, level, some) for level in levels[at]},
+                range(len(levels)),
+                "measuring groups alone",
+            )
         ]
         self.spent += runs * count / batches
         ratios = [
@@ -489,12 +498,10 @@ class LevelSearch:
         points = [Point(1.0, 0.0, self.measured.dense_score)]
         whole = self.space.cost(self.space.dense, word)
         least = max(_LEAST, self.space.cost(self.space.last, word) / whole)
-        seen = {self.space.dense}
-        for share in track(np.linspace(1.0, least, _POINTS + 1)[1:], "walking the curve"):
-            choice = self.space.least({word: float(share) * whole})
-            if choice is not None and choice not in seen:
-                seen.add(choice)
-                points.append(self._point(self.space.cost(choice, word) / whole, self._all(choice)))
+        found = [self.space.least({word: float(share) * whole}) for share in np.linspace(1.0, least, _POINTS + 1)[1:]]
+        choices = [each for each in dict.fromkeys(found) if each is not None and each != self.space.dense]
+        for choice, lost in zip(choices, self._each(choices, "walking the curve"), strict=True):
+            points.append(self._point(self.space.cost(choice, word) / whole, lost))
         return points
 
     def _point(self, share: float, loss: float) -> Point:
@@ -583,15 +590,15 @@ class LevelSearch:
         if len(first) + len(named) == 1 == finals - 1:
             return found, {}, None  # there is nothing to compare with
         its: dict[str, Choice] = {}
-        for choice, name in track([*first.items()], "finishing the best"):
-            named[name], its[name] = self._judged(choice, finishing), choice
-            judged[choice] = named[name].loss
+        several = side_by_side(lambda choice: self._judged(choice, finishing), [*first], "finishing the best")
+        for (choice, name), found_of_it in zip(first.items(), several, strict=True):
+            named[name], its[name], judged[choice] = found_of_it, choice, found_of_it.loss
         for number in track(range(1, finals - len(named) + 1), "finishing others"):
             step = self._proposed(judged, limits)
             if step is None:
                 break
-            named[f"step {number}"], its[f"step {number}"] = self._judged(step, finishing), step
-            judged[step] = named[f"step {number}"].loss
+            (named[f"step {number}"],) = side_by_side(lambda choice: self._judged(choice, finishing), [step])
+            its[f"step {number}"], judged[step] = step, named[f"step {number}"].loss
         its[DEFAULT] = self.starts.get("shrink", self.space.dense)
         if not self.space.fits(its[DEFAULT], limits):
             its[DEFAULT] = min(judged, key=lambda choice: judged[choice])
@@ -704,7 +711,8 @@ class LevelSearch:
             if high - low <= _NEAR_ENOUGH or choice is None or not any(choice):
                 break
             share = self.space.cost(choice, word) / dense
-            lost = finished[f"{share:.1%}"] = finishing.held(self.space.named(choice))
+            (lost,) = side_by_side(finishing.held, [self.space.named(choice)])
+            finished[f"{share:.1%}"] = lost
             if kept_by(lost, most):
                 chosen = self._chosen({word: middle * dense}, Evolved(choice, self._all(choice), {}, 0.0, 0), curve)
                 smaller.insert(0, replace(chosen, finals=dict(finished)))

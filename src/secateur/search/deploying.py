@@ -44,7 +44,7 @@ from secateur.search.costs import Budget, parse_budget
 from secateur.search.directory import LEVELS, check_outside
 from secateur.search.fitting import FINALS, fit
 from secateur.search.levels import Levels
-from secateur.search.making import check_values, refuse_several
+from secateur.search.making import check_values
 from secateur.search.result import MEANS
 from secateur.search.score import ModelLoss, Score, share_left, split
 from secateur.search.sensitivity import Sensitivity
@@ -61,6 +61,7 @@ from secateur.support import (
     mapped,
     printable,
     processor,
+    rank_and_world,
     ratio,
     tensors_in,
     unwrapped,
@@ -303,7 +304,11 @@ def deploy(
     'dense, float32'
     """
     started = time.monotonic()
-    refuse_several("deploy")
+    if (world := rank_and_world()[1]) > 1:
+        raise ValueError(
+            f"deploy runs in one process, and there are {world}, of which each would do all of it, and disturb what "
+            "others time: call it in one of them, before the others begin."
+        )
     if (words := parse_budget(budget).words) != ("latency",):
         raise ValueError(f'the budget of deploy is a latency, {{"latency": 0.25}}, and not {", ".join(words)}.')
     asked = parse_budget(budget, runtime=runtime)

@@ -51,7 +51,7 @@ from secateur.search.levels import Levels
 from secateur.search.result import Chosen, Fitted
 from secateur.search.score import SCORES, split
 from secateur.shrinking import CheckpointShrinking, shrink
-from secateur.support import Fields, described, plain, write_whole
+from secateur.support import Fields, alone, described, on_rank_zero, plain, side_by_side, write_whole
 
 LEVELS = "levels"
 FILE = "chosen.json"
@@ -125,37 +125,46 @@ def fit_directory(
                 "seed": asked.seed,
             }
         )
-        chosen = None if callable(asked.score) else _chosen_before(folder / FILE, said, made, budget.words)
+        chosen = on_rank_zero(
+            lambda: None if callable(asked.score) else _chosen_before(folder / FILE, said, made, budget.words)
+        )
         measured = None
         if chosen is None:
             carrying = asked.executor(model, made, known, every, folder, in_directory=True)
             measured = carrying.choosing.measured
             chosen = _chosen(carrying)
             text = {"format": FORMAT, "version": VERSION, "asked": said, "chosen": plain(chosen)}
-            write_whole(folder / FILE, json.dumps(text, indent=1))
+            if run.writes:
+                write_whole(folder / FILE, json.dumps(text, indent=1))
         elif budget.keep is not None:
             measured = asked.loss(model, back)
         made_of_it = _sha256([said, chosen.choice, chosen.units])[:12]
-        try:
-            done = _written(source, run.folder, made_of_it, every, asked, its, made, chosen, device)
-            got = _got(budget, chosen, done, made)
+
+        def write() -> tuple[_Done, dict[str, float], tuple[float | None, float | None], Mapping[str, float]]:
             finished: tuple[float | None, float | None] = (None, None)
             kept: Mapping[str, float] = {}
-            if measured is not None and budget.keep is not None:
-                written = loaded_model(done.folder, device)
-                finished, kept = measured.finished(written), measured.kept(written)
-                if not kept_by(measured.lost(finished), measured.most(budget.keep)):
-                    raise ValueError(
-                        f"the written model keeps less than {words_of_shares(budget.keep)}, unlike its copy in memory, "
-                        "and was deleted: ask for a slightly larger keep, so that rounding does not matter."
-                    )
-        except CheckpointError:
-            raise  # such as a full disk: the same choice is carried on with
-        except ValueError:
-            (folder / FILE).unlink(missing_ok=True)  # the same would fail again
-            _remove_stages(run.folder)
-            raise
-        run.publish(done.folder)
+            try:
+                with alone():
+                    done = _written(source, run.folder, made_of_it, every, asked, its, made, chosen, device)
+                got = _got(budget, chosen, done, made)
+                if measured is not None and budget.keep is not None:
+                    written = loaded_model(done.folder, device)
+                    finished, kept = measured.finished(written), measured.kept(written)
+                    if not kept_by(measured.lost(finished), measured.most(budget.keep)):
+                        raise ValueError(
+                            f"the written model keeps less than {words_of_shares(budget.keep)}, unlike its copy in "
+                            "memory, and was deleted: ask for a slightly larger keep, so that rounding does not matter."
+                        )
+            except CheckpointError:
+                raise  # such as a full disk: the same choice is carried on with
+            except ValueError:
+                (folder / FILE).unlink(missing_ok=True)  # the same would fail again
+                _remove_stages(run.folder)
+                raise
+            run.publish(done.folder)
+            return done, got, finished, kept
+
+        done, got, finished, kept = on_rank_zero(write)
     last = done.pruned is None
     return Fitted(
         asked=budget,
@@ -277,7 +286,8 @@ def _chosen(carrying: Executor) -> Chosen:
         return choosing.within(finals, carrying)
     most = choosing.measured.most(choosing.asked.keep)
     for chosen in choosing.kept(finals, carrying):
-        if kept_by(carrying.lost_of(chosen.choice), most):
+        (lost,) = side_by_side(carrying.lost_of, [chosen.choice])
+        if kept_by(lost, most):
             return chosen
     word = choosing.asked.target
     raise choosing.nothing_kept(chosen.limits[word] / chosen.dense[word])

@@ -26,7 +26,7 @@ from secateur.runtimes import Runtime
 from secateur.search.choosing import PASSES, ByItself, LevelSearch, kept_by
 from secateur.search.costs import BESIDE, TARGETS, Budget, Judged, beside, nonzeros, parse_budget
 from secateur.search.levels import Levels
-from secateur.search.making import UNSTRUCTURED, make_levels, refuse_several
+from secateur.search.making import UNSTRUCTURED, check_alike, made_by_all, make_levels
 from secateur.search.result import KINDS, Chosen, Fitted, cost_text
 from secateur.search.score import ModelLoss, Score, check_word, guarded_of, split
 from secateur.search.sensitivity import Sensitivity, given
@@ -36,10 +36,13 @@ from secateur.solvers import admm
 from secateur.support import (
     Forward,
     Undo,
+    alone,
     described,
     directories,
+    everywhere,
     for_directories,
     globs_of,
+    on_rank_zero,
     printable,
     refuse,
     unwrapped,
@@ -98,6 +101,12 @@ def fit(
     with ``uniform``. Then `secateur.shrink` and `secateur.oneshot` go through the directory block by block with what
     was chosen, so that ``secateur.json`` says what was done, `verify_checkpoint` and `secateur verify` prove it, and a
     run that was killed goes on. With ``keep`` what is written is loaded and judged once more.
+
+    In several processes of `torch.distributed` each is given the same whole model, and all come to what one comes to,
+    bit for bit but for latencies, which the first measures for all. Side by side they measure groups and choices and
+    finish the first half of the ``finals``; each of the second half follows from the one before it, and is the first
+    process's. Each makes the levels, or with a ``store``, or of a directory, the first; it writes, and the others
+    wait.
 
     Args:
         model: any module with its weights, or a Hugging Face directory.
@@ -159,9 +168,9 @@ def fit(
         as tables. ``.model`` is the module, the same object.
 
     Raises:
-        ValueError: the budget cannot be met, or the score not be kept; there are several processes of
-            `torch.distributed`; or what `make_levels`, `shrink` and `oneshot` refuse. Of a directory levels stay then,
-            and the message says where.
+        ValueError: the budget cannot be met, or the score not be kept; several processes are given other models,
+            batches or arguments; or what `make_levels`, `shrink` and `oneshot` refuse. Of a directory levels stay
+            then, and the message says where.
         CheckpointError: an ``out`` that exists, a directory that cannot be read; another process, or what no fit of
             this request has put there, in ``<out>.unfinished``.
         TypeError: a limit or a score is no number.
@@ -177,7 +186,6 @@ def fit(
     True
     """
     started = time.monotonic()
-    refuse_several("fit")
     asked = FitRequest(
         budget=parse_budget(budget, keep, target=target, runtime=runtime),
         over=(over,) if isinstance(over, str) else tuple(over),
@@ -204,12 +212,14 @@ def fit(
         why = "is for modules: a directory is called as its configuration says, and always proved."
         refuse(why, example_inputs=example_inputs, forward=forward, verify=None if verify else False)
         done = fit_directory(*directories(model, out), every, asked, folder, device)
-        return done.over_texts(model, batches, device=device)
+        with alone():
+            return done.over_texts(model, batches, device=device)
     for_directories(out=out, device=device)
     if forward is not None and example_inputs is None:
         raise ValueError("with forward= the batches do not say what the model is called with; pass example_inputs=.")
     given, model = model, unwrapped(model, resized="shrink" in asked.over)
-    reach = reached_by_name(model, batches, forward=forward)
+    with alone():
+        reach = reached_by_name(model, batches, forward=forward)
     known = asked.given(model)
     made = asked.made(model, every, folder) if known is None else known.levels
     carrying = asked.executor(model, made, known, every, folder)
@@ -217,11 +227,13 @@ def fit(
     if asked.budget.keep is None:
         chosen = choosing.within(finals, carrying)
         within_as_it_is(chosen)
-        shrunk, pruned, finished, got = carrying(chosen, None)
+        with alone():
+            shrunk, pruned, finished, got = carrying(chosen, None)
     else:
         for chosen in choosing.kept(finals, carrying):
             try:
-                shrunk, pruned, finished, got = carrying(chosen, choosing.measured.most(asked.budget.keep))
+                with alone():
+                    shrunk, pruned, finished, got = carrying(chosen, choosing.measured.most(asked.budget.keep))
             except _MissedError:
                 continue
             break
@@ -306,20 +318,24 @@ class FitRequest:
 
     def made(self, model: nn.Module, every: Sequence[Any], store: Path | None) -> Levels:
         """Levels of the batches but for those held back, made now or by an earlier run."""
-        return make_levels(
-            model,
-            split(every)[0],
-            over=self.over,
-            shares=self.shares or (SHARES if "oneshot" in self.over else FINE),
-            solver=self.solver,
-            pattern=self.pattern,
-            round_to=rounding_for(model, self.example(model, every), self.round_to),
-            verify=self.verify,
-            example_inputs=self.example_inputs,
-            forward=self.forward,
-            store=store,
-            **self.scope,
-        )
+
+        def make(folder: Path | None) -> Levels:
+            return make_levels(
+                model,
+                split(every)[0],
+                over=self.over,
+                shares=self.shares or (SHARES if "oneshot" in self.over else FINE),
+                solver=self.solver,
+                pattern=self.pattern,
+                round_to=rounding_for(model, self.example(model, every), self.round_to),
+                verify=self.verify,
+                example_inputs=self.example_inputs,
+                forward=self.forward,
+                store=folder,
+                **self.scope,
+            )
+
+        return made_by_all(make, store)
 
     def loss(self, model: nn.Module, back: Sequence[Any]) -> ModelLoss:
         """The loss against a model on the batches held back."""
@@ -341,13 +357,15 @@ class FitRequest:
         in_directory: bool = False,
     ) -> Executor:
         """The search of these levels, and what carries out what it finds."""
+        asked = self.budget, self.over, self.scope, self.uniform, self.finals, self.seed
+        check_alike(levels, model, every, *asked, self.score if isinstance(self.score, str) else None)
         rest, back = split(every)
         choosing = LevelSearch(
             model=model,
             asked=self.budget,
             levels=levels,
             rest=rest,
-            measured=self.loss(model, back),
+            measured=everywhere(lambda: self.loss(model, back)),
             example=self.example(model, every),
             timed_on=self.example(model, every, None),
             forward=self.forward,
@@ -526,7 +544,7 @@ class Executor:
         for _ in range(_TRIES):
             copied = copy.deepcopy(task.model)
             try:
-                with remembering(self.memory):
+                with alone(), remembering(self.memory):  # in each process: its first copy begins with what is measured
                     done = shrink(
                         copied,
                         task.example,
@@ -598,10 +616,15 @@ class Executor:
     def timed(self, chosen: Chosen, got: Mapping[str, float]) -> dict[str, float]:
         """With the latency, where one is asked for."""
         task = self.choosing
-        if "latency" not in got or task.timer is None:
+        if "latency" not in got:
             return dict(got)
-        before, after = task.timer(task.inner)
-        return {**got, "latency": after / before * chosen.dense["latency"]}
+
+        def ratio() -> float:
+            assert task.timer is not None
+            before, after = task.timer(task.inner)
+            return after / before
+
+        return {**got, "latency": on_rank_zero(ratio) * chosen.dense["latency"]}
 
 
 def counted(levels: Levels, choice: Mapping[str, int], pruned: OneShot) -> dict[str, float]:

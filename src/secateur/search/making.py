@@ -7,6 +7,7 @@ groups that are on disk, to the same bytes.
 from __future__ import annotations
 
 import contextlib
+import functools
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -75,11 +76,15 @@ from secateur.shrinking import (
 from secateur.solvers import admm
 from secateur.support import (
     Forward,
+    all_gather,
+    alone,
     check_batches,
     check_data,
     described,
+    everywhere,
     globs_of,
     matches,
+    on_rank_zero,
     rank_and_world,
     refuse_sharded,
     unwrapped,
@@ -222,14 +227,28 @@ def make_levels(
     return levels
 
 
-def refuse_several(verb: str) -> None:
-    """ValueError where there are several processes: each would find something, and nothing is shared."""
-    if (world := rank_and_world()[1]) > 1:
-        raise ValueError(
-            f"{verb} runs in one process, and there are {world}, of which each would do all of it: call it in one of "
-            "them, before the others begin, and share what came of it; sensitivity(store=) measures in several, and "
-            "levels= takes what it wrote."
-        )
+def made_by_all(make: Callable[[Path | None], Levels], store: Path | None) -> Levels:
+    """Levels of which all processes hold the same. In a store the first one makes them, and the others read them there;
+    without one each makes its own, since nothing is summed in another order then."""
+
+    def mine() -> Levels:
+        with alone():
+            return make(store)
+
+    if store is None or rank_and_world()[1] == 1:
+        return everywhere(mine)
+    on_rank_zero(lambda: mine().made.digest)
+    return everywhere(functools.partial(Levels.load, store))
+
+
+def check_alike(levels: Levels, model: nn.Module, batches: Sequence[Any], *asked: object) -> None:
+    """ValueError where processes were given other things, or computed other levels of them."""
+    if rank_and_world()[1] == 1:
+        return
+    numbers = {name: [(each.kept, each.error, each.loss) for each in its] for name, its in levels.items()}
+    said = levels.made.digest, digest_of(unwrapped(model)), digest(list(batches)), repr(asked), numbers
+    if any(each != said for each in all_gather(said)):
+        raise ValueError("the processes hold other models, batches or arguments: give all of them the same.")
 
 
 def _checked(kinds: Sequence[str], shares: Sequence[float]) -> tuple[float, ...]:

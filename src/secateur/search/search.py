@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from secateur.support import track
+from secateur.support import side_by_side, track
 
 # ---- Evolutionary search: levels are switched at random, and children are compared by the loss of the whole model.
 #
@@ -86,6 +86,7 @@ def evolved(
     draw = random.Random(seed)
     every = range(batches)
     counted = _Counted(loss, batches)
+    counted.all([*starts.values()], every)
     losses = {name: counted(choice, every) for name, choice in starts.items()}
     parent = starts[min(losses, key=lambda name: losses[name])]
     generations = idle = 0
@@ -102,6 +103,7 @@ def evolved(
                 continue
             if not children:
                 break
+            counted.all(children, some)
             scored = sorted((counted(each, some), at) for at, each in enumerate(children))
             children = [children[at] for _, at in scored[:survivors]]
             if survivors == 1 and scored[0][0] >= counted(parent, some):
@@ -127,7 +129,7 @@ def _check(sizes: Sequence[int], starts: Mapping[str, Choice], fits: Callable[[C
 
 
 class _Counted:
-    """The loss, each asked for once, and what that took."""
+    """The loss, each asked for once, and what that took; several processes compute some each."""
 
     def __init__(self, loss: Callable[[Choice, Sequence[int]], float], batches: int) -> None:
         self._loss, self._batches = loss, batches
@@ -135,15 +137,18 @@ class _Counted:
         self.known: set[Choice] = set()  # on all data; a little may have said too much of the others
         self.passes = 0.0
 
-    def __call__(self, choice: Choice, some: Sequence[int]) -> float:
-        key = choice, tuple(some)
-        if key not in self._found:
-            found = float(self._loss(choice, some))
-            self._found[key] = math.inf if math.isnan(found) else found
+    def all(self, choices: Sequence[Choice], some: Sequence[int]) -> None:
+        """Computes what is not known of these yet."""
+        new = [each for each in dict.fromkeys(choices) if (each, tuple(some)) not in self._found]
+        for choice, found in zip(new, side_by_side(lambda each: float(self._loss(each, some)), new), strict=True):
+            self._found[choice, tuple(some)] = math.inf if math.isnan(found) else found
             self.passes += len(some) / self._batches
             if len(some) == self._batches:
                 self.known.add(choice)
-        return self._found[key]
+
+    def __call__(self, choice: Choice, some: Sequence[int]) -> float:
+        self.all([choice], some)
+        return self._found[choice, tuple(some)]
 
 
 def _some(batches: int, share: float, draw: random.Random) -> list[int]:

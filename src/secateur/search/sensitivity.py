@@ -4,7 +4,6 @@ Precomputed levels, as `sensitivity` returns or writes them: a search starts fro
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import os
@@ -20,7 +19,7 @@ from torch import nn
 from secateur.models import ROWS, ByText, Solve, loaded_model
 from secateur.patterns import Pattern
 from secateur.search.levels import Levels, digest_of, shown_name, told_share
-from secateur.search.making import SHARES, make_levels
+from secateur.search.making import SHARES, check_alike, made_by_all, make_levels
 from secateur.search.result import MEANS, Cost
 from secateur.search.score import SCORES, ModelLoss, Replayed, Score, known_by
 from secateur.search.space import Class
@@ -33,7 +32,6 @@ from secateur.support import (
     Forward,
     Part,
     Table,
-    all_gather,
     alone,
     everywhere,
     for_directories,
@@ -42,7 +40,7 @@ from secateur.support import (
     percent,
     plain,
     rank_and_world,
-    track,
+    side_by_side,
     unwrapped,
     write_whole,
 )
@@ -216,8 +214,9 @@ def sensitivity(
     half of it, since the dense stream before it is cached. So of a calibration of a hundred thousand tokens
     the eight cells of a block take a twenty-fifth of a pass. What was run is in ``passes``.
 
-    In several processes of `torch.distributed` each is given the same, and makes the levels; scores are measured side
-    by side, a group in each, and all return what one process finds.
+    In several processes of `torch.distributed` each is given the same, and makes the levels, or with a ``store`` the
+    first, and the others read them there. Scores are measured side by side, a group in each, and all return what one
+    process finds.
 
     Args:
         model: any module with its weights; or a Hugging Face directory, whose model is loaded into memory.
@@ -245,36 +244,35 @@ def sensitivity(
     >>> all(less < more for _, less, more in found.scores.values())
     True
     """
-    folder = None if store is None or rank_and_world()[0] else Path(store)  # of several processes the first writes
     held = batches if isinstance(batches, list) else list(batches)
+    if isinstance(model, Path | str):
+        source = Path(model)
+        loaded = everywhere(lambda: loaded_model(source, device))
+    else:
+        for_directories(device=device)
+        loaded = model
 
-    def begin() -> tuple[nn.Module, Levels, ModelLoss]:
-        with alone():  # levels are made by each process: nothing is summed in another order
-            if isinstance(model, Path | str):
-                loaded = loaded_model(Path(model), device)
-            else:
-                for_directories(device=device)
-                loaded = model
-            levels = make_levels(
-                loaded,
-                held,
-                over=over,
-                shares=shares,
-                include=include,
-                exclude=exclude,
-                solver=solver,
-                pattern=pattern,
-                round_to=round_to,
-                verify=verify,
-                example_inputs=example_inputs,
-                forward=forward,
-                store=folder,
-            )
-            return loaded, levels, ModelLoss(loaded, [] if callable(score) else held, forward, score, rows=rows)
+    def make(folder: Path | None) -> Levels:
+        return make_levels(
+            loaded,
+            held,
+            over=over,
+            shares=shares,
+            include=include,
+            exclude=exclude,
+            solver=solver,
+            pattern=pattern,
+            round_to=round_to,
+            verify=verify,
+            example_inputs=example_inputs,
+            forward=forward,
+            store=folder,
+        )
 
-    model, levels, loss = everywhere(begin)
-    if len(set(all_gather(levels.made.digest))) > 1:
-        raise ValueError("the processes hold other models, batches or arguments: give all of them the same.")
+    levels = made_by_all(make, None if store is None else Path(store))
+    check_alike(levels, loaded, held, rows, score if isinstance(score, str) else None)
+    loss = everywhere(lambda: ModelLoss(loaded, [] if callable(score) else held, forward, score, rows=rows))
+    folder = None if store is None or rank_and_world()[0] else Path(store)  # of several processes the first writes
     found = Sensitivity(
         levels,
         {},
@@ -301,7 +299,7 @@ def sensitivity(
             if folder is not None:
                 _write(folder, found)
     with alone():
-        return found._in_order().over_texts(model, batches, forward=forward)
+        return found._in_order().over_texts(loaded, batches, forward=forward)
 
 
 def _measured(
@@ -309,22 +307,19 @@ def _measured(
 ) -> Iterator[tuple[str, tuple[float, ...], float]]:
     """Of each group that is not measured yet its scores, and how many passes were run so far. Several processes measure
     groups side by side, each the next one."""
-    rank, world = rank_and_world()
-    replayed = Replayed(loss.model, loss)
+    replayed, passes = Replayed(loss.model, loss), 0.0
     left = [name for name in levels if name not in already]
 
-    def measure(name: str) -> tuple[str, tuple[float, ...]]:
-        values = [0.0]
+    def measure(name: str) -> tuple[str, tuple[float, ...], float]:
+        before, values = replayed.passes, [0.0]
         for at in range(1, len(levels[name])):
-            with levels.assembled(loss.model, {name: at}), alone():
+            with levels.assembled(loss.model, {name: at}):
                 values.append(replayed(levels.touched({name: at})))
-        return name, tuple(values)
+        return name, tuple(values), replayed.passes - before
 
-    for at in track(range(0, len(left), world), "measuring scores"):
-        mine = left[at + rank : at + rank + 1]  # one, or none in the last round
-        said = all_gather((everywhere(functools.partial(list, map(measure, mine))), replayed.passes))
-        passes = sum(each for _, each in said)
-        yield from ((name, values, passes) for measured, _ in said for name, values in measured)
+    for name, values, more in side_by_side(measure, left, "measuring scores"):
+        passes += more
+        yield name, values, passes
 
 
 # ---- on disk --------------------------------------------------------------------------------------------------------

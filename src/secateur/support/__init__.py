@@ -22,6 +22,7 @@ from secateur.support.processes import everywhere as everywhere
 from secateur.support.processes import on_rank_zero as on_rank_zero
 from secateur.support.processes import part_of as part_of
 from secateur.support.processes import rank_and_world as rank_and_world
+from secateur.support.processes import side_by_side as side_by_side
 from secateur.support.processes import summed as summed
 from secateur.support.progress import PATIENCE as PATIENCE
 from secateur.support.progress import track as track

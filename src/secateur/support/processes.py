@@ -7,15 +7,18 @@ function returns what it was given, and `torch.distributed` sends nothing.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from secateur.support.progress import track
 from secateur.support.running import mapped, tensors_in
 
 _T = TypeVar("_T")
+_A = TypeVar("_A")
 
 
 _by_itself = 0  # how many of `alone` this process is in
@@ -128,6 +131,30 @@ def everywhere(compute: Callable[[], _T]) -> _T:
             raise said
     value: _T = found
     return value
+
+
+def side_by_side(compute: Callable[[_A], _T], of: Sequence[_A], what: str = "") -> Iterator[_T]:
+    """What is computed of each of these, in their order, as it comes: the processes take one each, `alone`, then the
+    next ones, and all get all of it. An error of one is raised on all.
+
+    Args:
+        compute: called by one process for each; what it gives can be pickled.
+        of: the same on all processes.
+        what: said on a progress bar.
+
+    >>> list(side_by_side(str, [3, 5]))
+    ['3', '5']
+    """
+    rank, world = rank_and_world()
+
+    def computed(at: int) -> list[_T]:
+        with alone():
+            return [compute(each) for each in of[at + rank : at + rank + 1]]  # none, where a last round has too few
+
+    rounds = range(0, len(of), world)
+    for at in track(rounds, what) if what else rounds:
+        for found in all_gather(everywhere(functools.partial(computed, at))):
+            yield from found
 
 
 def summed(tensor: Tensor) -> Tensor:

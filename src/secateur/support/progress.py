@@ -28,15 +28,17 @@ def track(iterable: Iterable[T], description: str, total: float | None = None) -
     """Yields the items, with a progress bar once the work on them has lasted 2 seconds: on stderr, or below a
     notebook's cell.
 
-    Silent where stderr is no terminal, where the environment has ``SECATEUR_PROGRESS=0``, and inside a loop whose own
-    bar is already shown. ``total`` is the number of items; ``len(iterable)`` where it is not given. Closing the
+    Silent where stderr is no terminal, where the environment has ``SECATEUR_PROGRESS=0``, in torchrun's processes but
+    the first, and inside a loop whose own bar is already shown. ``total`` is the number of items; ``len(iterable)``
+    where it is not given. Closing the
     iterator, or an exception in the loop's body, removes the bar.
 
     >>> [n * n for n in track(range(4), "squaring")]
     [0, 1, 4, 9]
     """
     in_notebook = _is_notebook()
-    if os.environ.get("SECATEUR_PROGRESS") == "0" or not (in_notebook or _is_terminal()):
+    silent = os.environ.get("SECATEUR_PROGRESS") == "0" or os.environ.get("RANK", "0") != "0"
+    if silent or not (in_notebook or _is_terminal()):
         yield from iterable
         return
     if total is None and isinstance(iterable, Sized):
