@@ -305,9 +305,8 @@ def attacks(root: Path, wanted: set[str], *, begun: bool) -> tuple[list[Attack],
 
     vectors = [torch.randn(8, 16, generator=torch.Generator().manual_seed(at)) for at in range(4)]
 
-    def deployed(r: Path, share: float) -> None:
-        budget = {"latency": share}
-        deploy(residual(16, 64), vectors, budget=budget, runtime=by_size(), finals=1, shares=(0.5,), out=r / OUT)
+    def deployed(r: Path) -> None:
+        deploy(residual(16, 64), vectors, budget={"latency": 0.75}, runtime=by_size(), finals=1, out=r / OUT)
         for name in ("check.npz", "secateur.json"):  # the first has a date in it, the other its digest
             (r / OUT / name).unlink()
 
@@ -342,8 +341,7 @@ def attacks(root: Path, wanted: set[str], *, begun: bool) -> tuple[list[Attack],
         ),
         "local": lambda r: recover(r / "pruned", r / "dense", data, steps=0, local=1, out=r / OUT),
         "steps": lambda r: recover(r / "pruned", r / "dense", data, steps=2, local=1, out=r / OUT),
-        "rounded": lambda r: deployed(r, 0.75),
-        "pruned": lambda r: deployed(r, 0.4),
+        "deploy": deployed,
         "compress": lambda r: save_compressed(r / "dense", r / OUT),
         "expand": lambda r: expand_checkpoint(r / "compressed", r / OUT),
     }  # fmt: skip
@@ -397,7 +395,7 @@ def attacks(root: Path, wanted: set[str], *, begun: bool) -> tuple[list[Attack],
         ("oneshot", "oneshot", 2), ("oneshot of experts", "oneshot", 2), ("units by data", "shrink", 2),
         ("units by data", "shrink", 4), ("blocks", "shrink", 2), ("experts", "shrink", 1), ("fit", "fit", None),
         ("fit over both", "fit", None), ("local", "recover", 1), ("steps", "recover", 2),
-        ("rounded", "deploy", None), ("pruned", "deploy", None),
+        ("deploy", "deploy", None),
     ):  # fmt: skip
         if begun and verb in wanted:
             found.append(going_on(root, files, verb, name, calling[name], after))
