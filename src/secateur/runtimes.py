@@ -16,6 +16,7 @@ import logging
 import statistics
 import tempfile
 import time
+import types
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +24,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -41,12 +43,13 @@ from secateur.support import (
     unknown,
 )
 
-__all__ = ["Loaded", "OnnxRuntime", "OpenVINO", "Runtime", "Timer", "Torch", "finish", "parse", "timed_by"]
+__all__ = ["Elsewhere", "Loaded", "OnnxRuntime", "OpenVINO", "Runtime", "Timer", "Torch", "finish", "parse", "timed_by"]
 
 OUTPUT = "output"  # what an output of no name is called; of several their places follow: output_0, output_1
 _ROUNDS, _SECONDS = 9, 1.0
 _FILE, _IR = "model.onnx", "model.xml"
 _LARGE = 2**31  # bytes: more than one file of ONNX holds
+_SMALL = 64  # numbers of a constant that is written as it is
 
 
 @runtime_checkable
@@ -72,6 +75,21 @@ class Runtime(Protocol):
 
     @property
     def clock(self) -> Callable[[], float]: ...
+
+
+@runtime_checkable
+class Elsewhere(Protocol):
+    """A machine that is not this one: nothing is run, and each operation has a price; see `secateur.operations`.
+
+    >>> isinstance(parse(lambda operation, shapes: 1.0), Elsewhere)
+    True
+    """
+
+    def of(self, operation: Any) -> float:
+        """Milliseconds of an operation of `secateur.operations`."""
+
+    def total(self, model: nn.Module, example_inputs: Any) -> float:
+        """Milliseconds of all that a model calls on the example."""
 
 
 def _clock() -> Callable[[], float]:
@@ -166,14 +184,38 @@ class OnnxRuntime:
         """
         _export(model, example_inputs, folder, any_size=True)
 
+    def write_alone(self, model: nn.Module, example_inputs: Any, path: Path) -> None:
+        """A small file of a single operation, for inputs of these shapes alone: of weights it says their shape, and the
+        runtime makes them when it reads it.
+
+        Raises:
+            ValueError: it cannot be exported.
+        """
+        try:
+            self._write_alone(model, example_inputs, path, traced=True)
+        except ValueError:  # as of attention whose heads share keys
+            self._write_alone(model, example_inputs, path, traced=False)
+
+    def _write_alone(self, model: nn.Module, example_inputs: Any, path: Path, *, traced: bool) -> None:
+        with _exported(model, example_inputs, traced) as folder, _or_says(f"{self} does not take it", ""):
+            if self.int8:
+                feeds = replace(self, int8=False).load(folder).feeds(example_inputs)
+                self.rounded(folder, folder / "int8", [feeds])
+                folder = folder / "int8"
+            _hollow(folder / _FILE, path)
+            self.package().InferenceSession(str(path), self._options(), providers=["CPUExecutionProvider"])
+
     def load(self, folder: Path) -> Loaded:
         """The graph that `write` or `rounded` wrote, with as many threads as torch has."""
-        onnxruntime = self.package()
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads, options.log_severity_level = torch.get_num_threads(), 3
-        session = onnxruntime.InferenceSession(str(folder / _FILE), options, providers=["CPUExecutionProvider"])
+        path = str(folder / _FILE)
+        session = self.package().InferenceSession(path, self._options(), providers=["CPUExecutionProvider"])
         inputs, outputs = (tuple(each.name for each in some()) for some in (session.get_inputs, session.get_outputs))
         return Loaded(inputs, outputs, functools.partial(session.run, None))
+
+    def _options(self) -> Any:
+        options = self.package().SessionOptions()
+        options.intra_op_num_threads, options.log_severity_level = torch.get_num_threads(), 3
+        return options
 
     def rounded(
         self, source: Path, folder: Path, feeds: Iterable[Mapping[str, Any]] = (), keep: Collection[str] = ()
@@ -269,27 +311,41 @@ _WORDS: Mapping[str, Callable[[], Runtime]] = {
 }
 
 
-def parse(runtime: Runtime | str | None) -> Runtime:
-    """The value that a word means; None is torch.
+def parse(runtime: Runtime | Elsewhere | Path | Callable[..., float] | str | None) -> Runtime | Elsewhere:
+    """The value that a word means; None is torch. The path of a ``.csv`` is a table of times, and a function
+    ``(operation, shapes) -> milliseconds`` a price of each operation: see `secateur.operations`.
 
     Raises:
-        ValueError: a word that means none. TypeError: what is neither.
+        ValueError: a word that means none, or a table that is damaged. TypeError: what is none of them.
 
     >>> parse("onnxruntime:int8"), parse(None)
     (OnnxRuntime(int8=True, calibrated=False), Torch())
     """
+    if isinstance(runtime, Path) or (isinstance(runtime, str) and runtime.lower().endswith(".csv")):
+        from secateur.operations import PriceTable
+
+        return PriceTable.read(runtime)
     if isinstance(runtime, str):
         if runtime not in _WORDS:
             raise unknown(runtime, _WORDS, "runtime")
         return _WORDS[runtime]()
     if runtime is None:
         return Torch()
-    if isinstance(runtime, type) or not isinstance(runtime, Runtime):
-        raise TypeError(f"runtime= is one of {', '.join(map(repr, _WORDS))}, or a value of them, not {runtime!r}.")
+    if isinstance(runtime, types.FunctionType | types.MethodType | functools.partial):
+        from secateur.operations import Priced
+
+        return Priced(runtime)
+    if isinstance(runtime, type) or not isinstance(runtime, Runtime | Elsewhere):
+        raise TypeError(
+            f"runtime= is one of {', '.join(map(repr, _WORDS))}, or a value of them, the path of a table of times "
+            f"(.csv), or a function (operation, shapes) -> milliseconds; not {runtime!r}."
+        )
     return runtime
 
 
-def timed_by(runtime: Runtime | str | None, is_timed: bool) -> Runtime:
+def timed_by(
+    runtime: Runtime | Elsewhere | Path | Callable[..., float] | str | None, is_timed: bool
+) -> Runtime | Elsewhere:
     """`parse`, where something is timed; else a ValueError if a runtime is asked for. ImportError before anything is
     computed where it is not installed.
 
@@ -324,7 +380,7 @@ class Timer:
     Args:
         dense: the model that others are compared with.
         example_inputs: what it is called with.
-        runtime: where; torch if left out.
+        runtime: where; torch if left out. Elsewhere nothing is timed: it is the sum of what operations take there.
         seconds: of the turns with one other model, at least nine of each.
 
     >>> model = nn.Linear(4, 8)
@@ -334,20 +390,34 @@ class Timer:
     """
 
     def __init__(
-        self, dense: nn.Module, example_inputs: Any, runtime: Runtime | None = None, *, seconds: float = _SECONDS
+        self,
+        dense: nn.Module,
+        example_inputs: Any,
+        runtime: Runtime | Elsewhere | None = None,
+        *,
+        seconds: float = _SECONDS,
     ) -> None:
         self.dense, self.example, self.seconds = dense, example_inputs, seconds
         self.runtime = Torch() if runtime is None else runtime
-        self._call = self._called(dense)
+        if isinstance(self.runtime, Elsewhere):
+            self._total = self.runtime.total(dense, example_inputs)
+            if not self._total:
+                raise ValueError(
+                    f"by {self.runtime} the model takes no time at all: no share of that can be asked for."
+                )
+        else:
+            self._call = self._called(dense, self.runtime)
 
-    def _called(self, model: nn.Module) -> Callable[[], object]:
+    def _called(self, model: nn.Module, runtime: Runtime) -> Callable[[], object]:
         with torch.no_grad(), unchanged(model), in_mode(model, training=False):
-            return self.runtime(model, self.example)
+            return runtime(model, self.example)
 
     @torch.no_grad()
     def __call__(self, other: nn.Module) -> tuple[float, float]:
         """Milliseconds of the dense model, and of the other by the median of the ratios."""
-        calls = {"dense": self._call, "other": self._called(other)}
+        if isinstance(self.runtime, Elsewhere):
+            return self._total, self.runtime.total(other, self.example)
+        calls = {"dense": self._call, "other": self._called(other, self.runtime)}
         with (
             unchanged(self.dense),
             unchanged(other),
@@ -414,6 +484,22 @@ def _strip(path: Path) -> None:
     graph = onnx.load(path, load_external_data=False)
     del graph.graph.value_info[:]
     onnx.save(graph, path)
+
+
+def _hollow(path: Path, smaller: Path) -> None:
+    """The graph with a node that makes each large constant that is one number over and over."""
+    import onnx
+
+    graph = (model := onnx.load(path)).graph
+    for each in [*graph.initializer]:
+        value = onnx.numpy_helper.to_array(each)
+        if value.size > _SMALL and (value == value.flat[0]).all():
+            shape = onnx.numpy_helper.from_array(np.array(value.shape, dtype=np.int64), f"{each.name}_shape")
+            one = onnx.numpy_helper.from_array(value.reshape(-1)[:1], "value")
+            graph.initializer.remove(each)
+            graph.initializer.append(shape)
+            graph.node.insert(0, onnx.helper.make_node("ConstantOfShape", [shape.name], [each.name], value=one))
+    onnx.save(model, smaller)
 
 
 def _arguments(example_inputs: Any) -> dict[str, Any]:

@@ -75,6 +75,7 @@ ARGUMENTS = {
 OPTIONS = {
     # ---- what is read and written
     "out": Option("What to write; must not exist.", "OUT", Path),
+    "emit": Option("Write the files to this folder; must not exist.", "FOLDER", Path),
     "example": Option(
         "What the model is called with: a tensor, a tuple of arguments or a dict of keyword arguments, or a function "
         "that makes one. Its module is imported and run, too. A directory needs none.",
@@ -132,7 +133,7 @@ OPTIONS = {
     ),
     "runtime": Option(
         "Where a latency is measured: torch, onnxruntime, onnxruntime:int8 or openvino; torch if left out, and of "
-        "deploy onnxruntime:int8.",
+        "deploy onnxruntime:int8. Or by board.csv, a table of another machine (secateur cost).",
         "NAME",
     ),
     "round_to": Option(

@@ -1,4 +1,4 @@
-"""Commands that time a model on this machine: bench, pack; and the demo."""
+"""Commands that time a model, on this machine or another one: bench, cost, pack; and the demo."""
 
 from __future__ import annotations
 
@@ -41,6 +41,29 @@ def bench(asked: Asked) -> Iterator[Any]:
         asked["batch"] = asked["tokens"] = None
     found = measured(built, inputs, chosen, asked.sparsities, asked.threads, what=what)
     yield Answer(found, title=", measured")
+
+
+@command(
+    "cost", "Write small files that say what a model costs on another machine.", "model",
+    "emit", "example", "batch", "tokens", "runtime",
+    required=("emit",), batch=1, runtime="onnxruntime",
+)  # fmt: skip
+def cost(asked: Asked) -> Iterator[Any]:
+    """Write a small ONNX file of each operation that a model has at fewer units, and a script that times them there.
+
+    Copy the folder to the board and run time_probes.py there, which needs onnxruntime and numpy alone. Its board.csv is
+    what --runtime of fit takes. Give an example of the size to be served: a table is of one. The runtime is onnxruntime
+    or onnxruntime:int8.
+    """
+    from secateur.checkpoints import check_new
+    from secateur.cli.measuring import model_and_inputs
+    from secateur.search import write_probes
+
+    check_new(asked.emit)
+    built, inputs, what = model_and_inputs(asked.model, asked.example, asked.batch, asked.tokens)
+    if not what:  # what the example is says --example
+        asked["batch"] = asked["tokens"] = None
+    yield Answer(write_probes(built, inputs, asked.emit, runtime=asked.runtime), title=", probes of it")
 
 
 @command(

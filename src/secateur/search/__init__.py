@@ -5,6 +5,8 @@ from secateur.search.costs import shares_in_words as shares_in_words
 from secateur.search.deploying import Deployed as Deployed
 from secateur.search.deploying import deploy as deploy
 from secateur.search.fitting import fit as fit
+from secateur.search.latency import Probes as Probes
+from secateur.search.latency import write_probes as write_probes
 from secateur.search.levels import Level as Level
 from secateur.search.levels import Levels as Levels
 from secateur.search.making import OVER as OVER

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from secateur import runtimes
 from secateur.coupling import Axis, Coupling, Expression, Group, Product, leaves, resolved
-from secateur.runtimes import Runtime
+from secateur.runtimes import Elsewhere, Runtime
 from secateur.shrinking import CostPolynomial, TiedGroups, active_params, cache_terms, kv_bytes, shares_of_a_token
 from secateur.support import Between, printable, tensors_of, unknown
 
@@ -50,7 +50,7 @@ class Budget:
     limits: Mapping[str, float]
     keep: float | Mapping[str, float] | None = None
     target: str = "params"
-    runtime: Runtime = field(default=runtimes.Torch())
+    runtime: Runtime | Elsewhere = field(default=runtimes.Torch())
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -76,7 +76,7 @@ def parse_budget(
     keep: float | Mapping[str, float] | None = None,
     *,
     target: str = "params",
-    runtime: Runtime | str | None = None,
+    runtime: Any = None,
 ) -> Budget:
     """The value that the arguments of `secateur.fit` mean.
 
@@ -168,7 +168,8 @@ def words_of_budget(budget: Budget) -> str:
     >>> words_of_budget(parse_budget({"latency": 0.6, "bytes": 3e8})), words_of_budget(parse_budget(None, 0.99))
     ('latency 60.0%, bytes 300,000,000', '99.0% of the score, at as few params as it gets')
     """
-    where = "" if budget.runtime == runtimes.Torch() else f", timed in {budget.runtime}"
+    how = "by" if isinstance(budget.runtime, Elsewhere) else "timed in"
+    where = "" if budget.runtime == runtimes.Torch() else f", {how} {budget.runtime}"
     if budget.keep is not None:
         return f"{words_of_shares(budget.keep)} of the score, at as few {budget.target} as it gets{where}"
     limits = ", ".join(

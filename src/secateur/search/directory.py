@@ -32,6 +32,7 @@ from secateur.checkpoints import (
     verify_checkpoint,
 )
 from secateur.models import OneShot, digest, loaded_model, oneshot
+from secateur.operations import Priced
 from secateur.patterns import Pattern
 from secateur.search.choosing import kept_by
 from secateur.search.costs import Budget, words_of_shares
@@ -87,6 +88,7 @@ def fit_directory(
     check_outside(out, source=source, store=store, levels=named)
     model = loaded_model(source, device)
     known = asked.given(model)
+    step = asked.step(model, every)
     made_of = {
         "batches": [digest(every), len(back)],
         "levels": None if known is None else known.levels.made.digest,
@@ -95,7 +97,7 @@ def fit_directory(
         **asked.scope,
         "solver": described(asked.solver) if "oneshot" in asked.over else None,
         "pattern": None if asked.pattern is None else patterns.word_of(asked.pattern),
-        "round_to": asked.round_to,
+        "round_to": asked.round_to if step is None else step,
     }
     with begun(out, made_of, open_checkpoint(source), copied=False) as run:
         run.kept = run.folder
@@ -106,7 +108,7 @@ def fit_directory(
         folder = run.folder / LEVELS if store is None else store
         if known is not None:
             folder.mkdir(parents=True, exist_ok=True)
-        made = asked.made(model, every, folder) if known is None else known.levels
+        made = asked.made(model, every, folder, step) if known is None else known.levels
         its = pattern_of(made, asked.pattern)
         said = plain(
             {
@@ -125,9 +127,8 @@ def fit_directory(
                 "seed": asked.seed,
             }
         )
-        chosen = on_rank_zero(
-            lambda: None if callable(asked.score) else _chosen_before(folder / FILE, said, made, budget.words)
-        )
+        other = callable(asked.score) or isinstance(budget.runtime, Priced)  # a function that may say otherwise now
+        chosen = on_rank_zero(lambda: None if other else _chosen_before(folder / FILE, said, made, budget.words))
         measured = None
         if chosen is None:
             carrying = asked.executor(model, made, known, every, folder, in_directory=True)
@@ -180,6 +181,7 @@ def fit_directory(
         shrunk=None if done.shrunk is None else replace(done.shrunk, out=out if last else None),
         pruned=None if done.pruned is None else replace(done.pruned, out=out),
         apart=known is None,
+        step=step,
     )
 
 

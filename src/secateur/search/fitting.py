@@ -22,11 +22,12 @@ from secateur import patterns, solvers
 from secateur.coupling import find_coupling
 from secateur.models import NamedTexts, OneShot, Solve, example_of, oneshot, reached_by_name
 from secateur.patterns import Pattern
-from secateur.runtimes import Runtime
+from secateur.runtimes import Elsewhere, Runtime
 from secateur.search.choosing import PASSES, ByItself, LevelSearch, kept_by
 from secateur.search.costs import BESIDE, TARGETS, Budget, Judged, beside, nonzeros, parse_budget
+from secateur.search.latency import step_of
 from secateur.search.levels import Levels
-from secateur.search.making import UNSTRUCTURED, check_alike, made_by_all, make_levels
+from secateur.search.making import FINE, UNSTRUCTURED, check_alike, made_by_all, make_levels
 from secateur.search.result import KINDS, Chosen, Fitted, cost_text
 from secateur.search.score import ModelLoss, Score, check_word, guarded_of, split
 from secateur.search.sensitivity import Sensitivity, given
@@ -50,7 +51,6 @@ from secateur.support import (
 
 FINALS = 12
 SHARES = tuple(round(0.1 * at, 2) for at in range(1, 10))
-FINE = tuple(round(0.05 * at, 2) for at in range(1, 19))  # of units, where one elimination makes all of them
 ROUNDED_FROM = 64  # units of a group
 _TRIES = 3
 _SMALL = 0.01  # of the parameters: where 16 units are more, counts are not rounded
@@ -65,7 +65,7 @@ def fit(
     batches: Iterable[Any],
     *,
     budget: Mapping[str, float] | None = None,
-    runtime: str | Runtime | None = None,
+    runtime: str | Path | Runtime | Elsewhere | Callable[..., float] | None = None,
     keep: float | Mapping[str, float] | None = None,
     score: Score | None = None,
     over: str | Sequence[str] = ("shrink",),
@@ -120,7 +120,10 @@ def fit(
             values that its cache keeps of each token.
         runtime: where a latency is measured, of each level and of the result, with as many threads as torch has:
             ``"torch"``, which is meant if left out, ``"onnxruntime"``, ``"onnxruntime:int8"``, ``"openvino"``, or
-            a value of `secateur.runtimes`.
+            a value of `secateur.runtimes`. Of a machine that is not this one, the table that it wrote with the probes
+            of `secateur.search.write_probes` (``"board.csv"``), or a function ``(operation, shapes) -> milliseconds``
+            of what operations take, such as ``("linear", ((1, 64, 384), (1536, 384), (1536,)))``: nothing is timed
+            then, and what is promised is by these prices.
         keep: the share of the dense model's score that has to be kept, while ``target`` gets as small as it can. Where
             ``score`` is no function it is a share of the outputs on the batches held back: of "cosine" the mean cosine,
             of "kl" exp(-divergence), of "change" the share of their variance. Or ``{"mine": 0.99, "theirs": 0.9}``, of
@@ -139,7 +142,7 @@ def fit(
         pattern: of entries; see `secateur.oneshot`. Where it fixes how much leaves, as ``"2:4"`` does, what is chosen
             is which matrices get it; else how much of each leaves in it.
         round_to: counts of units are multiples of this; by default of 16 in groups of 64 units or more, but for small
-            models.
+            models; of 32, 16 or 8 where the times of a table have such steps.
         example_inputs: what the model is called with when its multiply-adds are counted and its latency is measured.
             By default the first batch; needed with ``forward``.
         forward: ``(model, batch) -> outputs``, how a batch is run.
@@ -221,7 +224,8 @@ def fit(
     with alone():
         reach = reached_by_name(model, batches, forward=forward)
     known = asked.given(model)
-    made = asked.made(model, every, folder) if known is None else known.levels
+    step = asked.step(model, every)
+    made = asked.made(model, every, folder, step) if known is None else known.levels
     carrying = asked.executor(model, made, known, every, folder)
     choosing = carrying.choosing
     if asked.budget.keep is None:
@@ -253,6 +257,7 @@ def fit(
         shrunk=shrunk,
         pruned=pruned,
         apart=known is None,
+        step=step,
         reach=reach,
     )
 
@@ -316,7 +321,7 @@ class FitRequest:
             )
         return found
 
-    def made(self, model: nn.Module, every: Sequence[Any], store: Path | None) -> Levels:
+    def made(self, model: nn.Module, every: Sequence[Any], store: Path | None, step: int | None) -> Levels:
         """Levels of the batches but for those held back, made now or by an earlier run."""
 
         def make(folder: Path | None) -> Levels:
@@ -327,7 +332,7 @@ class FitRequest:
                 shares=self.shares or (SHARES if "oneshot" in self.over else FINE),
                 solver=self.solver,
                 pattern=self.pattern,
-                round_to=rounding_for(model, self.example(model, every), self.round_to),
+                round_to=rounding_for(model, self.example(model, every), step or self.round_to),
                 verify=self.verify,
                 example_inputs=self.example_inputs,
                 forward=self.forward,
@@ -336,6 +341,16 @@ class FitRequest:
             )
 
         return made_by_all(make, store)
+
+    def step(self, model: nn.Module, every: Sequence[Any]) -> int | None:
+        """The multiple of units that a machine elsewhere asks for, where nothing else was asked for; ValueError where
+        it has no price of the model."""
+        runtime = self.budget.runtime
+        if not isinstance(runtime, Elsewhere):
+            return None
+        inner, example = unwrapped(model), self.example(model, every, None)
+        runtime.total(inner, example)
+        return None if self.round_to is not None or self.levels is not None else step_of(runtime, inner, example)
 
     def loss(self, model: nn.Module, back: Sequence[Any]) -> ModelLoss:
         """The loss against a model on the batches held back."""

@@ -1,43 +1,48 @@
-"""Milliseconds of operations, measured on this machine in the runtime that is asked for, each once for each shape.
+"""Milliseconds of operations, measured on this machine in the runtime that is asked for, each once for each shape; and
+probes of them, small files that are timed on another machine.
 
-Law: a time that stands on disk was measured on this processor with these versions, or it is measured again; the model
-is left as it is.
+Law: a time that stands on disk was measured on this processor with these versions, or it is measured again; probes
+are there all or none; the model is left as it is.
 """
 
 from __future__ import annotations
 
-import contextlib
-import functools
+import csv
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode, resolve_name
+from torch import nn
 
-from secateur.runtimes import Runtime, Torch, finish
-from secateur.shrinking import Plan, carry_out
+from secateur import runtimes
+from secateur.checkpoints import new_directory
+from secateur.coupling import Group, find_coupling
+from secateur.models import without_cache
+from secateur.operations import COLUMNS, Operation, Priced, PriceTable, operations_of, priced_rows, shapes_text, step_in
+from secateur.runtimes import Elsewhere, OnnxRuntime, Runtime, Torch, finish
+from secateur.search.making import FINE
+from secateur.shrinking import Plan, TiedGroups, by_tie, carry_out, counts_at, plan_of
 from secateur.support import (
     Between,
+    Column,
     Fields,
+    Part,
+    Shown,
+    Table,
     alternating,
-    device_of,
-    in_mode,
-    moved,
     plain,
+    printable,
     processor,
-    run_example,
-    seeded,
-    tensors_in,
     tensors_of,
     track,
-    unchanged,
+    unwrapped,
     write_whole,
 )
 
@@ -52,176 +57,6 @@ _NEAR = 1.5  # how many times larger the one of two sizes may be for one between
 _LARGEST = 2**62
 
 
-@dataclass(frozen=True)
-class Operation:
-    """A call of a function of torch, but for the values: its name and arguments with a # for each whole number, the
-    numbers, and how to call it in a runtime on tensors like those it was called with."""
-
-    form: str
-    numbers: tuple[int, ...]
-    call: Callable[..., Callable[[], object]] = field(compare=False, repr=False)
-
-
-@dataclass(frozen=True)
-class _Like:
-    """A tensor of a call: what another one has to be like; whether the model has it, as it has a weight."""
-
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
-    is_constant: bool = False
-
-    @staticmethod
-    def of(tensor: Tensor, constants: Collection[int] = ()) -> _Like:
-        shape, strides = tuple(tensor.shape), tuple(tensor.stride())
-        return _Like(shape, strides, tensor.dtype, tensor.device, id(tensor) in constants)
-
-    def made(self) -> Tensor:
-        found = torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=self.device)
-        if self.dtype.is_floating_point:
-            # small enough that no product overflows, and no zero or denormal, which a processor may be slower with
-            return found.fill_(0.01)
-        return found.zero_()
-
-
-class _Recording(TorchFunctionMode):
-    """What a model calls, one after the other. What a call calls itself is part of it."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.found: Counter[Operation] = Counter()
-        self._constants = {id(each) for each in tensors_of(model).values()}
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        given = {_memory(each) for each in tensors_in((args, kwargs)) if _has_storage(each)}
-        like = _replaced((args, kwargs), Tensor, functools.partial(_Like.of, constants=self._constants))
-        output = func(*args, **kwargs)
-        if self._computes(func, output, given):
-            form: list[str] = []
-            numbers: list[int] = []
-            _write(like, form, numbers)
-            name = resolve_name(func) or getattr(func, "__name__", "")
-            self.found[Operation(f"{name}{''.join(form)}", tuple(numbers), functools.partial(_called, func, like))] += 1
-        return output
-
-    @staticmethod
-    def _computes(func: Any, output: Any, given: set[int]) -> bool:
-        """Not what only looks at a tensor, or at the same numbers in another shape."""
-        name = getattr(func, "__name__", "")
-        if name == "__get__":
-            return False
-        results = [each for each in tensors_in(output) if _has_storage(each)]
-        in_place = (name.endswith("_") and not name.endswith("__")) or name in ("__setitem__", "__iadd__", "__imul__")
-        return bool(results) and (in_place or not all(_memory(each) in given for each in results))
-
-
-def _has_storage(tensor: Tensor) -> bool:
-    return tensor.device.type != "meta" and tensor.numel() > 0
-
-
-def _memory(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
-
-
-def _replaced(value: Any, kind: type, new: Callable[[Any], Any]) -> Any:
-    """The arguments with others for all of a kind."""
-    if isinstance(value, kind):
-        return new(value)
-    if isinstance(value, dict):
-        return {key: _replaced(each, kind, new) for key, each in value.items()}
-    if isinstance(value, tuple | list):
-        parts = [_replaced(each, kind, new) for each in value]
-        return parts if isinstance(value, list) else tuple(parts)
-    return value
-
-
-def _called(func: Any, like: Any, runtime: Runtime | None = None) -> Callable[[], object]:
-    """The call, on tensors that are made once; torch's own where a runtime does not take it by itself."""
-    if runtime is not None and runtime != Torch():
-        alone = _Alone(func, like)
-        with contextlib.suppress(ValueError):
-            return runtime(alone, alone.inputs, traced=True)
-    args, kwargs = _replaced(like, _Like, _Like.made)
-    return functools.partial(func, *args, **kwargs)
-
-
-class _Alone(nn.Module):
-    """A model of one operation: what was constant is a parameter, so that the runtime may lay it out as it likes."""
-
-    def __init__(self, func: Any, like: Any) -> None:
-        super().__init__()
-        self.func, self.like = func, like
-        self.constants, inputs = nn.ParameterList(), list[Tensor]()
-        for each in _all_like(like):
-            made = each.made()
-            if each.is_constant:
-                self.constants.append(nn.Parameter(made, requires_grad=False))
-            else:
-                inputs.append(made)
-        self.inputs = tuple(inputs)
-
-    def forward(self, *inputs: Tensor) -> Any:
-        given, own = iter(inputs), iter(self.constants)
-        args, kwargs = _replaced(self.like, _Like, lambda each: next(own if each.is_constant else given))
-        return self.func(*args, **kwargs)
-
-
-def _all_like(value: Any) -> list[_Like]:
-    """The tensors of a call, in the order in which they are replaced."""
-    found: list[_Like] = []
-    _replaced(value, _Like, found.append)
-    return found
-
-
-def _write(value: Any, form: list[str], numbers: list[int]) -> None:
-    """Its form, and the whole numbers in it, in order."""
-    if isinstance(value, bool) or not isinstance(value, int | _Like | dict | tuple | list):
-        form.append(_plain(value))
-    elif isinstance(value, int):
-        form.append("#")
-        numbers.append(value)
-    elif isinstance(value, _Like):
-        kind = "=" if value.is_constant else ""
-        form.append(f"{kind}{value.dtype}@{value.device.type}[{'#,' * len(value.shape)}/{'#,' * len(value.strides)}]")
-        numbers += [*value.shape, *value.strides]
-    elif isinstance(value, dict):
-        form.append("{")
-        for key, each in value.items():
-            form.append(f"{key}:")
-            _write(each, form, numbers)
-            form.append(",")
-        form.append("}")
-    else:
-        form.append("(")
-        for each in value:
-            _write(each, form, numbers)
-            form.append(",")
-        form.append(")")
-
-
-def _plain(value: Any) -> str:
-    """A flag, a number or a word as it is; of anything else its class, since its address is another each time."""
-    if value is None or isinstance(value, bool | float | str | torch.dtype | torch.device | slice):
-        return repr(value)
-    return type(value).__qualname__
-
-
-@torch.no_grad()
-def operations_of(model: nn.Module, example_inputs: Any) -> Counter[Operation]:
-    """The operations that compute something when the model runs on the example, in evaluation mode, and how often.
-
-    >>> found = operations_of(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4)), torch.ones(2, 4))
-    >>> sorted({each.form.partition("(")[0].rpartition(".")[2] for each in found})
-    ['linear', 'relu']
-    """
-    recording = _Recording(model)
-    with unchanged(model), in_mode(model, training=False), seeded(), recording:
-        run_example(model, moved(example_inputs, device_of(model)))
-    return recording.found
-
-
 class Times:
     """Milliseconds of operations: those that are known, and, of all others, what is measured when they are asked for.
 
@@ -231,7 +66,8 @@ class Times:
     Args:
         folder: where ``latency.json`` is, or will be; None: times are forgotten with this object. Those of another
             processor, number of threads or version of what runs them are not read.
-        runtime: where; torch if left out. What it does not take by itself is timed in torch.
+        runtime: where; torch if left out. What it does not take by itself is timed in torch. Elsewhere nothing is
+            timed, and nothing written.
 
     Raises:
         ValueError: the file is damaged.
@@ -242,9 +78,9 @@ class Times:
     (True, True)
     """
 
-    def __init__(self, folder: Path | None = None, runtime: Runtime | None = None) -> None:
-        self.path = None if folder is None else folder / FILE
+    def __init__(self, folder: Path | None = None, runtime: Runtime | Elsewhere | None = None) -> None:
         self.runtime = Torch() if runtime is None else runtime
+        self.path = None if folder is None or isinstance(self.runtime, Elsewhere) else folder / FILE
         self.machine = _machine(self.runtime)
         self._known: dict[str, dict[tuple[int, ...], float]] = {}
         if self.path is not None and self.path.exists():
@@ -264,6 +100,10 @@ class Times:
     def measure(self, operations: Iterable[Operation]) -> None:
         """Those that are not known, in turns with others of the same form."""
         unknown: dict[str, dict[tuple[int, ...], Operation]] = {}
+        if isinstance(self.runtime, Elsewhere):
+            for each in operations:
+                self._known.setdefault(each.form, {})[each.numbers] = self.runtime.of(each)
+            return
         for each in sorted(set(operations), key=lambda each: (each.form, each.numbers)):
             if self.known(each) is None:
                 unknown.setdefault(each.form, {})[each.numbers] = each
@@ -307,7 +147,7 @@ class _Said:
     times: tuple[tuple[str, tuple[_Number, ...], _Milliseconds], ...]
 
 
-def _machine(runtime: Runtime) -> dict[str, str]:
+def _machine(runtime: Runtime | Elsewhere) -> dict[str, str]:
     accelerator = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     return {
         "processor": processor(),
@@ -359,3 +199,150 @@ def saved_by(model: nn.Module, example_inputs: Any, plans: Mapping[Key, Plan], t
     new = {key: each - dense for key, each in found.items()}
     times.measure({each for some in (*gone.values(), *new.values()) for each in some})
     return {key: times(gone[key]) - times(new[key]) for key in plans}
+
+
+# ---- Probes: the operations that levels need, as files that are timed on another machine.
+
+PROBES, SCRIPT = "probes.csv", "time_probes.py"
+NOTHING = "nothing.onnx"  # what a call takes by itself, which the script subtracts
+_AROUND = (0.25, 0.5, 0.75)  # of a width, where it is looked whether times have steps
+_BESIDE = (0, 4, 8, 16, 24, 32)
+_AROUND_FROM = 96  # parts
+_STEP = 32
+
+
+@dataclass(frozen=True)
+class Probes(Shown):
+    """Probes that were written; prints as a table.
+
+    Attributes:
+        folder: where.
+        count: ``{function: how many shapes of it}``.
+        left_out: the same of those that cannot be exported one by one, and count as nothing.
+        runtime: which they are for.
+    """
+
+    folder: Path
+    count: Mapping[str, int]
+    left_out: Mapping[str, int]
+    runtime: str
+
+    def content(self) -> Iterator[Part]:
+        yield Table.of(
+            "probes",
+            self.count.items(),
+            Column("Operation", lambda each: each[0]),
+            Column.count("Shapes", lambda each: each[1]),
+        )
+        yield ""
+        if self.left_out:
+            names = ", ".join(sorted(self.left_out))
+            yield f"Not exported by themselves, and counted as nothing: {names}."
+        yield printable(f"{sum(self.count.values())} probes for {self.runtime} are in {self.folder}.", 1000)
+        yield (
+            f"There, with onnxruntime and numpy alone: python {SCRIPT} --threads 1; board.csv is what --runtime of fit "
+            "takes (runtime= of fit and shrink)."
+        )
+        yield (f"By other means, such as trtexec --onnx=FILE: a table of {PROBES} with one more column, {COLUMNS[-1]}.")
+
+
+def write_probes(
+    model: nn.Module, example_inputs: Any, folder: Path | str, *, runtime: str | OnnxRuntime = "onnxruntime"
+) -> Probes:
+    """Write a small ONNX file of each operation of a model, of the shapes that it has at fewer units of each group,
+    and a script that times them where there is only ONNX Runtime and numpy.
+
+    Of each group they are those of 5 % to 90 % that leave and of the least count, and some around a quarter, a half and
+    three quarters of it, by which `secateur.fit` sees whether widths have to be multiples of 8, 16 or 32. What lies
+    between is interpolated. In the folder are ``probes.csv``, a row an operation, and ``time_probes.py``, which writes
+    ``board.csv``: what ``runtime=`` of `secateur.fit` and `secateur.shrink` takes.
+
+    Args:
+        model: any module, with its weights; it stays as it is.
+        example_inputs: what it is called with, of the size that is served.
+        folder: must not exist; it appears complete or not at all.
+        runtime: ``"onnxruntime"``, which also TensorRT and others read, or ``"onnxruntime:int8"``, its matrix products
+            in 8 bits.
+
+    Raises:
+        ValueError: another runtime; nothing of the model can leave. CheckpointError: the folder exists. ImportError:
+            onnx is not installed.
+
+    >>> import tempfile
+    >>> model = nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 4))
+    >>> done = write_probes(model, torch.ones(1, 4), Path(tempfile.mkdtemp()) / "probes")
+    >>> sorted(done.count)
+    ['linear', 'relu']
+    """
+    where = runtimes.parse(runtime)
+    if not isinstance(where, OnnxRuntime) or where.calibrated:
+        raise ValueError(
+            f'probes are for "onnxruntime" or "onnxruntime:int8", whose files others read, too; not for {runtime!r}.'
+        )
+    where.package()
+    model, folder = unwrapped(model), Path(folder)
+    found = sorted(probed(model, example_inputs), key=lambda each: each.spelled)
+    by_spelling = {each.spelled: each for each in found}
+    count, left_out = Counter[str](), Counter[str]()
+    with new_directory(folder) as made:
+        with (made / PROBES).open("w", newline="", encoding="utf-8") as file:
+            rows = csv.writer(file)
+            rows.writerow(("file", *COLUMNS[:-1]))
+            for number, (spelled, each) in enumerate(track(by_spelling.items(), "writing probes", len(by_spelling)), 1):
+                operation, shapes, numbers = spelled
+                name = f"{number:04d}-{each.name}.onnx"
+                try:
+                    where.write_alone(*each.alone(), made / name)
+                    count[each.name] += 1
+                except ValueError:
+                    (made / name).unlink(missing_ok=True)
+                    name = ""
+                    left_out[each.name] += 1
+                rows.writerow((name, operation, shapes_text(shapes), " ".join(map(str, numbers))))
+        where.write_alone(nn.Identity(), torch.ones(1), made / NOTHING)
+        script = resources.files(__package__) / f"{SCRIPT}.txt"
+        (made / SCRIPT).write_text(script.read_text("utf-8"), "utf-8")
+    return Probes(folder, dict(count), dict(left_out), str(where))
+
+
+@torch.no_grad()
+def probed(model: nn.Module, example_inputs: Any) -> set[Operation]:
+    """The operations of a model, and those that it has at fewer units of each group that is not like another one."""
+    example = without_cache(model, example_inputs)
+    coupling = find_coupling(model, example)
+    found = {*operations_of(model, example)}
+    plans: dict[Any, Plan] = {}
+    shapes = {name: tuple(each.shape) for name, each in tensors_of(model).items()}
+    for groups in by_tie(each for each in coupling.groups if each.zeroed):
+        alike = tuple(sorted((shapes[name], at, each.size) for each in groups for name, at in each.members))
+        for counts in _counts_of(groups):
+            key = alike, tuple(counts.values())
+            if key not in plans and not coupling.contradicted(counts):
+                kept = {each.name: np.arange(each.size) < counts[each.name] for each in groups}
+                plans[key] = plan_of(model, coupling, kept)
+    if not plans:
+        raise ValueError("nothing of the model can leave, so there is nothing to time; secateur explain says why.")
+    for plan in track(plans.values(), "looking at smaller models", len(plans)):
+        undo = carry_out(model, plan, None)
+        try:
+            found |= {*operations_of(model, example)}
+        finally:
+            undo()
+    return found
+
+
+def _counts_of(groups: Sequence[Group]) -> Iterator[dict[str, int]]:
+    """How many units stay of tied groups: those of levels, the least, and some around which times may have steps."""
+    levels, exact = TiedGroups(groups, None, {}), TiedGroups(groups, 1, {})
+    parts = {int(exact.choices()[-1]), *(each for _, each in counts_at(levels, FINE))}
+    if exact.parts >= _AROUND_FROM:
+        near = (round(share * exact.parts / _STEP) * _STEP + more for share in _AROUND for more in _BESIDE)
+        parts |= {each for each in near if each % exact.step == 0 and each >= exact.least}
+    return (exact.counts(each) for each in sorted(parts) if each < exact.parts)
+
+
+def step_of(runtime: Elsewhere, model: nn.Module, example_inputs: Any) -> int | None:
+    """Of which number of units a machine elsewhere wants multiples; None where its times have no steps."""
+    if isinstance(runtime, Priced):
+        return step_in(priced_rows({each: runtime.of(each) for each in probed(model, example_inputs)}))
+    return step_in(runtime.rows) if isinstance(runtime, PriceTable) else None

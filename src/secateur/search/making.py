@@ -91,6 +91,7 @@ from secateur.support import (
 )
 
 SHARES = (0.1, 0.3, 0.5, 0.7)
+FINE = tuple(round(0.05 * at, 2) for at in range(1, 19))  # of units, where one elimination makes all of them
 OVER = ("shrink", "oneshot")
 UNSTRUCTURED = "unstructured"
 

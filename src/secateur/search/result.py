@@ -14,6 +14,7 @@ from typing import Annotated, Any
 from torch import nn
 
 from secateur.models import ByText, OneShot
+from secateur.runtimes import Elsewhere
 from secateur.search.costs import Budget, words_of_budget, words_of_shares
 from secateur.search.levels import Levels, shown_name
 from secateur.search.score import share_left
@@ -114,6 +115,8 @@ class Fitted(ByText):
         out: the directory that was written.
         shrunk, pruned: what the verbs did that carried it out.
         apart: whether levels were made of other batches than those that the search looked at.
+        step: the multiple of units that the times of another machine ask for; None where they have no steps, where
+            `round_to` said one, or where it is timed here.
     """
 
     asked: Budget
@@ -130,6 +133,7 @@ class Fitted(ByText):
     shrunk: Shrunk | CheckpointShrinking | None = field(default=None, repr=False)
     pruned: OneShot | None = field(default=None, repr=False)
     apart: bool = True
+    step: int | None = None
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name not in Chosen.__dataclass_fields__:
@@ -142,10 +146,14 @@ class Fitted(ByText):
         return {**self.levels.in_blocks, **(self.shrunk.in_blocks if self.shrunk else {})}
 
     def content(self) -> Iterator[Part]:
-        yield f"Asked: {words_of_budget(self.asked)}."
         if self.got.get("latency", 0.0) > self.dense.get("latency", math.inf):
             took, whole = (cost_text("latency", of["latency"]) for of in (self.got, self.dense))
             yield f"It is slower than the dense model: {took}, where that takes {whole}."
+        yield f"Asked: {words_of_budget(self.asked)}."
+        if isinstance(self.asked.runtime, Elsewhere):
+            yield "No latency was measured here: each is the sum of what operations take there."
+        if self.step is not None:
+            yield f"Counts of units are multiples of {self.step}: the times there have such steps."
         yield ""
         yield self._costs()
         yield ""

@@ -9,6 +9,7 @@ from secateur.shrinking.configuration import has_configuration as has_configurat
 from secateur.shrinking.costs import CostPolynomial as CostPolynomial
 from secateur.shrinking.costs import TiedGroups as TiedGroups
 from secateur.shrinking.costs import active_params as active_params
+from secateur.shrinking.costs import by_tie as by_tie
 from secateur.shrinking.costs import cache_terms as cache_terms
 from secateur.shrinking.costs import kv_bytes as kv_bytes
 from secateur.shrinking.costs import shares_of_a_token as shares_of_a_token

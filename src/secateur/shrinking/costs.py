@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from secateur.allocation import Counts, everywhere
 from secateur.coupling import Axis, Coupling, Expression, Group, Product, dims_of_made, resolved
 from secateur.patterns import Pattern
-from secateur.runtimes import Runtime, Timer
+from secateur.runtimes import Elsewhere, Runtime, Timer
 from secateur.shrinking.apply import carry_out
 from secateur.shrinking.plan import plan_of
 from secateur.support import in_mode, printable, run_example
@@ -363,7 +363,7 @@ def terms_of(model: nn.Module, coupling: Coupling, example_inputs: Any, target: 
 
 
 def cost_of(
-    model: nn.Module, coupling: Coupling, example_inputs: Any, target: str, runtime: Runtime | None = None
+    model: nn.Module, coupling: Coupling, example_inputs: Any, target: str, runtime: Runtime | Elsewhere | None = None
 ) -> Callable[[Mapping[str, int]], float]:
     """The value of the target when so many units stay of each group; a time in this runtime, torch if left out."""
     if target == "latency":
@@ -373,7 +373,7 @@ def cost_of(
 
 
 def _latency(
-    model: nn.Module, coupling: Coupling, example_inputs: Any, runtime: Runtime | None
+    model: nn.Module, coupling: Coupling, example_inputs: Any, runtime: Runtime | Elsewhere | None
 ) -> Callable[[Mapping[str, int]], float]:
     """The time of a forward pass over the model's own, in turns: the median of the ratios; of the same counts once."""
     dense, sizes = copy.deepcopy(model).eval(), {group.name: group.size for group in coupling.groups}

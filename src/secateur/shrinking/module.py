@@ -35,7 +35,7 @@ from secateur.models import (
     without_cache,
 )
 from secateur.pipeline import reestimate_batchnorm
-from secateur.runtimes import Runtime, Timer
+from secateur.runtimes import Elsewhere, Runtime, Timer
 from secateur.shrinking.apply import carry_out
 from secateur.shrinking.calibrated import calibrated_selection
 from secateur.shrinking.costs import SECONDS, cost_of
@@ -148,7 +148,7 @@ def shrink(
     *,
     leave: Kind | str | Iterable[Kind | str] | None = None,
     target: str = "params",
-    runtime: str | Runtime | None = None,
+    runtime: str | Path | Runtime | Elsewhere | Callable[..., float] | None = None,
     batches: Iterable[Any] | None = None,
     include: str | Iterable[str] | None = None,
     exclude: str | Iterable[str] | None = None,
@@ -220,7 +220,8 @@ def shrink(
             reads text ``"kv_bytes"`` (what its cache keeps of a token).
         runtime: where that time is measured, with as many threads as torch has: ``"torch"``, which is meant if left
             out, ``"onnxruntime"``, ``"onnxruntime:int8"``, ``"openvino"``, or a value of `secateur.runtimes`. Each
-            model that is timed is exported.
+            model that is timed is exported. Or by what each operation takes on another machine: a table
+            (``"board.csv"``) or a function, as of `secateur.fit`.
         evidence: ``{name: {keyword: Tensor}}`` for a criterion that names some; see `secateur.evidence.collect`.
         batches: real inputs: what a DataLoader yields, or
             `secateur.read_calibration`. They are run through it twice, in evaluation mode, a block at a time; padding

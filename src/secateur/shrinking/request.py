@@ -19,7 +19,7 @@ from secateur.criteria import magnitude
 from secateur.evidence import needs
 from secateur.kinds import Blocks, Branches, Experts, Kind
 from secateur.models import InFiles, find_blocks
-from secateur.runtimes import Runtime
+from secateur.runtimes import Elsewhere, Runtime
 from secateur.shrinking.configuration import Configured
 from secateur.shrinking.costs import TARGETS
 from secateur.shrinking.proof import wrong_groups
@@ -52,7 +52,7 @@ class Request:
 
     sparsity: float | None = None
     target: str = "params"
-    runtime: Runtime = field(default=runtimes.Torch(), repr=False)
+    runtime: Runtime | Elsewhere = field(default=runtimes.Torch(), repr=False)
     criterion: Callable[..., Tensor] = field(default=magnitude, repr=False)
     choose: str | None = None
     allocate: Allocation | None = field(default=None, repr=False)
@@ -128,7 +128,7 @@ def request(
     allocate: str | Allocation | None = None,
     evidence: Mapping[str, Mapping[str, Tensor]] | None = None,
     leave: Kind | str | Iterable[Kind | str] | None = None,
-    runtime: str | Runtime | None = None,
+    runtime: Any = None,
     include: str | Iterable[str] | None = None,
     exclude: str | Iterable[str] | None = None,
     **given: Any,
