@@ -133,7 +133,7 @@ def test_what_is_fitted_by_several_is_what_one_fits(tmp_path, ranks):
 def of_directory(folder, name):
     generator = torch.Generator().manual_seed(1)
     texts = [torch.randint(0, 30, (1, 12), generator=generator) for _ in range(4)]
-    asked = {"budget": {"params": 0.9}, "shares": (0.25, 0.5), "include": "model.layers.*.mlp.*", "finals": 3}
+    asked = {"budget": {"params": 0.9}, "shares": (0.25, 0.5), "include": "model.layers.*.mlp.*", "finals": 1}
     return fit(folder / "dense", texts, out=folder / name, **asked)
 
 
