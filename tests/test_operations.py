@@ -4,6 +4,7 @@ import copy
 import csv
 import os
 import re
+import signal
 import subprocess
 import sys
 
@@ -19,6 +20,7 @@ from secateur.runtimes import Elsewhere, Timer, parse
 from secateur.search import write_probes
 from secateur.search.latency import PROBES, SCRIPT, probed
 from support.fitting import blocks, inputs
+from support.forks import forked
 from support.stacks import contents
 from support.unchanged import is_unchanged, state_of
 
@@ -306,6 +308,31 @@ def test_a_folder_that_exists_is_left_alone(tmp_path):
     with pytest.raises(ValueError, match="probes"):
         write_probes(blocks(1), torch.zeros(2, 6), tmp_path / "probes")
     assert not [*(tmp_path / "probes").iterdir()]
+
+
+@pytest.mark.parametrize("after", [1, 5])
+def test_a_write_that_was_killed_is_not_there_and_the_next_one_is_whole(tmp_path, after):
+    pytest.importorskip("onnxruntime")
+    from secateur.runtimes import OnnxRuntime
+
+    model, x, folder = blocks(1), torch.zeros(2, 6), tmp_path / "probes"
+    write, written = OnnxRuntime.write_alone, []
+
+    def killed():
+        def dies(self, *args):
+            write(self, *args)
+            written.append(args)
+            if len(written) == after:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        OnnxRuntime.write_alone = dies
+        write_probes(model, x, folder)
+
+    assert os.WTERMSIG(forked(killed)) == signal.SIGKILL
+    assert not folder.exists()
+    assert all(path.name.startswith("probes.unfinished-") for path in tmp_path.iterdir())
+    done = write_probes(model, x, folder)
+    assert len([*folder.glob("*.onnx")]) == sum(done.count.values()) + 1
 
 
 def test_a_write_that_fails_leaves_nothing(tmp_path, monkeypatch):
