@@ -20,7 +20,7 @@ from mkdocs.structure.files import File
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src/secateur"
-WORDS = ["targets", "criteria", "patterns", "allocation", "schedules", "regrowth", "kinds", "runtimes"]
+WORDS = ["targets", "criteria", "patterns", "allocation", "schedules", "regrowth", "kinds", "runtimes", "operations"]
 ROOMS = ["prune", "evidence", "solvers", "models", "coupling", "inference", "storage", "report"]
 FRAMEWORKS = ["integrations.transformers", "integrations.lightning"]
 ELSEWHERE = ["integrations.ultralytics"]  # of what the environment of the tests has not

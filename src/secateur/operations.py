@@ -317,7 +317,7 @@ class Priced(_ByOperation):
 
 @dataclass(frozen=True, eq=False)
 class PriceTable(_ByOperation):
-    """Milliseconds by a table that was made elsewhere, of `secateur.search.write_probes`.
+    r"""Milliseconds by a table that was made elsewhere, of `secateur.search.write_probes`.
 
     A shape that it has not is interpolated between its two neighbours in width; one that is smaller in several ways, as
     a convolution with fewer channels in and out, by the share of each.
@@ -326,6 +326,13 @@ class PriceTable(_ByOperation):
         path: where it was read.
         sha256: of the file.
         rows: ``{(operation, sizes of each part): {sizes: milliseconds}}``.
+
+    >>> import tempfile
+    >>> path, linear = Path(tempfile.mkdtemp()) / "board.csv", '"linear(float32, =float32, =float32)"'
+    >>> rows = [",".join(COLUMNS), f"{linear},2x4 8x4 8,,1.5", f"{linear},2x4 4x4 4,,1.0"]
+    >>> _ = path.write_text("\n".join(rows))
+    >>> PriceTable.read(path).total(nn.Linear(4, 6), torch.ones(2, 4))
+    1.25
     """
 
     path: Path
@@ -403,7 +410,12 @@ class PriceTable(_ByOperation):
 
 
 def priced_rows(times: Mapping[Operation, float]) -> Rows:
-    """As a table has them."""
+    """As a table has them.
+
+    >>> times = {each: 1.5 for each in operations_of(nn.Linear(4, 8), torch.ones(2, 4))}
+    >>> [*priced_rows(times).values()]
+    [{(2, 4, 8, 4, 8): 1.5}]
+    """
     found: dict[tuple[str, tuple[int, ...]], dict[Sizes, float]] = {}
     for operation, ms in times.items():
         key, sizes = _key(*operation.spelled)
@@ -511,6 +523,10 @@ def step_in(rows: Rows) -> int | None:
     that of the next multiple, or more; None where that is so of none.
 
     It is so where all such widths together gain less than a quarter of what widths gain whose time is proportional.
+
+    >>> times = {(1, 4, width, 4, width): float(-(-width // 16)) for width in (64, 60, 56, 48, 40, 32)}
+    >>> step_in({("linear(float32, =float32, =float32)", (2, 2, 1)): times})
+    16
     """
     for step in STEPS:
         gained = expected = 0.0

@@ -153,6 +153,14 @@ def dims_of_made(
 
     Raises:
         ValueError: called so, it computes with its weights otherwise than what was watched.
+
+    >>> held = []
+    >>> model, x = nn.Sequential(nn.Linear(3, 8), nn.Linear(8, 2)), torch.zeros(1, 3)
+    >>> _ = model[0].register_forward_hook(lambda _, args, out: held.append(out))
+    >>> coupling = find_coupling(model, x)
+    >>> ((_, width),) = dims_of_made(coupling, model, x, lambda: held[-1:])
+    >>> resolved(width) is resolved(coupling.dims("0.weight")[0])
+    True
     """
     modes = dict.fromkeys(training for _, training in coupling.passes)
     other = find_coupling(model, example_inputs, modes=modes, also=made)
