@@ -174,6 +174,30 @@ def test_blocks():
     assert list(find_blocks(t5)) == ["encoder.block.0", "encoder.block.1", "decoder.block.0", "decoder.block.1"]
 
 
+class Halves(nn.Module):
+    """Blocks as lists of two halves, which the forward pass unpacks."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.ModuleList([nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8)), Block2()]) for _ in range(2)
+        )
+
+    def forward(self, x):
+        for attend, rest in self.layers:
+            x = rest(x + attend(x))
+        return x
+
+
+def test_a_list_of_lists_stacks_what_is_in_them():
+    """A list does not run itself."""
+    model = Halves()
+    assert list(find_blocks(model)) == ["layers.0.0", "layers.0.1", "layers.1.0", "layers.1.1"]
+    done = oneshot(model, [torch.randn(6, 8) for _ in range(3)], 0.5)
+    assert not done.left_alone
+    assert {name for name, each in model.named_parameters() if each.dim() == 2} == {each.name for each in done.layers}
+
+
 def test_a_plain_sequential_whose_blocks_stand_between_other_layers():
     model = nn.Sequential(nn.Embedding(9, 8), Block2(), Block2(), nn.Linear(8, 9))
     whole = copy.deepcopy(model)

@@ -25,11 +25,11 @@ def find_blocks(model: nn.Module) -> dict[str, nn.Module]:
     """``{name: module}`` of the blocks that a model stacks, in the order of its modules.
 
     A stack is a `ModuleList` or `Sequential` whose entries that hold matrices are of one class, or, in a `ModuleList`,
-    of several (attention and recurrent blocks in turn). A `Sequential` of several classes, such as an embedding, blocks
-    and a head, stacks those of its entries that have parts and whose class comes more than once. Of stacks inside one
-    another the outermost counts, so the experts and projections of a block are parts of it. A model may have several
-    stacks, such as an encoder and a decoder; a stack that holds less than a hundredth of what the largest one holds is
-    no stack but a detail.
+    of several (attention and recurrent blocks in turn); not one of lists, whose entries count. A `Sequential` of
+    several classes, such as an embedding, blocks and a head, stacks those of its entries that have parts and whose
+    class comes more than once. Of stacks inside one another the outermost counts, so the experts and projections of a
+    block are parts of it. A model may have several stacks, such as an encoder and a decoder; a stack that holds less
+    than a hundredth of what the largest one holds is no stack but a detail.
 
     Raises:
         ValueError: there is no stack.
@@ -114,6 +114,8 @@ def _stack(module: nn.Module, prefix: str) -> dict[str, nn.Module]:
     if not isinstance(module, nn.ModuleList | nn.Sequential):
         return {}
     entries = {f"{prefix}{name}": child for name, child in module.named_children() if _matrix_entries(child)}
+    if any(isinstance(child, nn.ModuleList | nn.ModuleDict) for child in entries.values()):
+        return {}  # these do not run themselves: blocks are inside
     kinds = Counter(type(child) for child in entries.values())
     if isinstance(module, nn.Sequential) and len(kinds) > 1:
         return {name: child for name, child in entries.items() if kinds[type(child)] > 1 and _is_composite(child)}

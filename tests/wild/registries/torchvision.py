@@ -44,13 +44,13 @@ def models() -> list[Wild]:
     """Every builder's smallest."""
     provide()
     found = [_wild(name, pictures(size), images=True) for name, size in _CLASSIFICATION.items()]
-    found += [_wild(name, pictures(96), weights_backbone=None) for name in _SEGMENTATION]
+    found += [_wild(name, pictures(96), images=True, weights_backbone=None) for name in _SEGMENTATION]
     for name, options in _DETECTION.items():
         sized = {} if "320" in name or "300" in name else {"min_size": 96, "max_size": 128}
-        found.append(_wild(name, _list_of_pictures, weights_backbone=None, **options, **sized))
+        found.append(_wild(name, _list_of_pictures, images=True, weights_backbone=None, **options, **sized))
     for name, size in _VIDEO.items():
         found.append(_wild(name, functools.partial(torch.randn, 2, 3, _FRAMES.get(name, 8), size, size)))
-    found += [_wild("raft_small", _two_pictures), _wild("raft_large", _two_pictures)]
+    found += [_wild(name, _two_pictures, images=True) for name in ("raft_small", "raft_large")]
     return found
 
 
