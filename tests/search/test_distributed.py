@@ -113,6 +113,10 @@ def fitted_in_a_process(rank, folder, ranks):
         assert_the_same(fitted(**WAYS[way]), one)
     assert_the_same(fitted(**WAYS[way], store=folder / f"store{ranks}"), one)
     if ranks == 2:
+        price = {"budget": {"latency": 0.9}, "finals": 1, "runtime": lambda _, shapes: float(shapes[-1][0])}
+        with alone():
+            one = fitted(**price)
+        assert_the_same(fitted(**price), one)
         choosing.LevelSearch._predicted = timed_by_the_first
         choosing.LevelSearch._timed = lambda search, choice: 2.0 - 0.2 * sum(choice) + distributed.get_rank()
         done, _ = fitted(budget={"latency": 0.8}, finals=3)

@@ -372,7 +372,8 @@ class FitRequest:
         in_directory: bool = False,
     ) -> Executor:
         """The search of these levels, and what carries out what it finds."""
-        asked = self.budget, self.over, self.scope, self.uniform, self.finals, self.seed
+        budget = self.budget.limits, self.budget.keep, self.budget.target, str(self.budget.runtime)
+        asked = *budget, self.over, self.scope, self.uniform, self.finals, self.seed
         check_alike(levels, model, every, *asked, self.score if isinstance(self.score, str) else None)
         rest, back = split(every)
         choosing = LevelSearch(
