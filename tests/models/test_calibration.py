@@ -361,6 +361,11 @@ def test_other_errors(model, tmp_path):
     odd = build(tmp_path / "odd", tokenizer_config={"model_max_length": "x"})
     with pytest.raises(CheckpointError, match=r"odd: no tokenizer .* \('>' not supported between instances of"):
         read_calibration(["w1"], tokenizer_directory=odd)
+    unknown = build(tmp_path / "unknown")
+    path = unknown / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"unk_token": ""}))  # which is unknown itself
+    with pytest.raises(CheckpointError, match="unknown: no tokenizer"):
+        read_calibration(["w1"], tokenizer_directory=unknown)
     wrong = build(tmp_path / "wrong", config={"vocab_size": 100})
     with pytest.raises(
         ValueError, match=r"the tokenizer in .*wrong gives token .*, but the model has a vocabulary of 100"

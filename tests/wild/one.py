@@ -260,7 +260,11 @@ def _stepped(model: nn.Module, example: Any) -> str:
 def _oneshot(wild: Wild, model: nn.Module) -> str:
     pruned = copy.deepcopy(model).float()
     stages = None if sum(each.numel() for each in model.parameters()) <= STAGED else False
-    oneshot(pruned, [(wild.example(),), (wild.example(),)], 0.5, solver="sparsegpt", stages=stages)
+    examples = [wild.example(), wild.example()]
+    several = isinstance(examples[0], tuple) and len(examples[0]) > 1  # of a batch of a loader only the first is input
+    forward = (lambda model, batch: model(*batch)) if several else None
+    batches = [each if isinstance(each, tuple) else (each,) for each in examples]
+    oneshot(pruned, batches, 0.5, solver="sparsegpt", stages=stages, forward=forward)
     return "right" if any(bool((each == 0).any()) for each in pruned.parameters()) else "wrong: nothing is zero"
 
 

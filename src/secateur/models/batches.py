@@ -448,6 +448,7 @@ def _tokenizer(directory: Path) -> Any:
     try:
         found: Any = AutoTokenizer.from_pretrained(os.fspath(directory), local_files_only=True, trust_remote_code=False)
         found("a")  # a setting of another type is only met by a text
+        _ = found.unk_token_id  # where the unknown token is unknown itself it is looked for without end
         return found
     except Exception as error:  # whatever its many kinds of tokenizers raise
         why = printable(str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__, 150)
