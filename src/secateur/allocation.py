@@ -595,6 +595,8 @@ def _share_of_outliers(scores: Mapping[str, Tensor], names: list[str], outlier: 
 
     def values(name: str) -> Tensor:
         found = comparable(_whole(scores[name]))
+        if found.is_meta:
+            raise ValueError(f"{name}: on the meta device there are no values to rank; load the weights first.")
         return found.masked_fill(found == -torch.inf, 0)  # removed earlier
 
     entries = sum(shape_of(scores, name).numel() for name in names)

@@ -314,8 +314,9 @@ def test_a_link_stays_a_link(tmp_path):
 
 
 def test_meta_and_empty():
-    with pytest.raises(ValueError, match=r"0\.weight: on the meta device"):
-        sparsify(nn.Sequential(nn.Linear(3, 3, device="meta")), 0.5)
+    for allocate in (None, "uniform", "erk", "owl"):
+        with pytest.raises(ValueError, match=r"0\.weight: on the meta device"):
+            sparsify(nn.Sequential(nn.Linear(3, 3, device="meta")), 0.5, allocate=allocate)
     assert make_masks({"w": torch.zeros(0, 4)}, 0.5)["w"].shape == (0, 4)
     assert sparsity_of({}) == 0.0
     assert np.isclose(sparsity_of({"w": torch.zeros(3)}), 1.0)
