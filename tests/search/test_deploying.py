@@ -333,6 +333,12 @@ def test_what_is_wrong_is_said_before_anything_is_computed(tmp_path, monkeypatch
     ):
         with pytest.raises(kind, match=said):
             deploy(None, None, budget=budget, runtime=runtime, out=out)
+    for odd, said in (
+        ({"batches": {}}, "there are no batches"),
+        ({"batches": given(), "example_inputs": torch.zeros(2, 64, device="meta")}, "a batch is on the meta device"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            deploy(blocks(), budget={"latency": 0.5}, out=out, **odd)
     with pytest.raises(ValueError, match="steps is a whole number, 0 or more; got -1"):
         deploy(None, None, budget={"latency": 0.5}, steps=-1, out=out)
     with pytest.raises(CheckpointError, match="already exists"):

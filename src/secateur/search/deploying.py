@@ -56,6 +56,7 @@ from secateur.support import (
     Table,
     alternating,
     batch_inputs,
+    check_data,
     described,
     globs_of,
     mapped,
@@ -333,6 +334,7 @@ def deploy(
     rest, back = split(every)
     dense = copy.deepcopy(given).cpu().float().eval()
     asked_with = example_of(dense, every[0], None) if example_inputs is None else mapped(example_inputs, widened)
+    check_data([asked_with], "since the model is exported and timed on the example")
     example = _with_mask(dense, asked_with)
     scope = {"include": globs_of(include), "exclude": globs_of(exclude)}
     if round_to is None and levels is None and _has_convolutions(dense):

@@ -267,12 +267,14 @@ def split(batches: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     >>> split(range(8)), split(range(2))
     (([0, 1, 2, 4, 5, 6], [3, 7]), ([0], [1]))
     """
+    why = "since the loss is measured by running the model"
     if isinstance(batches, NamedTexts):
+        check_data([*batches], why)  # there may be no texts
         parts = {name: split(its) for name, its in batches.by_name().items()}
         one, other = (NamedTexts.of({name: its[at] for name, its in parts.items()}) for at in (0, 1))
         return one, other
     every = list(batches)
-    check_data(every, "since the loss is measured by running the model")
+    check_data(every, why)
     if len(every) == 1:
         return every, every
     count = max(1, len(every) // _QUARTER)
