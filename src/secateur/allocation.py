@@ -20,7 +20,7 @@ from torch import Tensor
 
 from secateur import criteria, patterns
 from secateur.patterns import Pattern, Rows, Unstructured
-from secateur.selection import LazyScores, comparable, counts_kept_overall, removed_lowest
+from secateur.selection import LazyScores, comparable, counts_kept_overall, refuse_meta, removed_lowest
 from secateur.support import function_of, matches, no_match, track
 
 __all__ = [
@@ -595,8 +595,7 @@ def _share_of_outliers(scores: Mapping[str, Tensor], names: list[str], outlier: 
 
     def values(name: str) -> Tensor:
         found = comparable(_whole(scores[name]))
-        if found.is_meta:
-            raise ValueError(f"{name}: on the meta device there are no values to rank; load the weights first.")
+        refuse_meta(name, found)
         return found.masked_fill(found == -torch.inf, 0)  # removed earlier
 
     entries = sum(shape_of(scores, name).numel() for name in names)

@@ -52,15 +52,14 @@ class Operation:
 
     form: str
     numbers: tuple[int, ...]
-    call: Callable[..., Callable[[], object]] = field(compare=False, repr=False)
-    func: Any = field(default=None, compare=False, repr=False)
+    func: Any = field(compare=False, repr=False)
     like: Any = field(default=((), {}), compare=False, repr=False)
 
     @property
     def name(self) -> str:
         """Of the function, without where it stands.
 
-        >>> Operation("torch.nn.functional.linear(#)", (1,), lambda _: lambda: None).name
+        >>> Operation("torch.nn.functional.linear(#)", (1,), nn.functional.linear).name
         'linear'
         """
         return self.form.partition("(")[0].rpartition(".")[2]
@@ -84,6 +83,15 @@ class Operation:
         """A model of it, and what that is called with."""
         made = _Alone(self.func, self.like)
         return made, made.inputs
+
+    def call(self, runtime: Runtime | None = None) -> Callable[[], object]:
+        """The call, on tensors that are made once; torch's own where a runtime does not take it by itself."""
+        if runtime is not None and runtime != Torch():
+            model, inputs = self.alone()
+            with contextlib.suppress(ValueError):
+                return runtime(model, inputs, traced=True)
+        args, kwargs = _replaced(self.like, _Like, _Like.made)
+        return functools.partial(self.func, *args, **kwargs)
 
 
 @dataclass(frozen=True)
@@ -127,8 +135,7 @@ class _Recording(TorchFunctionMode):
             numbers: list[int] = []
             _write(like, form, numbers)
             name = resolve_name(func) or getattr(func, "__name__", "")
-            call = functools.partial(_called, func, like)
-            self.found[Operation(f"{name}{''.join(form)}", tuple(numbers), call, func, like)] += 1
+            self.found[Operation(f"{name}{''.join(form)}", tuple(numbers), func, like)] += 1
         return output
 
     @staticmethod
@@ -160,16 +167,6 @@ def _replaced(value: Any, kind: type, new: Callable[[Any], Any]) -> Any:
         parts = [_replaced(each, kind, new) for each in value]
         return parts if isinstance(value, list) else tuple(parts)
     return value
-
-
-def _called(func: Any, like: Any, runtime: Runtime | None = None) -> Callable[[], object]:
-    """The call, on tensors that are made once; torch's own where a runtime does not take it by itself."""
-    if runtime is not None and runtime != Torch():
-        alone = _Alone(func, like)
-        with contextlib.suppress(ValueError):
-            return runtime(alone, alone.inputs, traced=True)
-    args, kwargs = _replaced(like, _Like, _Like.made)
-    return functools.partial(func, *args, **kwargs)
 
 
 class _Alone(nn.Module):

@@ -31,7 +31,7 @@ def counted(monkeypatch):
 
 
 def of(*numbers, form="linear(#)"):
-    return Operation(form, numbers, lambda _: lambda: None)
+    return Operation(form, numbers, lambda: None)
 
 
 def test_what_computes_is_an_operation_and_what_only_looks_is_not():

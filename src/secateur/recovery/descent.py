@@ -248,11 +248,7 @@ class Moving:
         process's part."""
         return everywhere(
             lambda: {
-                name: settled(
-                    self.own[name],
-                    local(parameter.detach()),
-                    local_mask(self.masks.get(name)),
-                )
+                name: settled(self.own[name], local(parameter.detach()), local_mask(self.masks.get(name)))
                 for name, parameter in self.parameters.items()
             }
         )

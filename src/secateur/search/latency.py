@@ -11,7 +11,7 @@ import csv
 import json
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -187,18 +187,23 @@ def saved_by(model: nn.Module, example_inputs: Any, plans: Mapping[Key, Plan], t
     """``{key: milliseconds}`` that the operations of the model on the example take less when a plan is carried out; the
     model runs once for each, and is as before at the end. More than before is a number below 0."""
     dense = operations_of(model, example_inputs)
-    found: dict[Key, Counter[Operation]] = {}
-    for key, plan in track(plans.items(), "timing levels", len(plans)):
-        undo = carry_out(model, plan, None)
-        try:
-            found[key] = operations_of(model, example_inputs)
-        finally:
-            undo()
+    found = dict(zip(plans, _after(model, example_inputs, plans.values(), "timing levels"), strict=True))
     # of what is the same before and after nothing has to be known
     gone = {key: dense - each for key, each in found.items()}
     new = {key: each - dense for key, each in found.items()}
     times.measure({each for some in (*gone.values(), *new.values()) for each in some})
     return {key: times(gone[key]) - times(new[key]) for key in plans}
+
+
+def _after(model: nn.Module, example_inputs: Any, plans: Collection[Plan], what: str) -> Iterator[Counter[Operation]]:
+    """The operations of the model when each of these is carried out; it is as before after each."""
+    for plan in track(plans, what, len(plans)):
+        undo = carry_out(model, plan, None)
+        try:
+            found = operations_of(model, example_inputs)
+        finally:
+            undo()
+        yield found
 
 
 # ---- Probes: the operations that levels need, as files that are timed on another machine.
@@ -322,12 +327,8 @@ def probed(model: nn.Module, example_inputs: Any) -> set[Operation]:
                 plans[key] = plan_of(model, coupling, kept)
     if not plans:
         raise ValueError("nothing of the model can leave, so there is nothing to time; secateur explain says why.")
-    for plan in track(plans.values(), "looking at smaller models", len(plans)):
-        undo = carry_out(model, plan, None)
-        try:
-            found |= {*operations_of(model, example)}
-        finally:
-            undo()
+    for each in _after(model, example, plans.values(), "looking at smaller models"):
+        found |= {*each}
     return found
 
 

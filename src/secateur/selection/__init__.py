@@ -7,4 +7,5 @@ from secateur.selection.sizes import in_threads as in_threads
 from secateur.selection.sources import LazyScores as LazyScores
 from secateur.selection.sources import comparable as comparable
 from secateur.selection.sources import part_of as part_of
+from secateur.selection.sources import refuse_meta as refuse_meta
 from secateur.selection.sources import removed_lowest as removed_lowest

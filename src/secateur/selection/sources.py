@@ -182,6 +182,11 @@ def refuse_nan(name: str, scores: Tensor) -> None:
         raise nan_error(name)
 
 
+def refuse_meta(name: str, scores: Tensor) -> None:
+    if scores.is_meta:
+        raise ValueError(f"{named(name)}on the meta device there are no values to rank; load the weights first.")
+
+
 def nan_error(name: str) -> ValueError:
     return ValueError(
         f"{named(name)}a score is NaN and can't be ranked; find where the weights or the evidence became NaN."
@@ -321,8 +326,7 @@ def competitors(
         local = local_of(given)
         if local.is_complex():
             raise ValueError(f"{named(name)}complex scores have no order.")
-        if local.device.type == "meta":
-            raise ValueError(f"{named(name)}on the meta device there are no values to rank; load the weights first.")
+        refuse_meta(name, local)
         load = functools.partial(_identity, local) if isinstance(container, dict) else _loader(container, name)
         part = None
         if among is not None and name in among:
