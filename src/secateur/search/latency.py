@@ -27,7 +27,7 @@ from secateur.coupling import Group, find_coupling
 from secateur.models import without_cache
 from secateur.operations import COLUMNS, Operation, Priced, PriceTable, operations_of, priced_rows, shapes_text, step_in
 from secateur.runtimes import Elsewhere, OnnxRuntime, Runtime, Torch, finish
-from secateur.search.making import FINE
+from secateur.search.making import FINE, check_values
 from secateur.shrinking import Plan, TiedGroups, by_tie, carry_out, counts_at, plan_of
 from secateur.support import (
     Between,
@@ -270,8 +270,8 @@ def write_probes(
             in 8 bits.
 
     Raises:
-        ValueError: another runtime; nothing of the model can leave. CheckpointError: the folder exists. ImportError:
-            onnx is not installed.
+        ValueError: another runtime; the model has no values, or nothing of it can leave. CheckpointError: the folder
+            exists. ImportError: onnx is not installed.
 
     >>> import tempfile
     >>> model = nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 4))
@@ -286,6 +286,7 @@ def write_probes(
         )
     where.package()
     model, folder = unwrapped(model), Path(folder)
+    check_values(model)
     found = sorted(probed(model, example_inputs), key=lambda each: each.spelled)
     by_spelling = {each.spelled: each for each in found}
     count, left_out = Counter[str](), Counter[str]()
