@@ -1,6 +1,6 @@
 """Detectors of Ultralytics without a part of their multiply-adds: what they find at once, and after so many epochs.
 
-    python benchmarks/detectors/run.py figures FOLDER [--rows FILE] [--seconds 480] [--slots 16] [--device 0]
+    python benchmarks/detectors/run.py figures FOLDER [--rows FILE] [--seconds 480] [--slots 16] [--device 0] [--only REGEX]
     python benchmarks/detectors/run.py times FOLDER [--rows FILE] [--rounds 40]
     python benchmarks/detectors/run.py table --rows FILE
 
@@ -205,7 +205,11 @@ def figures(options: argparse.Namespace) -> None:
     read_once(data, told.size, classes_of)
     print(f"{train} + {val} scenes of {told.size}×{told.size} after {time.perf_counter() - started:.0f} s", flush=True)
     do(
-        jobs_of(options.subjects.split(","), options.seeds, not options.without_peers),
+        (
+            job
+            for job in jobs_of(options.subjects.split(","), options.seeds, not options.without_peers)
+            if re.search(options.only, job.name)
+        ),
         worker,
         (told,),
         rows=options.rows,
@@ -351,6 +355,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rows", type=Path, help="a file to which rows are added; what is there is not done again")
     parser.add_argument("--subjects", default="YOLO11n,YOLO26n,YOLOv8n-seg,RT-DETR")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--only", default="", help="a regular expression that the names of jobs have, as rows say them")
     parser.add_argument("--scenes", type=int, nargs=2, default=(1024, 256), metavar=("TRAIN", "VAL"))
     parser.add_argument("--size", type=int, default=128, help="of a picture's side")
     parser.add_argument("--epochs", type=int, default=90, help="of the dense detectors")
