@@ -1,6 +1,6 @@
 """Detectors of Ultralytics without a part of their multiply-adds: what they find at once, and after so many epochs.
 
-    python benchmarks/detectors/run.py figures FOLDER [--rows FILE] [--seconds 480] [--slots 16] [--device 0] [--only REGEX]
+    python benchmarks/detectors/run.py figures FOLDER [--rows FILE] [--only NAMES] [--seconds 480] [--slots 16]
     python benchmarks/detectors/run.py times FOLDER [--rows FILE] [--rounds 40]
     python benchmarks/detectors/run.py table --rows FILE
 

@@ -121,3 +121,35 @@ def packed(tokenizer: Any, texts: list[str], length: int) -> Tensor:
     end = tokenizer.token_to_id("<end>")
     tokens = [token for encoded in tokenizer.encode_batch(texts) for token in [*encoded.ids, end]]
     return torch.tensor(tokens[: len(tokens) // length * length]).view(-1, length)
+
+
+def languages() -> dict[str, tuple[str, str]]:
+    """Three languages, each to calibrate and to judge: English (docstrings), Python (the standard library without
+    docstrings and comments) and C++ (torch's headers without comments).
+
+    The files of each are split by an order of no meaning; 0.4 million characters at most each.
+    """
+    stdlib, headers = Path(sysconfig.get_path("stdlib")), Path(torch.__file__).parent / "include/ATen"
+    english, others = of_modules()
+    python = list(filter(None, map(_code, sorted(stdlib.glob("*.py")))))
+    comments = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+    plain = [comments.sub("", path.read_text("utf-8")) for path in sorted(headers.rglob("*.h"))]
+    cpp = [re.sub(r"\n\s*\n+", "\n", text).strip() for text in plain if len(text) > 2000]
+    found = {"English": (english, others)}
+    for name, files in (("Python", shuffled(python)), ("C++", shuffled(cpp))):
+        found[name] = "\n\n".join(files[::2]), "\n\n".join(files[1::2])
+    return {name: (first[:400_000], second[:400_000]) for name, (first, second) in found.items()}
+
+
+def _code(path: Path) -> str:
+    """A module as Python writes it, without docstrings and comments; nothing of one that can't be read."""
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (SyntaxError, UnicodeDecodeError):
+        return ""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and ast.get_docstring(
+            node
+        ):
+            node.body[:1] = [ast.Pass()]
+    return ast.unparse(tree)

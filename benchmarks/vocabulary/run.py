@@ -4,6 +4,7 @@
     python benchmarks/vocabulary/run.py minilm --minilm DIR --scratch FOLDER --changed
     python benchmarks/vocabulary/run.py smollm2 --smollm2 DIR --scratch FOLDER [--keep 16000,24000,32000]
     python benchmarks/vocabulary/run.py trim --smollm2 DIR --scratch FOLDER [--windows 12]
+    python benchmarks/vocabulary/run.py languages --smollm2 DIR --scratch FOLDER [--share 0.2] [--samples 12]
     python benchmarks/vocabulary/run.py combinations [--tools secateur,hf-trim,vocabtrimmer,textpruner]
 
 Law: what is counted and what is measured share no sentence; both are docstrings of what is installed here, each
@@ -34,7 +35,7 @@ if not __package__:  # run as a script
 from benchmarks.support import corpora
 from benchmarks.support.tables import head, row
 from benchmarks.vocabulary.combinations import combinations
-from secateur import shrink_vocabulary, verify_checkpoint
+from secateur import shrink, shrink_vocabulary, verify_checkpoint
 from secateur.support import track
 from secateur.vocabulary import ShrunkVocabulary
 
@@ -300,6 +301,51 @@ def trim(options: argparse.Namespace) -> None:
             print(row([name, f"{len(text):,}", *cells, f"{found:.4f}", f"{found / whole - 1:+.2%}"]), flush=True)
 
 
+def languages(options: argparse.Namespace) -> None:
+    """A share of all parameters leaves SmolLM2: by texts of three languages, by those of one, and with the tokens that
+    this one never has leaving first. Nats a character of other texts of each."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    texts = corpora.languages()
+    options.scratch.mkdir(parents=True, exist_ok=True)
+    mine, out = options.language, options.scratch / "of-one-language"
+    if out.exists():
+        shutil.rmtree(out)
+    trimmed = shrink_vocabulary(options.smollm2, texts=[texts[mine][0]], out=out)
+    print(trimmed, file=sys.stderr)
+    whole = trimmed.parameters[0]
+    methods = {"whole": (options.smollm2, ()), "three languages": (options.smollm2, tuple(texts))}
+    methods |= {mine: (options.smollm2, (mine,)), f"{mine}, and its tokens": (out, (mine,))}
+    print(head(["calibrated on", "tokens", "parameters gone", *texts, "processor, s"]))
+    for name, (directory, chosen) in methods.items():
+        model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+        tokenizer = AutoTokenizer.from_pretrained(directory)
+        started = time.process_time()
+        if chosen:
+            batches = _sequences(tokenizer, [texts[each][0] for each in chosen], options.samples)
+            example = {"input_ids": batches[0]["input_ids"][:, :64], "use_cache": False}
+            share = 1 - (1 - options.share) * whole / _count(model)
+            shrink(model, example, share, target="params", uniform=True, batches=batches)
+        spent = time.process_time() - started
+        gone = f"{1 - _count(model) / whole:.1%}"
+        found = [f"{nats(model, tokenizer, text[: options.windows * 2000]):.4f}" for _, text in texts.values()]
+        print(row([name, f"{len(tokenizer):,}", gone, *found, f"{spent:.0f}"]), flush=True)
+
+
+def _count(model: nn.Module) -> int:
+    return sum(each.numel() for each in model.parameters())
+
+
+def _sequences(tokenizer: Any, texts: list[str], count: int) -> list[dict[str, Tensor]]:
+    """So many of 512 tokens, as many of each text."""
+    found = []
+    for text in texts:
+        ids = torch.tensor(tokenizer(text, verbose=False)["input_ids"])
+        starts = torch.linspace(0, len(ids) - 512, count // len(texts)).long()
+        found += [{"input_ids": ids[None, start : start + 512]} for start in starts.tolist()]
+    return found
+
+
 def _numbers(text: str) -> list[int | None]:
     return [int(part) or None for part in text.split(",")]
 
@@ -324,6 +370,14 @@ def _parser() -> Iterator[argparse.ArgumentParser]:
     one.add_argument("--scratch", type=Path, required=True, metavar="FOLDER")
     one.add_argument("--windows", type=int, default=16, metavar="N", help="of 2,000 characters")
     one.set_defaults(run=trim)
+    one = commands.add_parser("languages")
+    one.add_argument("--smollm2", type=Path, required=True, metavar="DIR")
+    one.add_argument("--scratch", type=Path, required=True, metavar="FOLDER")
+    one.add_argument("--language", default="Python", choices=("English", "Python", "C++"), help="the one that is used")
+    one.add_argument("--share", type=float, default=0.2, help="of all parameters")
+    one.add_argument("--samples", type=int, default=12, metavar="N", help="of 512 tokens")
+    one.add_argument("--windows", type=int, default=12, metavar="N", help="of 2,000 characters")
+    one.set_defaults(run=languages)
     one = commands.add_parser("combinations")
     one.add_argument("--tools", default="secateur,hf-trim,vocabtrimmer,textpruner")
     one.set_defaults(run=lambda options: combinations(options.tools.split(",")))

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from benchmarks.support.corpora import languages
 from benchmarks.vocabulary.run import bits, sentences
 from support.vocabularies import TEXT, model_of, wrapped
 
@@ -27,3 +28,14 @@ def test_what_is_counted_and_what_is_measured_share_nothing(tmp_path):
     assert not {*counted} & {*held_out}
     with pytest.raises(SystemExit, match="hold out at most half"):
         sentences(tmp_path, 3)
+
+
+def test_languages_are_split_by_files_and_code_has_no_comments():
+    found = languages()
+    assert [*found] == ["English", "Python", "C++"]
+    for name, (first, second) in found.items():
+        assert min(len(first), len(second)) > 100_000, name
+        assert first[:2000] not in second
+    assert '"""' not in found["Python"][0][:50_000]
+    assert "/*" not in found["C++"][0]
+    assert "virtual" in found["C++"][0] + found["C++"][1]
