@@ -4,12 +4,13 @@ import pytest
 import torch
 from torch import nn
 
-from secateur import NM, criteria, prune, recover, sensitivity, shrink
+from secateur import NM, criteria, fit, pack, prune, recover, sensitivity, shrink
 from secateur.allocation import owl
 from secateur.models import oneshot
 from secateur.models.batches import which, with_batch_in_errors
 from secateur.models.replay import LostOutputError
 from secateur.solvers import from_criterion, sparsegpt
+from secateur.support import naming_example
 from support.families import batches, make
 from support.stacks import MAGNITUDE, data, stack
 from support.unchanged import is_unchanged, state_of
@@ -131,8 +132,9 @@ def test_a_batch_is_named_by_its_number_and_its_shape(error):
         lambda model, batches: shrink(model, sparsity=0.5, batches=batches),
         lambda model, batches: sensitivity(model, batches),
         lambda model, batches: recover(model, stack(), batches),
+        lambda model, batches: fit(model, batches, budget={"params": 0.7}),
     ],
-    ids=["oneshot", "shrink", "sensitivity", "recover"],
+    ids=["oneshot", "shrink", "sensitivity", "recover", "fit"],
 )
 def test_verbs_name_the_batch_that_a_model_does_not_run_on(verb):
     model = stack()
@@ -142,6 +144,43 @@ def test_verbs_name_the_batch_that_a_model_does_not_run_on(verb):
     with pytest.raises(ValueError, match=r"on the meta device|holds no token and no sample"):
         verb(model, [data()[0], torch.zeros(3, 5, device="meta")])
     assert is_unchanged(model, before)
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        lambda model, example: shrink(model, example, 0.5),
+        lambda model, example: sensitivity(model, data(), example_inputs=example),
+        lambda model, example: fit(model, data(), budget={"params": 0.7}, example_inputs=example),
+        lambda model, example: pack(model, example),
+    ],
+    ids=["shrink", "sensitivity", "fit", "pack"],
+)
+def test_verbs_say_that_a_model_does_not_run_on_the_example(verb):
+    model = stack()
+    before = state_of(model)
+    with pytest.raises(
+        ValueError, match=r"not run on the example \(shape \(3, 99\), float32\) .*; give one that it takes"
+    ):
+        verb(model, torch.zeros(3, 99))
+    with pytest.raises(ValueError, match=r"the example \(words of shape \(3, 5\), float32\) \(TypeError: .* 'words'\)"):
+        verb(model, {"words": torch.zeros(3, 5)})
+    assert is_unchanged(model, before)
+
+
+def test_what_fails_beside_an_example_that_the_model_takes_passes():
+    model, batch = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), torch.zeros(1, 4)
+    with pytest.raises(KeyError, match="mine"), naming_example(model, batch):
+        raise KeyError("mine")
+    with pytest.raises(ValueError, match="Expected more than 1 value"), naming_example(model, batch):
+        model(batch)  # in training mode
+    with (
+        pytest.raises(ValueError, match="give one of at least one sample"),
+        naming_example(nn.MaxPool1d(2), torch.zeros(1, 0)),
+    ):
+        nn.MaxPool1d(2)(torch.zeros(1, 0))
+    assert model.training
+    assert model[1].num_batches_tracked <= 1  # torch counts before it refuses
 
 
 @pytest.mark.parametrize(

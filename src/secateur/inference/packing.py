@@ -4,6 +4,7 @@ row a layer.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -61,6 +62,7 @@ from secateur.support import (
     device_of,
     matched,
     moved,
+    naming_example,
     percent,
     private,
     refuse_sharded,
@@ -419,7 +421,8 @@ def _seen(model: nn.Module, layers: Mapping[str, nn.Module], example_inputs: Any
         try:
             model.eval()
             example = moved(example_inputs, device_of(model))
-            found, pooled = run_and_follow(convolutions, followers, lambda: forward(model, example), poolings)
+            with naming_example(model, example) if forward is run_example else contextlib.nullcontext():
+                found, pooled = run_and_follow(convolutions, followers, lambda: forward(model, example), poolings)
         finally:
             for handle in handles:
                 handle.remove()

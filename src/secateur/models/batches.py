@@ -33,6 +33,7 @@ from secateur.support import (
     moved,
     printable,
     run_batch,
+    shapes_in_words,
     tensors_in,
     track,
 )
@@ -593,7 +594,7 @@ def which(batches: Sequence[Any], batch: Any) -> str:
     'batch 0 of 2 (input_ids of shape (1, 4), int64)'
     'batch 1 of 2 (shape (2, 3), float32 and shape (2,), float32)'
     """
-    shapes = " and ".join(_spelled(batch)) or f"a {type(batch).__name__}"
+    shapes = " and ".join(shapes_in_words(batch)) or f"a {type(batch).__name__}"
     number = next((at for at, each in enumerate(batches) if each is batch), None)
     return f"a batch of {shapes}" if number is None else f"batch {number} of {len(batches)} ({shapes})"
 
@@ -605,18 +606,6 @@ def refuse_empty(batches: Sequence[Any], batch: Any) -> None:
     """
     if is_empty(batch):
         raise ValueError(f"{which(batches, batch)} holds no token and no sample, or all is padding; leave it out.")
-
-
-def _spelled(batch: Any, name: str = "") -> Iterator[str]:
-    if isinstance(batch, Tensor):
-        words = f"shape {tuple(batch.shape)}, {str(batch.dtype).removeprefix('torch.')}"
-        yield f"{name} of {words}" if name else words
-    elif isinstance(batch, Mapping):
-        for key, value in batch.items():
-            yield from _spelled(value, printable(str(key)))
-    elif isinstance(batch, tuple | list):
-        for value in batch:
-            yield from _spelled(value, name)
 
 
 def passes(error: Exception) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from secateur.models.batches import check_finite
+from secateur.models.batches import check_finite, naming_batch
 from secateur.models.observation import prepared
 from secateur.models.products import Tokens
 from secateur.support import (
@@ -94,8 +94,9 @@ class DenseOutputs:
         self.rows, entries = 0, 0.0
         with running(self.model):
             for number, batch in enumerate(batches):
-                batch = moved(batch, device_of(self.model))
-                outputs, is_cut = self._run(batch), False
+                with naming_batch(batches, batch, forward):
+                    batch = moved(batch, device_of(self.model))
+                    outputs, is_cut = self._run(batch), False
                 if rows is not None and (count := self._count(outputs, batch)) > rows - self.rows:
                     less = share_of(batch, (rows - self.rows) / count)
                     is_cut = less is not batch

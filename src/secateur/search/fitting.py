@@ -20,7 +20,7 @@ from torch import nn
 
 from secateur import patterns, solvers
 from secateur.coupling import find_coupling
-from secateur.models import NamedTexts, OneShot, Solve, example_of, oneshot, reached_by_name
+from secateur.models import NamedTexts, OneShot, Solve, example_of, naming_batch, oneshot, reached_by_name
 from secateur.patterns import Pattern
 from secateur.runtimes import Elsewhere, Runtime
 from secateur.search.choosing import PASSES, ByItself, LevelSearch, kept_by
@@ -43,6 +43,7 @@ from secateur.support import (
     everywhere,
     for_directories,
     globs_of,
+    naming_example,
     on_rank_zero,
     printable,
     refuse,
@@ -325,6 +326,9 @@ class FitRequest:
         """Levels of the batches but for those held back, made now or by an earlier run."""
 
         def make(folder: Path | None) -> Levels:
+            example = self.example(model, every)
+            with naming_batch(every, every[0]) if self.example_inputs is None else naming_example(model, example):
+                round_to = rounding_for(model, example, step or self.round_to)
             return make_levels(
                 model,
                 split(every)[0],
@@ -332,7 +336,7 @@ class FitRequest:
                 shares=self.shares or (SHARES if "oneshot" in self.over else FINE),
                 solver=self.solver,
                 pattern=self.pattern,
-                round_to=rounding_for(model, self.example(model, every), step or self.round_to),
+                round_to=round_to,
                 verify=self.verify,
                 example_inputs=self.example_inputs,
                 forward=self.forward,

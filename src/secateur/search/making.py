@@ -84,6 +84,7 @@ from secateur.support import (
     everywhere,
     globs_of,
     matches,
+    naming_example,
     on_rank_zero,
     rank_and_world,
     refuse_sharded,
@@ -195,7 +196,7 @@ def make_levels(
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
     example = example_of(inner, held[0]) if example_inputs is None else example_inputs
-    with contextlib.nullcontext() if example_inputs is not None else naming_batch(held, held[0]):
+    with naming_batch(held, held[0]) if example_inputs is None else naming_example(inner, example):
         coupling = find_coupling(inner, example)
     request = Request(include=include, exclude=exclude or (), round_to=round_to, verify=verify)
     parts = parts_of(inner)

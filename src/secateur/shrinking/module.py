@@ -6,7 +6,6 @@ the model as it was.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -61,6 +60,7 @@ from secateur.support import (
     check_batches,
     check_data,
     for_directories,
+    naming_example,
     private,
     refuse,
     refuse_sharded,
@@ -352,7 +352,7 @@ def shrink(
         modes=None if modes is None else tuple(modes),
         more_inputs=inputs[1:],
     )
-    with naming_batch(held, held[0]) if by_batch and held else contextlib.nullcontext():
+    with naming_batch(held, held[0]) if by_batch and held else naming_example(model, example_inputs):
         coupling = before = watched()
     reach = reached_by_name(model, batches, forward=forward)
     dense, work = _totals(model), coupling.multiply_adds({})

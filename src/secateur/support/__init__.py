@@ -48,6 +48,7 @@ from secateur.support.running import is_fully_sharded as is_fully_sharded
 from secateur.support.running import loss_of as loss_of
 from secateur.support.running import mapped as mapped
 from secateur.support.running import moved as moved
+from secateur.support.running import naming_example as naming_example
 from secateur.support.running import refuse as refuse
 from secateur.support.running import refuse_sharded as refuse_sharded
 from secateur.support.running import repeatable as repeatable
@@ -59,6 +60,7 @@ from secateur.support.running import run_example as run_example
 from secateur.support.running import running_as as running_as
 from secateur.support.running import seed_torch as seed_torch
 from secateur.support.running import seeded as seeded
+from secateur.support.running import shapes_in_words as shapes_in_words
 from secateur.support.running import share_of as share_of
 from secateur.support.running import tensors_in as tensors_in
 from secateur.support.running import tensors_of as tensors_of

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from secateur.support import private
+from secateur.support.text import printable
 
 # ---- What torch sets for the whole process, for one thread alone; and a lock around what can be set for all only.
 #
@@ -570,6 +571,47 @@ def run_example(model: nn.Module, example_inputs: Any) -> Any:
     if isinstance(example_inputs, Mapping):
         return model(**example_inputs)
     return model(*example_inputs) if isinstance(example_inputs, tuple | list) else model(example_inputs)
+
+
+@contextlib.contextmanager
+def naming_example(model: nn.Module, example_inputs: Any) -> Iterator[None]:
+    """A context in which a model is run on an example. Where that fails, and the model alone in evaluation mode, too,
+    the error is a ValueError that says so."""
+    try:
+        yield
+    except Exception as error:
+        try:
+            with in_mode(model, training=False), restored(model), seeded(), torch.no_grad():
+                run_example(model, example_inputs)
+        except (OSError, MemoryError, torch.OutOfMemoryError):
+            raise error from None
+        except Exception as alone:
+            shapes = " and ".join(shapes_in_words(example_inputs)) or f"a {type(example_inputs).__name__}"
+            said = printable(" ".join(str(alone).split()), 400)
+            empty = any(not each.numel() for each in tensors_in(example_inputs))
+            what = "that it takes: a tensor, a tuple of positional arguments or a dict of keyword arguments"
+            raise ValueError(
+                f"the model does not run on the example ({shapes}) ({type(alone).__name__}: {said}); give one "
+                f"{'of at least one sample' if empty else what}."
+            ) from error
+        raise
+
+
+def shapes_in_words(value: Any, name: str = "") -> Iterator[str]:
+    """What the tensors of a batch are like, in words.
+
+    >>> [*shapes_in_words({"x": torch.ones(2, 3), "y": (torch.ones(2).long(),)})]
+    ['x of shape (2, 3), float32', 'y of shape (2,), int64']
+    """
+    if isinstance(value, Tensor):
+        words = f"shape {tuple(value.shape)}, {str(value.dtype).removeprefix('torch.')}"
+        yield f"{name} of {words}" if name else words
+    elif isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from shapes_in_words(each, printable(str(key)))
+    elif isinstance(value, tuple | list):
+        for each in value:
+            yield from shapes_in_words(each, name)
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
