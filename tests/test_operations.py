@@ -217,6 +217,20 @@ def test_shrink_takes_the_same_prices(board):
     assert done.got == pytest.approx(1 - left)
 
 
+@pytest.mark.parametrize("step", [8, 32])
+def test_shrink_takes_the_steps_of_a_table(tmp_path, step):
+    def counts(**how):
+        model, x = net(), torch.zeros(16, 64)
+        shrink(model, x, 0.4, target="latency", runtime=board, verify=False, **how)
+        return [each.out_features for each in model.modules() if isinstance(each, nn.Linear)]
+
+    board = table(tmp_path / "board.csv", net(), torch.zeros(16, 64), cost=stairs(step))
+    found, asked = counts(), counts(round_to=24)
+    assert all(each % step == 0 for each in found)
+    assert any(each % (2 * step) for each in found)  # of no larger one
+    assert all(each % 24 == 0 or each == 64 for each in asked)
+
+
 @pytest.mark.parametrize("step", [8, 16, 32])
 def test_counts_are_multiples_of_the_steps_that_prices_have(step):
     model = net()
@@ -271,9 +285,9 @@ def test_each_operation_is_a_small_file_once(probes):
     assert {(name, " ".join("x".join(map(str, shape)) for shape in shapes)) for name, shapes, _ in spelled} <= named
 
 
-@pytest.mark.parametrize("runtime", ["onnxruntime", "onnxruntime:int8"])
+@pytest.mark.parametrize("runtime", ["onnxruntime", "onnxruntime:int8", "onnxruntime:int4"])
 def test_the_script_times_them_without_the_library_and_fit_takes_what_it_wrote(tmp_path, runtime):
-    pytest.importorskip("onnxruntime")
+    pytest.importorskip(f"onnxruntime{'.quantization.matmul_nbits_quantizer' * runtime.endswith('int4')}")
     model = blocks(1, width=32, hidden=96)
     done = write_probes(model, torch.zeros(16, 32), tmp_path / "probes", runtime=runtime)
     alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
@@ -293,9 +307,9 @@ def test_the_script_times_them_without_the_library_and_fit_takes_what_it_wrote(t
     ("model", "runtime", "message"),
     [
         (nn.Linear(4, 4), "onnxruntime", "nothing of the model can leave, so there is nothing to time"),
-        (nn.Linear(4, 4), "torch", 'probes are for "onnxruntime" or "onnxruntime:int8"'),
+        (nn.Linear(4, 4), "torch", 'probes are for "onnxruntime", whose files'),
         (nn.Linear(4, 4, device="meta"), "onnxruntime", "weight has no values; load the weights"),
-        (nn.Linear(4, 4), "openvino", 'probes are for "onnxruntime" or "onnxruntime:int8"'),
+        (nn.Linear(4, 4), "openvino", 'probes are for "onnxruntime", whose files'),
     ],
 )
 def test_what_has_no_probes_is_one_line_and_nothing_is_written(tmp_path, model, runtime, message):

@@ -18,6 +18,8 @@ from secateur.runtimes import OnnxRuntime, OpenVINO, Timer, Torch, parse
 from support.measured import ByParameters
 from support.unchanged import is_unchanged, state_of
 
+FOUR_BITS = "onnxruntime.quantization.matmul_nbits_quantizer"  # from 1.22 on
+
 
 class Named(nn.Module):
     """It is called by names, in another order than theirs."""
@@ -57,11 +59,50 @@ def test_onnx_runtime_runs_the_model(make, example):
     assert is_unchanged(model, before)
 
 
-def test_int8_is_near_and_not_the_same():
-    model, x = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)), torch.randn(16, 64)
-    (exact,), (rounded,) = (OnnxRuntime(int8)(model, x)() for int8 in (False, True))
-    error = abs(exact - rounded).max() / abs(exact).max()
-    assert 0 < error < 0.1
+@pytest.mark.parametrize("traced", [False, True])
+def test_fewer_bits_are_near_and_not_the_same(traced):
+    """Of 40 inputs, which are no whole number of blocks."""
+    pytest.importorskip(FOUR_BITS)
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(40, 64), nn.ReLU(), nn.Linear(64, 8)), torch.randn(16, 40)
+    exact, int8, int4 = (OnnxRuntime(bits)(model, x, traced=traced)()[0] for bits in (32, 8, 4))
+    errors = [abs(exact - each).max() / abs(exact).max() for each in (int8, int4)]
+    assert 0 < errors[0] < 0.1
+    assert 2 * errors[0] < errors[1] < 0.3
+
+
+def test_4_bits_are_an_eighth_but_for_scales_and_what_is_kept(tmp_path):
+    pytest.importorskip(FOUR_BITS)
+    model, x = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 256)), torch.randn(16, 256)
+    OnnxRuntime().write(model, x, tmp_path)
+    of, sizes = OnnxRuntime(4), []
+    for name, keep in (("none", ()), ("one", [*of.matrices(tmp_path)][:1]), ("all", [*of.matrices(tmp_path)])):
+        of.rounded(tmp_path, tmp_path / name, keep=keep)
+        sizes.append((tmp_path / name / "model.onnx").stat().st_size)
+    weight = 256 * 512
+    assert sizes[1] - sizes[0] == pytest.approx(weight * (4 - 0.5 - 4.5 / 32), rel=0.01)
+    assert sizes[2] - sizes[1] == pytest.approx(weight * (4 - 0.5 - 4.5 / 32), rel=0.01)
+    assert sizes[2] == pytest.approx((tmp_path / "model.onnx").stat().st_size, rel=0.01)
+    kept = OnnxRuntime().load(tmp_path / "all")
+    (found,) = kept.run(kept.feeds(x))
+    torch.testing.assert_close(torch.from_numpy(found), model(x), rtol=1e-4, atol=1e-4)
+
+
+def test_4_bits_that_the_runtime_is_too_old_for_are_said(monkeypatch):
+    monkeypatch.setitem(sys.modules, FOUR_BITS, None)
+    said = r"^4 bits need ONNX Runtime 1\.22 or later, and this is [\d.]+: pip install --upgrade onnxruntime$"
+    for call in (
+        lambda: OnnxRuntime(4)(nn.Linear(4, 4), torch.ones(2, 4)),
+        lambda: fit(net(), None, budget={"latency": 0.5}, runtime="onnxruntime:int4"),
+    ):
+        with pytest.raises(ImportError, match=said):
+            call()
+
+
+@pytest.mark.parametrize(("bits", "calibrated"), [(16, False), (4, True), (32, True), ("8", False)])
+def test_bits_that_nothing_rounds_to_are_refused(bits, calibrated):
+    with pytest.raises(ValueError, match="bits is 32, 8 or 4, and only 8 can be calibrated; got"):
+        OnnxRuntime(bits, calibrated)
 
 
 class Batched(nn.Module):
@@ -76,18 +117,21 @@ class Batched(nn.Module):
 
 
 def test_products_with_several_weights_are_rounded_too():
+    pytest.importorskip(FOUR_BITS)
+    torch.manual_seed(0)
     model, x = Batched(), torch.randn(4, 3, 8)
-    (exact,), (rounded,) = (OnnxRuntime(int8)(model, x)() for int8 in (False, True))
-    assert 0 < abs(exact - rounded).max() < 0.1 * abs(exact).max()
+    exact, int8, int4 = (OnnxRuntime(bits)(model, x)()[0] for bits in (32, 8, 4))
+    assert 0 < abs(exact - int8).max() < 0.1 * abs(exact).max()
+    assert 0 < abs(exact - int4).max() < 0.3 * abs(exact).max()
 
 
 def test_exporters_say_nothing_and_leave_logging_and_warnings_as_they_were(caplog):
     was = logging.root.manager.disable
-    OnnxRuntime(int8=True)(nn.Linear(4, 4), torch.ones(2, 4))  # what is imported then has filters of its own
+    OnnxRuntime(8)(nn.Linear(4, 4), torch.ones(2, 4))  # what is imported then has filters of its own
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         filters = list(warnings.filters)
-        OnnxRuntime(int8=True)(nn.Linear(4, 4), torch.ones(2, 4))()
+        OnnxRuntime(8)(nn.Linear(4, 4), torch.ones(2, 4))()
         assert warnings.filters == filters
     said = [each for each in caplog.records if each.levelno >= logging.WARNING]
     assert (logging.root.manager.disable, said) == (was, [])
@@ -97,7 +141,7 @@ def test_two_threads_leave_logging_and_warnings_as_they_were():
     was, filters = logging.root.manager.disable, list(warnings.filters)
     models = [nn.Linear(4, width) for width in (3, 5, 7)]
     with ThreadPoolExecutor(3) as threads:
-        calls = [*threads.map(lambda model: OnnxRuntime(int8=True)(model, torch.ones(2, 4)), models)]
+        calls = [*threads.map(lambda model: OnnxRuntime(8)(model, torch.ones(2, 4)), models)]
     assert [call()[0].shape for call in calls] == [(2, 3), (2, 5), (2, 7)]
     assert (logging.root.manager.disable, warnings.filters) == (was, filters)
 
@@ -164,7 +208,7 @@ def test_what_cannot_be_exported_is_said(model, example, message):
 def test_what_the_runtime_does_not_take_is_said():
     said = r"^ONNX Runtime .*, int8 does not run the model: InvalidGraph: .*give runtime=\"torch\"\.$"
     with pytest.raises(ValueError, match=said) as caught:
-        OnnxRuntime(int8=True)(nn.Linear(4, 4).half(), torch.ones(2, 4).half())
+        OnnxRuntime(8)(nn.Linear(4, 4).half(), torch.ones(2, 4).half())
     assert "\n" not in str(caught.value)
 
 
@@ -176,7 +220,7 @@ def test_a_failing_export_changes_nothing():
     assert is_unchanged(model, before)
 
 
-@pytest.mark.parametrize("word", ["torch", "onnxruntime", "onnxruntime:int8", "openvino"])
+@pytest.mark.parametrize("word", ["torch", "onnxruntime", "onnxruntime:int8", "onnxruntime:int4", "openvino"])
 def test_words_are_values(word):
     assert parse(parse(word)) == parse(word)
     assert parse(None) == Torch()

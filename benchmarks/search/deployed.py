@@ -1,4 +1,4 @@
-"""What `deploy` delivers, beside the dense model in int8 in the same runtime, on data that nothing else saw.
+"""What `deploy` delivers, beside the dense model in int8 and int4 in the same runtime, on data that nothing else saw.
 
     python -m benchmarks.search.deployed minilm --model DIR --budgets 0.25,0.3
     python -m benchmarks.search.deployed smollm2 --model DIR --budgets 0.3
@@ -113,6 +113,7 @@ def main() -> None:
     read.add_argument("--rows", type=int, default=1, help="of a batch of pictures, that are timed")
     read.add_argument("--finals", type=int, default=3)
     read.add_argument("--steps", type=int, default=0, help="of training by the dense model's outputs")
+    read.add_argument("--runtime", default="onnxruntime:int8")
     read.add_argument("--store", type=Path, help="where levels are, or will be")
     options = read.parse_args()
     torch.set_num_threads(1)
@@ -129,21 +130,21 @@ def bench(subject: Subject, budgets: Sequence[float], options: argparse.Namespac
         try:
             done = deploy(
                 subject.model, subject.batches, budget={"latency": budget}, out=out, example_inputs=subject.example,
-                finals=options.finals, steps=options.steps, store=options.store,
+                runtime=options.runtime, finals=options.finals, steps=options.steps, store=options.store,
             )  # fmt: skip
         except ValueError as error:
             print(f"{budget:g}: {error}", flush=True)
             continue
         print(f"{done}\n{time.process_time() - started:.0f} s of the processor\n", flush=True)
         served[f"asked {budget:g}: {done.delivered.name}"] = out
-    for name, runtime in (("float32", OnnxRuntime()), ("int8", OnnxRuntime(int8=True))):
-        place = folder / name
+    dense = {f"dense, {name}": folder / name for name in ("float32", "int8", "int4")}
+    for place, runtime in zip(dense.values(), (OnnxRuntime(), OnnxRuntime(8), OnnxRuntime(4)), strict=True):
         place.mkdir()
-        if runtime.int8:
+        if runtime.bits < 32:
             runtime.rounded(folder / "float32", place)
         else:
             runtime.write(subject.model, subject.example, place)
-    served = {"dense, float32": folder / "float32", "dense, int8": folder / "int8"} | served
+    served = dense | served
     loaded = {name: OnnxRuntime().load(place) for name, place in served.items()}
     feeds = loaded["dense, float32"].feeds(subject.example)
     calls = {name: functools.partial(each.run, feeds) for name, each in loaded.items()}

@@ -257,7 +257,7 @@ def by_size() -> Any:
 
         def __call__(self, model: nn.Module, *_: Any, **__: Any) -> Callable[[], object]:
             size = sum(each.numel() for each in model.parameters())
-            return lambda: self._waited(size if self.int8 else 4 * size)
+            return lambda: self._waited(self.bits / 8 * size)
 
         def load(self, folder: Path) -> Any:
             found, size = super().load(folder), (folder / "model.onnx").stat().st_size
@@ -270,7 +270,7 @@ def by_size() -> Any:
         def clock(self) -> Callable[[], float]:
             return lambda: self.now[0]
 
-    return BySize(int8=True)
+    return BySize(8)
 
 
 def attacks(root: Path, wanted: set[str], *, begun: bool) -> tuple[list[Attack], dict[str, bytes]]:

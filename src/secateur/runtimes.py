@@ -19,7 +19,7 @@ import time
 import types
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -50,6 +50,7 @@ _ROUNDS, _SECONDS = 9, 1.0
 _FILE, _IR = "model.onnx", "model.xml"
 _LARGE = 2**31  # bytes: more than one file of ONNX holds
 _SMALL = 64  # numbers of a constant that is written as it is
+_BLOCK, _IN_8_BITS = 32, 4  # of 4 bits: inputs that share a range; how exact products are, as ONNX Runtime numbers it
 
 
 @runtime_checkable
@@ -143,30 +144,46 @@ class OnnxRuntime:
     """ONNX Runtime on the processor; ``pip install "secateur[onnx]"``.
 
     Attributes:
-        int8: weights of matrix products in 8 bits, and their inputs as they come, as ``quantize_dynamic`` does it.
-            Convolutions stay in float, which is faster there unless their inputs are calibrated.
-        calibrated: of int8: convolutions, too, by ranges of their inputs that are known, as ``quantize_static`` does
+        bits: 8: weights of matrix products in 8 bits, and their inputs as they come, as ``quantize_dynamic`` does it.
+            Convolutions stay in float, which is faster there unless their inputs are calibrated. 4: weights of matrix
+            products in 4 bits, a range for each 32 inputs of an output, by ``MatMulNBitsQuantizer`` (ONNX Runtime 1.22
+            or later); their inputs in 8 bits as they come. 32: as they are.
+        calibrated: of 8 bits: convolutions, too, by ranges of their inputs that are known, as ``quantize_static`` does
             it. What is only timed is calibrated on the example.
 
     >>> OnnxRuntime() == parse("onnxruntime")
     True
     """
 
-    int8: bool = False
+    bits: int = 32
     calibrated: bool = False
+
+    def __post_init__(self) -> None:
+        if self.bits not in (32, 8, 4) or (self.calibrated and self.bits != 8):
+            given = f"{self.bits!r}{', calibrated' * self.calibrated}"
+            raise ValueError(f"bits is 32, 8 or 4, and only 8 can be calibrated; got {given}.")
 
     def package(self) -> Any:
         """Of it; ImportError with what to install."""
-        return _installed("onnxruntime", "ONNX Runtime", '"secateur[onnx]"')
+        found = _installed("onnxruntime", "ONNX Runtime", '"secateur[onnx]"')
+        if self.bits == 4:
+            try:
+                importlib.import_module("onnxruntime.quantization.matmul_nbits_quantizer")
+            except ImportError as error:
+                raise ImportError(
+                    f"4 bits need ONNX Runtime 1.22 or later, and this is {found.__version__}: pip install --upgrade "
+                    "onnxruntime"
+                ) from error
+        return found
 
     def __call__(self, model: nn.Module, example_inputs: Any, *, traced: bool = False) -> Callable[[], object]:
         self.package()
         with _exported(model, example_inputs, traced) as folder, _or_says(f"{self} does not run the model"):
-            loaded = replace(self, int8=False).load(folder)
+            loaded = self.load(folder)
             feeds = loaded.feeds(example_inputs)
-            if self.int8:
-                self.rounded(folder, folder / "int8", [feeds])
-                loaded = self.load(folder / "int8")
+            if self.bits < 32:
+                self.rounded(folder, folder / "rounded", [feeds])
+                loaded = self.load(folder / "rounded")
             call = functools.partial(loaded.run, feeds)
             call()  # what it does not compute it says here
         return call
@@ -198,10 +215,9 @@ class OnnxRuntime:
 
     def _write_alone(self, model: nn.Module, example_inputs: Any, path: Path, *, traced: bool) -> None:
         with _exported(model, example_inputs, traced) as folder, _or_says(f"{self} does not take it", ""):
-            if self.int8:
-                feeds = replace(self, int8=False).load(folder).feeds(example_inputs)
-                self.rounded(folder, folder / "int8", [feeds])
-                folder = folder / "int8"
+            if self.bits < 32:
+                self.rounded(folder, folder / "rounded", [self.load(folder).feeds(example_inputs)])
+                folder = folder / "rounded"
             _hollow(folder / _FILE, path)
             self.package().InferenceSession(str(path), self._options(), providers=["CPUExecutionProvider"])
 
@@ -220,7 +236,7 @@ class OnnxRuntime:
     def rounded(
         self, source: Path, folder: Path, feeds: Iterable[Mapping[str, Any]] = (), keep: Collection[str] = ()
     ) -> None:
-        """Writes the graph of a folder to another one in 8 bits, by the quantizer of ONNX Runtime.
+        """Writes the graph of a folder to another one in 8 bits, or in 4, by the quantizers of ONNX Runtime.
 
         Args:
             feeds: what inputs are calibrated on, where it is ``calibrated``.
@@ -234,7 +250,7 @@ class OnnxRuntime:
             if self.calibrated:
                 _in_static_int8(source / _FILE, folder / _FILE, feeds, keep)
             else:
-                _in_int8(source / _FILE, folder / _FILE, keep)
+                (_in_int4 if self.bits == 4 else _in_int8)(source / _FILE, folder / _FILE, keep)
 
     def matrices(self, folder: Path) -> dict[str, str]:
         """``{operation: module}`` of those of a graph in float that multiply with a weight."""
@@ -251,7 +267,7 @@ class OnnxRuntime:
         return found
 
     def __str__(self) -> str:
-        how = ", int8" if self.int8 else ""
+        how = "" if self.bits == 32 else f", int{self.bits}"
         return f"ONNX Runtime {metadata.version('onnxruntime')}{how}{', calibrated' if self.calibrated else ''}"
 
 
@@ -306,7 +322,8 @@ class OpenVINO:
 _WORDS: Mapping[str, Callable[[], Runtime]] = {
     "torch": Torch,
     "onnxruntime": OnnxRuntime,
-    "onnxruntime:int8": functools.partial(OnnxRuntime, int8=True),
+    "onnxruntime:int8": functools.partial(OnnxRuntime, 8),
+    "onnxruntime:int4": functools.partial(OnnxRuntime, 4),
     "openvino": OpenVINO,
 }
 
@@ -319,7 +336,7 @@ def parse(runtime: Runtime | Elsewhere | Path | Callable[..., float] | str | Non
         ValueError: a word that means none, or a table that is damaged. TypeError: what is none of them.
 
     >>> parse("onnxruntime:int8"), parse(None)
-    (OnnxRuntime(int8=True, calibrated=False), Torch())
+    (OnnxRuntime(bits=8, calibrated=False), Torch())
     """
     if isinstance(runtime, Path) or (isinstance(runtime, str) and runtime.lower().endswith(".csv")):
         from secateur.operations import PriceTable
@@ -581,9 +598,29 @@ def _in_int8(path: Path, smaller: Path, keep: Collection[str]) -> None:
         op_types_to_quantize=["MatMul"],
         per_channel=not batched,
         weight_type=QuantType.QInt8,
-        nodes_to_exclude=[*keep, *(f"{each}_MatMul" for each in keep)],  # of a product with a bias it makes two
+        nodes_to_exclude=_apart(keep),
         use_external_data_format=_nbytes_of(path.parent) > _LARGE,
     )
+
+
+def _in_int4(path: Path, smaller: Path, keep: Collection[str]) -> None:
+    """The same whose weights are of 4 bits, but for those of several matrices at once."""
+    import onnx
+    from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+    from onnxruntime.quantization.onnx_model import ONNXModel
+
+    graph = ONNXModel(onnx.load(path))
+    graph.replace_gemm_with_matmul()
+    made = MatMulNBitsQuantizer(
+        graph.model, 4, _BLOCK, is_symmetric=False, accuracy_level=_IN_8_BITS, nodes_to_exclude=_apart(keep)
+    )
+    made.process()
+    made.model.save_model_to_file(str(smaller), _nbytes_of(path.parent) > _LARGE)
+
+
+def _apart(keep: Collection[str]) -> list[str]:
+    """Operations that are not rounded, as quantizers call them: of a product with a bias they make two."""
+    return [*keep, *(f"{each}_MatMul" for each in keep)]
 
 
 def _in_static_int8(path: Path, smaller: Path, feeds: Iterable[Mapping[str, Any]], keep: Collection[str]) -> None:

@@ -71,9 +71,11 @@ def test_what_is_delivered_stands_beside_the_dense_model_in_int8(tmp_path, capsy
             return float(model(batches[0]).norm())
 
     subject = deployed.Subject(dense, batches, batches[0], ["gap"], lambda model: [norm(model)])
-    deployed.bench(subject, [1e3], SimpleNamespace(finals=1, steps=0, store=None), tmp_path)
+    deployed.bench(subject, [1e3], SimpleNamespace(finals=1, steps=0, store=None, runtime="onnxruntime:int4"), tmp_path)
     rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
     gaps = {row[0].removeprefix("| "): float(row[-1].rstrip(" |")) for row in rows[2:]}
     delivered = gaps["asked 1000: dense, float32"]
     assert delivered == gaps["dense, float32"] == pytest.approx(norm(dense), rel=1e-3)
     assert gaps["dense, int8"] == pytest.approx(delivered, rel=0.1)
+    assert gaps["dense, int4"] == pytest.approx(delivered, rel=0.3)
+    assert len({*gaps.values()}) == 3

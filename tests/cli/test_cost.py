@@ -55,7 +55,7 @@ def test_json_has_the_counts(folder):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--runtime", "torch"), 'probes are for "onnxruntime" or "onnxruntime:int8"'),
+        (("--runtime", "torch"), 'probes are for "onnxruntime", whose files'),
         (("--runtime", "tensorrt"), "no runtime is called 'tensorrt'"),
         (("--tokens", 100000), "is more than the"),
     ],

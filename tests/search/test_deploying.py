@@ -1,6 +1,7 @@
 """`deploy`: the runtime alone loads what is delivered, the budget holds there, and what was begun goes on; no clock."""
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import dataclass, field, replace
@@ -30,7 +31,7 @@ class BySize(OnnxRuntime):
     now: list[float] = field(default_factory=lambda: [0.0], compare=False, repr=False)
 
     def __call__(self, model, example_inputs, *, traced=False):
-        size = (1 if self.int8 else 4) * max(1, sum(each.numel() for each in model.parameters()))
+        size = self.bits / 8 * max(1, sum(each.numel() for each in model.parameters()))
         return lambda: self._waited(size)
 
     def load(self, folder):
@@ -70,8 +71,9 @@ def given(count=4):
 
 
 def deployed(out, budget, model=None, batches=None, **how):
-    how = {"finals": 1, "shares": (0.25, 0.5, 0.75), "runtime": BySize(int8=True)} | how
-    return deploy(model or blocks(), batches or given(), budget={"latency": budget}, out=out, **how)
+    how = {"finals": 1, "shares": (0.25, 0.5, 0.75), "runtime": BySize(8)} | how
+    limits = budget if isinstance(budget, dict) else {"latency": budget}
+    return deploy(model or blocks(), batches or given(), budget=limits, out=out, **how)
 
 
 ALONE = """
@@ -117,8 +119,8 @@ def test_the_budget_holds_and_what_loses_least_is_delivered(pruned):
     dense, its = done.candidates[0], done.delivered
     assert (dense.made, dense.form, dense.left) == ("dense", "float32", 1.0)
     assert dense.loss < 1e-9
-    assert done.limit == pytest.approx(0.16 * dense.ms)
-    within = [each for each in done.candidates if each.ms <= 1.03 * done.limit]
+    assert done.limits["latency"] == pytest.approx(0.16 * dense.ms)
+    within = [each for each in done.candidates if each.ms <= 1.03 * done.limits["latency"]]
     assert its in within
     assert its.loss == min(each.loss for each in within)
     assert its.made.startswith("fit-")
@@ -172,7 +174,7 @@ def test_dense_int8_is_delivered_where_it_is_enough(tmp_path):
     done = deployed(tmp_path / "served", 0.5)
     assert str(done).startswith("Delivered: the dense model, int8")
     assert {each.made for each in done.candidates} == {"dense"}
-    assert done.delivered.ms <= 1.03 * done.limit
+    assert done.delivered.ms <= 1.03 * done.limits["latency"]
     runs_alone(done.out)
 
 
@@ -185,6 +187,71 @@ def test_matrices_that_int8_hurts_most_stay_in_float_where_there_is_time(tmp_pat
     assert done.delivered.loss < whole.loss
     assert str(done).startswith(f"Delivered: the dense model, int8, {done.delivered.kept} matri")
     runs_alone(done.out)
+
+
+def test_4_bits_compete_where_they_are_asked_for(tmp_path):
+    """Less than int8 takes: dense in 4 bits, or pruned in one of the two; and matrices in float where there is time."""
+    pytest.importorskip("onnxruntime.quantization.matmul_nbits_quantizer")  # from 1.22 on
+    done = deployed(tmp_path / "served", 0.2, runtime=BySize(4))
+    dense = {each.form: each for each in done.candidates if each.made == "dense" and not each.kept}
+    assert [*dense] == ["float32", "int8", "int4"]
+    assert dense["int4"].nbytes < 0.7 * dense["int8"].nbytes
+    assert dense["int8"].loss < dense["int4"].loss
+    assert done.delivered.form == "int4"
+    assert done.delivered.made == "dense"
+    within = [each for each in done.candidates if each.ms <= 1.03 * done.limits["latency"]]
+    assert done.delivered.loss == min(each.loss for each in within)
+    kept = [each for each in done.candidates if each.kept]
+    assert kept
+    assert {each.form for each in kept} == {"int4"}
+    runs_alone(done.out)
+    pruned = deployed(tmp_path / "smaller", 0.1, runtime=BySize(4))
+    assert {each.form for each in pruned.candidates if each.made != "dense"} == {"float32", "int8", "int4"}
+    assert pruned.delivered.ms <= 1.03 * pruned.limits["latency"]
+    runs_alone(pruned.out)
+
+
+def nbytes(folder):
+    return sum(path.stat().st_size for path in folder.iterdir() if path.name.startswith("model."))
+
+
+@pytest.mark.parametrize(("share", "made", "form"), [(0.5, "dense", "int8"), (0.2, "pruned", "int8")])
+def test_bytes_are_those_of_the_files_that_the_runtime_loads(tmp_path, share, made, form):
+    """Without a limit of time: what is too large is not delivered, and what was pruned is within at the first try."""
+    done = deployed(tmp_path / "served", {"bytes": share})
+    dense, its = done.candidates[0], done.delivered
+    assert done.limits == {"bytes": pytest.approx(share * dense.nbytes)}
+    within = [each for each in done.candidates if each.nbytes <= done.limits["bytes"]]
+    assert its.loss == min(each.loss for each in within)
+    assert ("dense" if its.made == "dense" else "pruned", its.form) == (made, form)
+    assert nbytes(done.out) == its.nbytes <= done.limits["bytes"]
+    assert len({each.made for each in done.candidates}) == 1 + (made == "pruned")
+    first, *_ = str(done).splitlines()
+    assert first.endswith(f"MB, {its.nbytes / dense.nbytes:.1%} of its.")
+    assert f"Asked: {share:.1%} of what the dense model takes in float32, " in str(done)
+    assert "MB of the files." in str(done)
+    (chart,) = next(part for part in done.content() if getattr(part, "name", "") == "candidates").charts
+    assert list(chart.places) == [each.nbytes for each in done.candidates]
+    record = json.loads((done.out / "secateur.json").read_text())
+    assert record["budget"] == {"asked": {"bytes": share}, **done.limits}
+    runs_alone(done.out)
+
+
+def test_bytes_and_milliseconds_both_hold(tmp_path):
+    done = deployed(tmp_path / "served", {"latency": 0.2, "bytes": 0.16})
+    assert done.delivered.ms <= 1.03 * done.limits["latency"]
+    assert done.delivered.nbytes <= done.limits["bytes"]
+    assert re.fullmatch(r"fit-latency-0\.\d{4}-params-0\.\d{4}", done.delivered.made)
+    over = [each for each in done.candidates if "over the budget" in done._note(each)]
+    assert over
+    assert all(not each.within(done.limits) for each in over)
+
+
+def test_bytes_that_cannot_be_met_are_an_error(tmp_path):
+    said = r"^nothing takes 0\.0004 MB or less in the runtime: nearest comes dense, int8, .* MB of .* Nothing was"
+    with pytest.raises(ValueError, match=said):
+        deployed(tmp_path / "served", {"bytes": 400})
+    assert not (tmp_path / "served").exists()
 
 
 def test_the_dense_model_is_delivered_where_it_is_within(tmp_path):
@@ -200,7 +267,7 @@ def test_in_float_fit_is_timed_in_float_and_int8_is_tried_too(tmp_path):
     assert {(each.made == "dense", each.form) for each in done.candidates} == {
         (dense, form) for dense in (True, False) for form in ("float32", "int8")
     }
-    assert done.delivered.loss == min(each.loss for each in done.candidates if each.ms <= 1.03 * done.limit)
+    assert done.delivered.loss == min(each.loss for each in done.candidates if each.ms <= 1.03 * done.limits["latency"])
 
 
 def test_what_cannot_be_met_says_what_came_nearest_and_another_budget_goes_on(tmp_path, monkeypatch):
@@ -225,10 +292,9 @@ def test_what_is_slower_than_the_dense_model_is_said():
     near = deploying.Candidate("dense", "float32", 1.0, 2.0, 0.0, 1, 0, "", {})
     dense = replace(near, ms=1.0)
     with pytest.raises(ValueError, match=r"^nothing takes 0\.5 ms or less .* with 1 ms \(1\.000 of the dense model"):
-        deploying._least([dense, near], 0.5, [])
-    done = deploying.Deployed(
-        deploying.parse_budget({"latency": 2.0}), 2.0, [dense, near], dense, "change", None, 4, 1, 1.0, Path("out")
-    )
+        deploying._least([dense, near], {"latency": 0.5}, [])
+    asked, limits = deploying.parse_budget({"latency": 2.0}), {"latency": 2.0}
+    done = deploying.Deployed(asked, limits, [dense, near], dense, "change", None, 4, 1, 1.0, Path("out"))
     assert (done._note(dense), done._note(near)) == ("delivered", "slower than dense")
 
 
@@ -326,7 +392,7 @@ def test_a_form_that_the_quantizer_refuses_is_a_line(tmp_path, monkeypatch):
 def test_what_is_wrong_is_said_before_anything_is_computed(tmp_path, monkeypatch):
     out = tmp_path / "served"
     for budget, runtime, kind, said in (
-        ({"params": 0.5}, None, ValueError, "the budget of deploy is a latency"),
+        ({"params": 0.5}, None, ValueError, "the budget of deploy is a latency.* and not params"),
         ({"latency": 0.5, "params": 0.5}, "onnxruntime", ValueError, "the budget of deploy is a latency"),
         ({"latency": 0.5}, "torch", ValueError, r"deploy writes what a runtime loads: .*for torch .*secateur\.fit"),
         ({"latency": 0.5}, "onnx", ValueError, "no runtime is called 'onnx'"),

@@ -132,8 +132,9 @@ OPTIONS = {
         "NAME",
     ),
     "runtime": Option(
-        "Where a latency is measured: torch, onnxruntime, onnxruntime:int8 or openvino; torch if left out, and of "
-        "deploy onnxruntime:int8. Or by board.csv, a table of another machine (secateur cost).",
+        "Where a latency is measured: torch, onnxruntime, onnxruntime:int8, onnxruntime:int4 (weights in 4 bits) or "
+        "openvino; torch if left out, of deploy onnxruntime:int8. Or by board.csv, a table of another machine "
+        "(secateur cost).",
         "NAME",
     ),
     "round_to": Option(
@@ -212,8 +213,9 @@ OPTIONS = {
     ),
     "levels": Option("Begin with the levels and scores that sensitivity --store wrote: none are made.", "FOLDER", Path),
     "budget": Option(
-        "What may be spent: params, active_params, macs, bytes, kv_bytes or latency; up to 1 a share of what the model "
-        "costs, above that the amount, of latency in milliseconds on this machine. Repeatable: all of them hold.",
+        "What may be spent: params, active_params, macs, bytes, kv_bytes or latency, of deploy latency or bytes; up to "
+        "1 a share of what the model costs, above that the amount, of latency in milliseconds on this machine. "
+        "Repeatable: all of them hold.",
         "COST=LIMIT",
         many=True,
     ),

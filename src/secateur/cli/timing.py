@@ -52,8 +52,8 @@ def cost(asked: Asked) -> Iterator[Any]:
     """Write a small ONNX file of each operation that a model has at fewer units, and a script that times them there.
 
     Copy the folder to the board and run time_probes.py there, which needs onnxruntime and numpy alone. Its board.csv is
-    what --runtime of fit takes. Give an example of the size to be served: a table is of one. The runtime is onnxruntime
-    or onnxruntime:int8.
+    what --runtime of fit takes. Give an example of the size to be served: a table is of one. The runtime is
+    onnxruntime, onnxruntime:int8 or onnxruntime:int4.
     """
     from secateur.checkpoints import check_new
     from secateur.cli.measuring import model_and_inputs

@@ -1,8 +1,9 @@
-"""`deploy`: what a runtime loads, of a model within so many milliseconds there: fitted, in 8 bits where that pays, and
-judged in the runtime itself.
+"""`deploy`: what a runtime loads, of a model within so many milliseconds there, or bytes: fitted, in 8 or 4 bits where
+that pays, and judged in the runtime itself.
 
-Law: every time and every loss is that of the files that are delivered, run by the runtime; of the candidates within the
-budget the one that loses least is delivered, also where nothing was pruned for it; the model stays as it is.
+Law: every time, every loss and every size is that of the files that are delivered, run by the runtime; of the
+candidates within the budget the one that loses least is delivered, also where nothing was pruned for it; the model
+stays as it is.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from secateur import runtimes
 from secateur.checkpoints import (
     RECORD,
     CheckpointError,
@@ -69,7 +71,7 @@ from secateur.support import (
     widened,
 )
 
-FLOAT, INT8, CALIBRATED = "float32", "int8", "int8, calibrated"
+FLOAT, INT8, CALIBRATED, INT4 = "float32", "int8", "int8, calibrated", "int4"
 DENSE = "dense"
 CHECK = "check.npz"  # some inputs, and what the runtime gave for them
 CLOSE = 0.03  # of a budget, that a measured latency may be over it
@@ -77,9 +79,10 @@ _ROUNDS, _SECONDS = 15, 1.5
 _WORST = 1e300  # a loss that JSON can hold
 _TRIES = 3  # budgets that are given to `fit`, until its result is within in the runtime
 _AIM = 0.99  # of the budget
-_MATTERS = 0.05  # of a loss: what 8 bits lose less of, no layer stays in float for
+_MATTERS = 0.05  # of a loss: what rounding loses less of, no layer stays in float for
 _UNITS = 24  # operations that are rounded without one of them in turn; of more, kinds of them
 _CALIBRATED_ON = 16  # batches
+_BYTES = {32: 4.0, 8: 1.0, 4: 0.64}  # of a weight of so many bits; of 4 a scale and an offset for 32 of them
 _CHANNELS = 16  # of which processors compute as many at once
 _TOLD = 1000  # numbers of each output that the check keeps
 _UNNAMED = re.compile(r"output_\d+")  # what a tuple holds
@@ -104,7 +107,7 @@ class Candidate:
 
     Attributes:
         made: ``"dense"``, or of which budget `fit` made it.
-        form: ``"float32"``, ``"int8"`` or ``"int8, calibrated"``.
+        form: ``"float32"``, ``"int8"``, ``"int8, calibrated"`` or ``"int4"``.
         left: the share of the parameters that is left.
         ms: of a pass on the first batch, next to the dense model in float32.
         loss: of its outputs on the batches held back, by what they are compared.
@@ -125,6 +128,19 @@ class Candidate:
     files: Mapping[str, str]
 
     @property
+    def costs(self) -> dict[str, float]:
+        """By the words of a budget."""
+        return {"latency": self.ms, "bytes": self.nbytes}
+
+    def within(self, limits: Mapping[str, float], close: float = CLOSE) -> bool:
+        """Whether no cost is over its limit, of milliseconds but for what a measurement may be off."""
+        return all(self.costs[word] <= most * (1 + close * (word == "latency")) for word, most in limits.items())
+
+    def spent(self, limits: Mapping[str, float]) -> float:
+        """The share of a limit that it costs, of the one that is nearest."""
+        return max(self.costs[word] / most for word, most in limits.items())
+
+    @property
     def name(self) -> str:
         what = "dense" if self.made == DENSE else f"pruned to {self.left:.1%} of its parameters"
         kept = f", {self.kept} {'matrix' if self.kept == 1 else 'matrices'} in float" if self.kept else ""
@@ -136,7 +152,7 @@ class Deployed(ByText):
     """The result of `deploy`; prints as a table.
 
     Attributes:
-        asked: the budget, and ``limit`` its milliseconds.
+        asked: the budget, and ``limits`` its milliseconds and bytes.
         candidates: all that was measured, the dense model in float32 first.
         delivered: the one that is in ``out``.
         compared: by which word of `secateur.search.ModelLoss` outputs were, unless ``dense_score`` is the dense model's
@@ -148,7 +164,7 @@ class Deployed(ByText):
     """
 
     asked: Budget
-    limit: float
+    limits: Mapping[str, float]
     candidates: Sequence[Candidate]
     delivered: Candidate
     compared: str
@@ -162,9 +178,10 @@ class Deployed(ByText):
     def content(self) -> Iterator[Part]:
         yield self._first()
         yield ""
-        asked = self.asked.limits["latency"]
-        share = f"{asked:.1%} of what the dense model takes in float32, " if asked <= 1 else ""
-        yield f"Asked: {share}{self.limit:.3g} ms; levels are timed in {self.asked.runtime}."
+        for word, asked in self.asked.limits.items():
+            share = f"{asked:.1%} of what the dense model takes in float32, " if asked <= 1 else ""
+            how = f"; levels are timed in {self.asked.runtime}" if word == "latency" else " of the files"
+            yield f"Asked: {share}{_amount(word, self.limits[word])}{how}."
         yield ""
         yield self._table()
         yield ""
@@ -183,6 +200,8 @@ class Deployed(ByText):
     def _first(self) -> str:
         its, dense = self.delivered, self.candidates[0]
         took = f"{its.ms:.3g} ms, {its.ms / dense.ms:.1%} of the dense float32 model's {dense.ms:.3g}"
+        if "bytes" in self.limits:
+            took += f"; {_amount('bytes', its.nbytes)}, {its.nbytes / dense.nbytes:.1%} of its"
         if its.made == DENSE:
             pruned = any(each.made != DENSE for each in self.candidates)
             why = "loses less than anything that was pruned" if pruned else "nothing had to be pruned"
@@ -191,7 +210,7 @@ class Deployed(ByText):
 
     def _note(self, each: Candidate) -> str:
         notes = ["delivered"] if each is self.delivered else []
-        notes += ["over the budget"] if each.ms > self.limit * (1 + CLOSE) else []
+        notes += [] if each.within(self.limits) else ["over the budget"]
         notes += ["slower than dense"] if each.ms > self.candidates[0].ms * (1 + CLOSE) else []
         return ", ".join(notes)
 
@@ -208,16 +227,19 @@ class Deployed(ByText):
             Column("", self._note, key="note"),
             title="What was measured",
         )
+        along = next(iter(self.limits))
+        most = _amount(along, self.limits[along] * (1 + CLOSE * (along == "latency")))
+        name = {"latency": "milliseconds", "bytes": "bytes"}[along]
         what = "score" if self.dense_score is not None else {"cosine": "cosine"}.get(self.compared, "share left")
         chart = Chart(
-            f"The {what} against milliseconds",
-            f"Each candidate in the runtime; up to {self.limit * (1 + CLOSE):.3g} ms it is within the budget.",
+            f"The {what} against {name}",
+            f"Each candidate in the runtime; up to {most} it is within the budget.",
             [each.name for each in self.candidates],
             [self._quality(each) for each in self.candidates],
             what,
             series=[self._series(each) for each in self.candidates],
-            places=[each.ms for each in self.candidates],
-            along="milliseconds of a pass",
+            places=[each.costs[along] for each in self.candidates],
+            along=f"{name} of {'a pass' if along == 'latency' else 'its files'}",
             joined=False,
             from_zero=False,
         )
@@ -251,17 +273,19 @@ def deploy(
     store: Path | str | None = None,
     levels: Levels | Sensitivity | Path | str | None = None,
 ) -> Deployed:
-    """Write what a runtime loads, of a model that takes no more than so many milliseconds there, with the least loss.
+    """Write what a runtime loads, of a model that takes no more than so many milliseconds there, or bytes, with the
+    least loss.
 
-    The dense model is exported, in float32 and in 8 bits, and each is timed and judged in the runtime. Where the budget
-    is less than it takes in the form that was asked for, `secateur.fit` prunes a copy to the budget, timed in that
-    form, and what it finishes is exported and measured alike, after as many ``steps`` of training as you ask for. Where
-    8 bits leave time, the matrices that they hurt most stay in float, as many as the budget allows. What loses least of
-    all that is within the budget is delivered. If that is the dense model in 8 bits, the first line says so.
+    The dense model is exported, in float32, in 8 bits and, where they are asked for, in 4, and each is timed and judged
+    in the runtime. Where the budget is less than it takes in the fastest form that was asked for, `secateur.fit` prunes
+    a copy to the budget, timed in that form, and what it finishes is exported and measured in all forms, after as many
+    ``steps`` of training as you ask for. Where fewer bits leave time, the matrices that they hurt most stay in float,
+    as many as the budget allows. What loses least of all that is within the budget is delivered. If that is the dense
+    model in fewer bits, the first line says so.
 
-    Each time is measured in turns with the dense model in float32. 8 bits are made by the runtime's own quantizer: of
-    matrix products with inputs as they come, and, of a model with convolutions, also with ranges from the batches that
-    are not held back.
+    Each time is measured in turns with the dense model in float32. Weights are rounded by the runtime's own quantizers:
+    8 bits of matrix products with inputs as they come, and, of a model with convolutions, also with ranges from the
+    batches that are not held back; 4 bits of matrix products, with a range for each 32 of them.
 
     Args:
         model: any module with its weights, or a Hugging Face directory; it stays as it is. Half precision is converted
@@ -269,13 +293,15 @@ def deploy(
         batches: what a DataLoader yields, or ``{name: batches}`` of several texts. A quarter of them is held back, to
             judge, also from `fit` and its repair; of a single batch none is.
         budget: ``{"latency": 0.25}``, a share of what the dense model takes in float32 in the runtime; above 1
-            milliseconds. A result may be over it by 3 %, what is measured being no exact number.
+            milliseconds. A result may be over it by 3 %, what is measured being no exact number. ``{"bytes": 0.25}``, a
+            share of the files that the runtime loads of the dense model in float32; above 1 bytes. Or both.
         out: the folder to write, which must not exist: ``model.onnx`` (of OpenVINO ``model.xml`` and ``model.bin``), of
             a directory the files of its tokenizer, ``secateur.json``, which says what was measured, and ``check.npz``,
             some inputs with the outputs that the runtime gave for them. Beside it is ``<out>.unfinished`` until it
             does, with all that took long: a run that was killed goes on there, also with another budget.
-        runtime: ``"onnxruntime:int8"``, ``"onnxruntime"`` or ``"openvino"``, in which levels are timed; or a value of
-            `secateur.runtimes` with ``write`` and ``load``.
+        runtime: ``"onnxruntime:int8"``, ``"onnxruntime:int4"`` (8 bits are tried, too; ONNX Runtime 1.22 or later),
+            ``"onnxruntime"`` or ``"openvino"``, in which levels are timed; or a value of `secateur.runtimes` with
+            ``write`` and ``load``.
         score, include, exclude, shares, finals, seed, store, levels: as in `secateur.fit`.
         round_to: likewise; but of a model with convolutions multiples of 16 if left out, since runtimes compute so
             many channels at once: EfficientNet-Lite0 without half of its multiply-adds took 12.1 ms for 6.9 in ONNX
@@ -310,13 +336,16 @@ def deploy(
             f"deploy runs in one process, and there are {world}, of which each would do all of it, and disturb what "
             "others time: call it in one of them, before the others begin."
         )
-    if (words := parse_budget(budget).words) != ("latency",):
-        raise ValueError(f'the budget of deploy is a latency, {{"latency": 0.25}}, and not {", ".join(words)}.')
-    asked = parse_budget(budget, runtime=runtime)
+    if not {*(words := parse_budget(budget).words)} <= {"latency", "bytes"}:
+        raise ValueError(
+            'the budget of deploy is a latency, {"latency": 0.25}, or bytes of what the runtime loads, '
+            f'{{"bytes": 0.25}}, and not {", ".join(words)}.'
+        )
+    asked = replace(parse_budget(budget), runtime=runtimes.timed_by(runtime, True))
     if not isinstance(asked.runtime, Served):
         raise ValueError(
-            'deploy writes what a runtime loads: runtime= is "onnxruntime:int8", "onnxruntime" or "openvino"; for '
-            f"{asked.runtime} there is secateur.fit."
+            'deploy writes what a runtime loads: runtime= is "onnxruntime:int8", "onnxruntime:int4", "onnxruntime" or '
+            f'"openvino"; for {asked.runtime} there is secateur.fit.'
         )
     if type(steps) is not int or steps < 0:
         raise ValueError(f"steps is a whole number, 0 or more; got {steps!r}.")
@@ -366,14 +395,14 @@ def deploy(
         how |= {"round_to": round_to}
         how |= scope | {"store": (run.folder / LEVELS if folder is None else folder) if levels is None else folder}
         trying = _Trying(run, dense, every, rest, ModelLoss(dense, back, None, score), example, asked, how, steps)
-        limit, candidates, said = trying.all()
-        delivered = _least(candidates, limit, said)
-        _assembled(run, trying, delivered, source, candidates, limit)
+        limits, candidates, said = trying.all()
+        delivered = _least(candidates, limits, said)
+        _assembled(run, trying, delivered, source, candidates, limits)
         run.publish(run.folder / "delivered")
     reach = reached_by_name(dense, batches)
     return Deployed(
         asked=asked,
-        limit=limit,
+        limits=limits,
         candidates=candidates,
         delivered=delivered,
         compared=trying.measured.word,
@@ -393,17 +422,23 @@ def _digest_of(levels: Levels | Sensitivity | Path) -> str:
     return (levels.levels if isinstance(levels, Sensitivity) else levels).made.digest
 
 
-def _least(candidates: Sequence[Candidate], limit: float, said: Sequence[str]) -> Candidate:
+def _amount(word: str, amount: float) -> str:
+    return f"{amount:.3g} ms" if word == "latency" else f"{amount / 1e6:.3g} MB"
+
+
+def _least(candidates: Sequence[Candidate], limits: Mapping[str, float], said: Sequence[str]) -> Candidate:
     """What loses least within the budget; ValueError with what comes nearest to it."""
-    within = [each for each in candidates if each.ms <= limit * (1 + CLOSE)]
+    within = [each for each in candidates if each.within(limits)]
     if within:
         return min(within, key=lambda each: each.loss)
-    near, dense = min(candidates, key=lambda each: each.ms), candidates[0]
+    near, dense = min(candidates, key=lambda each: each.spent(limits)), candidates[0]
+    most = " and ".join(_amount(*each) for each in limits.items())
+    size = f" and {_amount('bytes', near.nbytes)} of {_amount('bytes', dense.nbytes)}" if "bytes" in limits else ""
     slower = "" if near.ms < dense.ms or near is dense else f", slower than the dense model's {dense.ms:.3g}"
     why = f" {' '.join(said)}" if said else ""
     raise ValueError(
-        f"nothing takes {limit:.3g} ms or less in the runtime: nearest comes {near.name}, with {near.ms:.3g} ms"
-        f"{slower} ({near.ms / dense.ms:.3f} of the dense model in float32), and it loses {near.loss:.4g}.{why} "
+        f"nothing takes {most} or less in the runtime: nearest comes {near.name}, with {near.ms:.3g} ms"
+        f"{slower} ({near.ms / dense.ms:.3f} of the dense model in float32){size}, and it loses {near.loss:.4g}.{why} "
         "Ask for more."
     )
 
@@ -445,18 +480,20 @@ class _Trying:
         if not isinstance(mine, OnnxRuntime):
             return {FLOAT: mine}
         found: dict[str, Served] = {
-            FLOAT: replace(mine, int8=False, calibrated=False),
-            INT8: replace(mine, int8=True, calibrated=False),
+            FLOAT: replace(mine, bits=32, calibrated=False),
+            INT8: replace(mine, bits=8, calibrated=False),
         }
         if _has_convolutions(self.dense):
-            found[CALIBRATED] = replace(mine, int8=True, calibrated=True)
+            found[CALIBRATED] = replace(mine, bits=8, calibrated=True)
+        if mine.bits == 4:
+            found[INT4] = mine
         return found
 
-    def all(self) -> tuple[float, list[Candidate], list[str]]:
-        """The budget's milliseconds, what was measured, and what there is to say."""
+    def all(self) -> tuple[dict[str, float], list[Candidate], list[str]]:
+        """The budget's milliseconds and bytes, what was measured, and what there is to say."""
         said: list[str] = []
         whole = self.tried(DENSE, FLOAT, 1.0)
-        limit = self.asked.of({"latency": whole.ms})["latency"]
+        limits = self.asked.of(whole.costs)
         for form in [*self.forms][1:]:
             try:
                 self.tried(DENSE, form, 1.0)
@@ -465,55 +502,64 @@ class _Trying:
             except ValueError as error:
                 said.append(f"Not tried: {error}")
                 del self.forms[form]
-        if whole.ms <= limit:
-            return limit, self.found, said
-        base = self._base()
-        if base.ms > limit:
+        if whole.within(limits, 0):
+            return limits, self.found, said
+        base = self._base(limits)
+        if not base.within(limits, 0):
             try:
-                self._fitted(base, limit)
+                self._fitted(base, limits)
             except CheckpointError:  # what a run left is damaged
                 raise
             except ValueError as error:  # such as a budget that no choice of levels meets
                 said.append(f"Nothing was pruned to it: {str(error).splitlines()[0]}")
-        within = [each for each in self.found if each.form != FLOAT and each.ms <= limit]
+        within = [each for each in self.found if each.form != FLOAT and each.within(limits, 0)]
         if within:
-            self._without_the_worst(min(within, key=lambda each: each.loss), limit)
-        return limit, self.found, said
+            self._without_the_worst(min(within, key=lambda each: each.loss), limits)
+        return limits, self.found, said
 
-    def _base(self) -> Candidate:
-        """The dense model in the form that levels are timed in: if it may be int8, in the fastest one."""
-        int8 = getattr(self.asked.runtime, "int8", False)
-        return min((each for each in self.found if int8 or each.form == FLOAT), key=lambda each: each.ms)
+    def _base(self, limits: Mapping[str, float]) -> Candidate:
+        """The dense model in the form that levels are timed in: if it may be rounded, the fastest, or the smallest."""
+        rounds = getattr(self.asked.runtime, "bits", 32) < 32
+        return min((each for each in self.found if rounds or each.form == FLOAT), key=lambda each: each.spent(limits))
 
-    def _fitted(self, base: Candidate, limit: float) -> None:
-        """What `fit` finishes at the budget, in every form; once more where the runtime takes longer than it said."""
-        share = _AIM * limit / base.ms
+    def _fitted(self, base: Candidate, limits: Mapping[str, float]) -> None:
+        """What `fit` finishes at the budget, in every form; once more where the files take more than it said."""
+        shares: dict[str, float] = {}
+        mine = base
         for _ in range(_TRIES):
-            made = f"fit-{share:.4f}"
-            left = self._left(made, round(share, 4), base.form)
+            if mine.ms > limits.get("latency", mine.ms):
+                known = shares.get("latency")
+                share = _AIM * limits["latency"] / mine.ms
+                shares["latency"] = share if known is None else known * min(0.98, share)
+            if mine.nbytes > limits.get("bytes", mine.nbytes):  # what leaves a file are rounded weights
+                weights = (mine.nbytes - _AIM * limits["bytes"]) / _BYTES[getattr(self.forms[base.form], "bits", 32)]
+                shares["params"] = mine.left - weights / _size(self.dense)
+                if shares["params"] <= 0:
+                    raise ValueError("what is no weight of a matrix product, or stays in float, is more than that.")
+            made = "fit" + "".join(f"-{word}-{share:.4f}" for word, share in shares.items())
+            left = self._left(made, {word: round(share, 4) for word, share in shares.items()}, base.form)
             took = [self.tried(made, form, left) for form in self.forms]
             mine = next(each for each in took if each.form == base.form)
-            if mine.ms <= limit * (1 + CLOSE):
+            if mine.within(limits):
                 return
-            share *= min(0.98, _AIM * limit / mine.ms)
 
-    def _left(self, made: str, share: float, form: str) -> float:
-        """What is left of a copy that is fitted to a share of the latency, whose graph is written, now or before."""
+    def _left(self, made: str, shares: Mapping[str, float], form: str) -> float:
+        """What is left of a copy that is fitted to these shares, whose graph is written, now or before."""
         folder = self._folder(made, FLOAT)
 
         def compute() -> _Made:
-            return _Made(self._pruned(made, share, form), digests_of_files(folder))
+            return _Made(self._pruned(made, shares, form), digests_of_files(folder))
 
         return self.run.stage(made, _Made, compute, lambda its: _misfit(folder, its.files)).left
 
-    def _pruned(self, made: str, share: float, form: str) -> float:
-        """Writes the graph of a copy that is fitted to a share of the latency; returns what is left of it."""
+    def _pruned(self, made: str, shares: Mapping[str, float], form: str) -> float:
+        """Writes the graph of a copy that is fitted to these shares; returns what is left of it."""
         copied = copy.deepcopy(self.dense)
         fit(
             copied,
             self.rest,  # not by what judges
-            budget={"latency": share},
-            runtime=self.forms[form],
+            budget=shares,
+            runtime=self.forms[form] if "latency" in shares else None,
             example_inputs=self.example,
             **self.how,
         )
@@ -594,8 +640,8 @@ class _Trying:
             return 1e3 * statistics.median(rounds["dense"]), loss
         return self.found[0].ms / ratio(rounds["other"], rounds["dense"]), loss
 
-    def _without_the_worst(self, best: Candidate, limit: float) -> None:
-        """The same with the matrices in float that 8 bits hurt most: one, two, four, as long as there is time."""
+    def _without_the_worst(self, best: Candidate, limits: Mapping[str, float]) -> None:
+        """The same with the matrices in float that rounding hurts most: one, two, four, as long as they are within."""
         runtime = self.forms[best.form]
         exact = next(each.loss for each in self.found if each.made == best.made and each.form == FLOAT)
         if best.loss - exact <= _MATTERS * best.loss or not isinstance(runtime, OnnxRuntime):
@@ -614,7 +660,7 @@ class _Trying:
         while count < len(order):
             keep = [operation for name in order[:count] for operation in units[name]]
             its = self.tried(best.made, best.form, best.left, keep, len(keep))
-            if its.ms > limit * (1 + CLOSE):
+            if not its.within(limits):
                 break
             count *= 2
 
@@ -713,7 +759,7 @@ def _assembled(
     delivered: Candidate,
     source: Path | None,
     candidates: Sequence[Candidate],
-    limit: float,
+    limits: Mapping[str, float],
 ) -> None:
     """The folder as it will be: graph, tokenizer, check, record."""
     folder = run.folder / "delivered"
@@ -738,7 +784,7 @@ def _assembled(
         "runtime": str(trying.forms[delivered.form]),
         "threads": torch.get_num_threads(),
         "processor": processor(),
-        "budget": {"asked": dict(trying.asked.limits), "latency": limit},
+        "budget": {"asked": dict(trying.asked.limits), **limits},
         "compared": trying.measured.word,
         "delivered": _told(delivered),
         "candidates": [_told(each) for each in candidates],

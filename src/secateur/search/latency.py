@@ -266,8 +266,8 @@ def write_probes(
         model: any module, with its weights; it stays as it is.
         example_inputs: what it is called with, of the size that is served.
         folder: must not exist; it appears complete or not at all.
-        runtime: ``"onnxruntime"``, which also TensorRT and others read, or ``"onnxruntime:int8"``, its matrix products
-            in 8 bits.
+        runtime: ``"onnxruntime"``, which also TensorRT and others read; ``"onnxruntime:int8"`` or
+            ``"onnxruntime:int4"``, its matrix products in 8 bits, or with weights in 4.
 
     Raises:
         ValueError: another runtime; the model has no values, or nothing of it can leave. CheckpointError: the folder
@@ -282,7 +282,8 @@ def write_probes(
     where = runtimes.parse(runtime)
     if not isinstance(where, OnnxRuntime) or where.calibrated:
         raise ValueError(
-            f'probes are for "onnxruntime" or "onnxruntime:int8", whose files others read, too; not for {runtime!r}.'
+            'probes are for "onnxruntime", whose files others read, too, "onnxruntime:int8" or "onnxruntime:int4"; not '
+            f"for {runtime!r}."
         )
     where.package()
     model, folder = unwrapped(model), Path(folder)

@@ -213,15 +213,16 @@ def shrink(
             `uniform`, decides about all groups.
         include, exclude: globs over the names of groups and of all their tensors: shrink only these; leave these whole.
         round_to: counts are multiples of this, or all. By default of 16 in groups of 64 units or more, since other
-            counts run no faster; of 8, 4, 2 or 1 where one such step would be more than 1 % of the target.
+            counts run no faster; of 8, 4, 2 or 1 where one such step would be more than 1 % of the target; of
+            32, 16 or 8 where the times of a table have such steps.
         target: what ``sparsity`` is a fraction of: ``"params"`` (entries of parameters), ``"macs"`` (multiply-adds of
             the example), ``"latency"`` (time of the example in evaluation mode, measured beside the model's own; not of
             a directory), ``"units"``; of mixtures ``"active_params"`` (those that one token passes through), of what
             reads text ``"kv_bytes"`` (what its cache keeps of a token).
         runtime: where that time is measured, with as many threads as torch has: ``"torch"``, which is meant if left
-            out, ``"onnxruntime"``, ``"onnxruntime:int8"``, ``"openvino"``, or a value of `secateur.runtimes`. Each
-            model that is timed is exported. Or by what each operation takes on another machine: a table
-            (``"board.csv"``) or a function, as of `secateur.fit`.
+            out, ``"onnxruntime"``, ``"onnxruntime:int8"``, ``"onnxruntime:int4"``, ``"openvino"``, or a value of
+            `secateur.runtimes`. Each model that is timed is exported. Or by what each operation takes on another
+            machine: a table (``"board.csv"``) or a function, as of `secateur.fit`.
         evidence: ``{name: {keyword: Tensor}}`` for a criterion that names some; see `secateur.evidence.collect`.
         batches: real inputs: what a DataLoader yields, or
             `secateur.read_calibration`. They are run through it twice, in evaluation mode, a block at a time; padding

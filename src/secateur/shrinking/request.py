@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from secateur.criteria import magnitude
 from secateur.evidence import needs
 from secateur.kinds import Blocks, Branches, Experts, Kind
 from secateur.models import InFiles, find_blocks
+from secateur.operations import PriceTable, step_in
 from secateur.runtimes import Elsewhere, Runtime
 from secateur.shrinking.configuration import Configured
 from secateur.shrinking.costs import TARGETS
@@ -44,7 +45,8 @@ class Request:
         evidence: ``{name: {keyword: Tensor}}``, for the criterion.
         include: globs of what may leave; None: all.
         exclude: globs of what stays whole.
-        round_to: counts are multiples of this; None: of 16 in groups of 64 or more, where such a step is small.
+        round_to: counts are multiples of this, by default of the steps of a table of times; None: of 16 in groups of 64
+            or more, where such a step is small.
         uniform: the counts are those that a configuration can say.
         verify: nothing leaves that is not proved to change nothing else.
         leave: what leaves before other units, at most one of each kind.
@@ -151,6 +153,8 @@ def request(
         runtime=runtimes.timed_by(runtime, given.get("target") == "latency"),
         **given,
     )
+    if made.round_to is None and isinstance(made.runtime, PriceTable):
+        made = replace(made, round_to=step_in(made.runtime.rows))
     if made.target not in TARGETS:
         raise ValueError(f"target must be one of {', '.join(map(repr, TARGETS))}, not {made.target!r}.")
     if made.sparsity is not None:
