@@ -8,6 +8,7 @@ import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -123,6 +124,61 @@ def test_products_with_several_weights_are_rounded_too():
     exact, int8, int4 = (OnnxRuntime(bits)(model, x)()[0] for bits in (32, 8, 4))
     assert 0 < abs(exact - int8).max() < 0.1 * abs(exact).max()
     assert 0 < abs(exact - int4).max() < 0.3 * abs(exact).max()
+
+
+class Tied(nn.Module):
+    """Logits by the table of embeddings."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.up, self.head = nn.Embedding(500, 64), nn.Linear(64, 64), nn.Linear(64, 500, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, tokens):
+        return self.head(self.up(self.table(tokens)).relu())
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_tables_and_heads_that_are_tied_to_them_are_rounded_unless_they_are_kept(tmp_path, bits):
+    pytest.importorskip(FOUR_BITS)
+    torch.manual_seed(0)
+    model, x, of, weight = Tied(), torch.randint(500, (2, 12)), OnnxRuntime(bits), 500 * 64
+    OnnxRuntime().write(model, x, tmp_path)
+    names = {module: operation for operation, module in of.matrices(tmp_path).items()}
+    assert sorted(names) == ["head", "table", "up"]
+    sizes, outputs, each = {}, {}, {8: 1, 4: 0.5 + 4.5 / 32}[bits]
+    for keep in ("", "table", "head", "table head up"):
+        place = tmp_path / f"kept {keep}"
+        of.rounded(tmp_path, place, keep=[names[name] for name in keep.split()])
+        sizes[keep], loaded = (place / "model.onnx").stat().st_size, OnnxRuntime().load(place)
+        (outputs[keep],) = loaded.run(loaded.feeds(x))
+    assert sizes["table"] - sizes[""] == pytest.approx(3 * weight, rel=0.02)
+    assert sizes["head"] - sizes[""] == pytest.approx((4 - 1 - each) * weight, rel=0.05)  # its table is one
+    exact = model(x).detach().numpy()
+    errors = {keep: abs(found - exact).max() / abs(exact).max() for keep, found in outputs.items()}
+    assert errors["table head up"] < 1e-5
+    assert 0 < errors["table"] < 0.3
+    assert 0 < errors[""] < 0.3
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_how_far_rounding_moves_an_output_is_what_the_runtime_moves(tmp_path, bits):
+    """Of each operation alone, as far as its neighbours are in float; of a table its own rows."""
+    pytest.importorskip(FOUR_BITS)
+    torch.manual_seed(0)
+    model, x, of = Tied(), torch.randint(500, (2, 12)), OnnxRuntime(bits)
+    with torch.no_grad():
+        model.up.weight[:, 0], model.table.weight[:, 0] = 0.01, 30  # an input far larger than others
+    OnnxRuntime().write(model, x, tmp_path)
+    loaded = OnnxRuntime().load(tmp_path)
+    feeds, places = loaded.feeds(x), of.matrices(tmp_path)
+    found = {places[name]: error for name, error in of.errors(tmp_path, feeds).items()}
+    assert found.keys() == {"table", "up", "head"}
+    of.rounded(tmp_path, tmp_path / "head", keep=[name for name, module in places.items() if module != "head"])
+    (exact,), (moved,) = loaded.run(feeds), OnnxRuntime().load(tmp_path / "head").run(feeds)
+    assert found["head"] == pytest.approx(float(np.linalg.norm(moved - exact) / np.linalg.norm(exact)), rel=0.5)
+    assert found["up"] > 0.01
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["head", "model.onnx"]
 
 
 def test_exporters_say_nothing_and_leave_logging_and_warnings_as_they_were(caplog):

@@ -50,6 +50,7 @@ _ROUNDS, _SECONDS = 9, 1.0
 _FILE, _IR = "model.onnx", "model.xml"
 _LARGE = 2**31  # bytes: more than one file of ONNX holds
 _SMALL = 64  # numbers of a constant that is written as it is
+_AT_ONCE = 16  # products whose inputs are in memory
 _BLOCK, _IN_8_BITS = 32, 4  # of 4 bits: inputs that share a range; how exact products are, as ONNX Runtime numbers it
 
 
@@ -144,10 +145,11 @@ class OnnxRuntime:
     """ONNX Runtime on the processor; ``pip install "secateur[onnx]"``.
 
     Attributes:
-        bits: 8: weights of matrix products in 8 bits, and their inputs as they come, as ``quantize_dynamic`` does it.
-            Convolutions stay in float, which is faster there unless their inputs are calibrated. 4: weights of matrix
-            products in 4 bits, a range for each 32 inputs of an output, by ``MatMulNBitsQuantizer`` (ONNX Runtime 1.22
-            or later); their inputs in 8 bits as they come. 32: as they are.
+        bits: 8: weights of matrix products in 8 bits, and their inputs as they come, as ``quantize_dynamic`` does it;
+            tables of embeddings, too. Convolutions stay in float, which is faster there unless their inputs are
+            calibrated. 4: weights of matrix products in 4 bits, a range for each 32 inputs of an output, by
+            ``MatMulNBitsQuantizer`` (ONNX Runtime 1.22 or later), their inputs in 8 bits as they come, and tables in 8.
+            32: as they are.
         calibrated: of 8 bits: convolutions, too, by ranges of their inputs that are known, as ``quantize_static`` does
             it. What is only timed is calibrated on the example.
 
@@ -253,17 +255,51 @@ class OnnxRuntime:
                 (_in_int4 if self.bits == 4 else _in_int8)(source / _FILE, folder / _FILE, keep)
 
     def matrices(self, folder: Path) -> dict[str, str]:
-        """``{operation: module}`` of those of a graph in float that multiply with a weight."""
+        """``{operation: module}`` of those of a graph in float that multiply with a weight, or look up its rows."""
         import onnx
 
         graph = onnx.load(folder / _FILE, load_external_data=False).graph
-        weights = {each.name for each in graph.initializer}
+        floats = (each for each in graph.initializer if each.data_type == onnx.TensorProto.FLOAT)
+        weights = {each.name for each in floats if len(each.dims) > 1}
+        weights |= {node.output[0] for node in graph.node if node.op_type == "Transpose" and node.input[0] in weights}
         found = {}
         for node in graph.node:
-            if node.op_type in ("MatMul", "Gemm", "Conv") and node.input[1] in weights:
+            of = {"MatMul": 1, "Gemm": 1, "Conv": 1, "Gather": 0}.get(node.op_type)
+            if of is not None and node.input[of] in weights:
                 said = {each.key: each.value for each in node.metadata_props}.get("pkg.torch.onnx.name_scopes", "[]")
                 modules = [each for each in ast.literal_eval(said)[:-1] if each]
                 found[node.name] = modules[-1] if modules else node.name
+        return found
+
+    def errors(self, folder: Path, feeds: Mapping[str, Any]) -> dict[str, float]:
+        """``{operation: share of its output's norm}`` by which the output moves if its weight, and of 8 bits its input,
+        is rounded and nothing else, on these inputs: of those of `matrices`, but for convolutions.
+        """
+        import onnx
+
+        graph, places = (model := onnx.load(folder / _FILE)).graph, self.matrices(folder)
+        values = {each.name: onnx.numpy_helper.to_array(each) for each in graph.initializer}
+        values |= {node.output[0]: _turned(node, values) for node in graph.node if _turns(node, values)}
+        tables = [node for node in graph.node if node.name in places and node.op_type == "Gather"]
+        found = {node.name: _apart_by(_rounded(table := values[node.input[0]], 255), table) for node in tables}
+        products = [node for node in graph.node if node.name in places and node.op_type in ("MatMul", "Gemm")]
+        known = {*feeds, *(each.name for each in graph.output)}
+        read = {node.input[0]: None for node in products if node.input[0] not in known}
+        graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in read)
+        with tempfile.TemporaryDirectory(prefix="secateur-") as place:
+            onnx.save(model, Path(place, _FILE), save_as_external_data=_nbytes_of(folder) > _LARGE)
+            session = self.package().InferenceSession(
+                str(Path(place, _FILE)), self._options(), providers=["CPUExecutionProvider"]
+            )
+            for at in range(0, len(products), _AT_ONCE):
+                some = products[at : at + _AT_ONCE]
+                names = [*{node.input[0]: None for node in some if node.input[0] not in feeds}]
+                given = {**feeds, **dict(zip(names, session.run(names, dict(feeds)), strict=True))}
+                for node in some:
+                    turned = any(each.name == "transB" and each.i for each in node.attribute)
+                    x, weight = given[node.input[0]], values[node.input[1]].T if turned else values[node.input[1]]
+                    near = _rounded(x, 255) @ _rounded(weight, 255, -2) if self.bits == 8 else x @ _in_blocks(weight)
+                    found[node.name] = _apart_by(near, x @ weight)
         return found
 
     def __str__(self) -> str:
@@ -586,41 +622,88 @@ def _quiet() -> Iterator[None]:
 
 
 def _in_int8(path: Path, smaller: Path, keep: Collection[str]) -> None:
-    """From a file of ONNX one whose matrix products are of 8 bits."""
-    import onnx
-    from onnxruntime.quantization import QuantType, quantize_dynamic
-
-    weights = onnx.load(path, load_external_data=False).graph.initializer
-    batched = any(len(each.dims) == 3 for each in weights)  # such products take one scale only
-    quantize_dynamic(
-        path,
-        smaller,
-        op_types_to_quantize=["MatMul"],
-        per_channel=not batched,
-        weight_type=QuantType.QInt8,
-        nodes_to_exclude=_apart(keep),
-        use_external_data_format=_nbytes_of(path.parent) > _LARGE,
-    )
+    """From a file of ONNX one whose matrix products, and tables, are of 8 bits."""
+    model, keep = _folded(path, keep)
+    _dynamic(model, smaller, ["MatMul", "Gather"], keep, _nbytes_of(path.parent) > _LARGE)
 
 
 def _in_int4(path: Path, smaller: Path, keep: Collection[str]) -> None:
-    """The same whose weights are of 4 bits, but for those of several matrices at once."""
-    import onnx
+    """One whose weights of matrix products are of 4 bits, but for those of several matrices at once; tables of 8."""
     from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
     from onnxruntime.quantization.onnx_model import ONNXModel
 
-    graph = ONNXModel(onnx.load(path))
-    graph.replace_gemm_with_matmul()
-    made = MatMulNBitsQuantizer(
-        graph.model, 4, _BLOCK, is_symmetric=False, accuracy_level=_IN_8_BITS, nodes_to_exclude=_apart(keep)
-    )
+    model, keep = _folded(path, keep)
+    ONNXModel(model).replace_gemm_with_matmul()
+    made = MatMulNBitsQuantizer(model, 4, _BLOCK, is_symmetric=False, accuracy_level=_IN_8_BITS, nodes_to_exclude=keep)
     made.process()
-    made.model.save_model_to_file(str(smaller), _nbytes_of(path.parent) > _LARGE)
+    _dynamic(made.model.model, smaller, ["Gather"], keep, _nbytes_of(path.parent) > _LARGE)
 
 
-def _apart(keep: Collection[str]) -> list[str]:
-    """Operations that are not rounded, as quantizers call them: of a product with a bias they make two."""
-    return [*keep, *(f"{each}_MatMul" for each in keep)]
+def _dynamic(model: Any, smaller: Path, types: list[str], keep: list[str], large: bool) -> None:
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    batched = any(len(each.dims) == 3 for each in model.graph.initializer)  # such products take one scale only
+    quantize_dynamic(
+        model,
+        smaller,
+        op_types_to_quantize=types,
+        per_channel=not batched,
+        weight_type=QuantType.QInt8,
+        nodes_to_exclude=keep,
+        use_external_data_format=large,
+    )
+
+
+def _folded(path: Path, keep: Collection[str]) -> tuple[Any, list[str]]:
+    """The graph, in which a weight that is transposed for a product that is rounded, as that of a head which is tied to
+    a table, is one of its own, since quantizers see no other; and which operations stay as they are: also tables that
+    those which do read."""
+    import onnx
+
+    graph = (model := onnx.load(path)).graph
+    weights = {each.name: each for each in graph.initializer}
+    read = {name for node in graph.node if node.name in keep for name in node.input}
+    for node in [*graph.node]:
+        if not _turns(node, weights):
+            continue
+        if node.output[0] in read:
+            read.add(node.input[0])
+            continue
+        turned = _turned(node, {node.input[0]: onnx.numpy_helper.to_array(weights[node.input[0]])})
+        graph.initializer.append(onnx.numpy_helper.from_array(np.ascontiguousarray(turned), node.output[0]))
+        graph.node.remove(node)
+    tables = [node.name for node in graph.node if node.op_type == "Gather" and node.input[0] in read]
+    # of a product with a bias quantizers make two
+    return model, [*keep, *(f"{each}_MatMul" for each in keep), *tables]
+
+
+def _turns(node: Any, weights: Collection[str]) -> bool:
+    return node.op_type == "Transpose" and node.input[0] in weights
+
+
+def _turned(node: Any, values: Mapping[str, Any]) -> Any:
+    return values[node.input[0]].transpose(next((each.ints for each in node.attribute if each.name == "perm"), None))
+
+
+def _rounded(values: Any, steps: int, axis: int | None = None) -> Any:
+    """The nearest of so many steps between the least and the largest number, 0 being one of them.
+
+    >>> _rounded(np.array([-1.0, 0.2, 0.9, 2.0]), 3)
+    array([-1.,  0.,  1.,  2.])
+    """
+    low, high = (some(values, axis=axis, keepdims=True, initial=0) for some in (np.min, np.max))
+    step = np.where(high > low, (high - low) / steps, 1).astype(values.dtype)
+    return np.rint(values / step) * step
+
+
+def _in_blocks(weight: Any) -> Any:
+    """In 4 bits, each 32 inputs of an output by themselves."""
+    parts = np.split(weight, range(_BLOCK, weight.shape[-2], _BLOCK), axis=-2)
+    return np.concatenate([_rounded(each, 15, -2) for each in parts], axis=-2)
+
+
+def _apart_by(near: Any, exact: Any) -> float:
+    return float(np.linalg.norm(near - exact) / (np.linalg.norm(exact) or 1.0))
 
 
 def _in_static_int8(path: Path, smaller: Path, feeds: Iterable[Mapping[str, Any]], keep: Collection[str]) -> None:

@@ -189,6 +189,23 @@ def test_matrices_that_int8_hurts_most_stay_in_float_where_there_is_time(tmp_pat
     runs_alone(done.out)
 
 
+def test_of_many_matrices_those_whose_outputs_move_most_stay_in_float(tmp_path):
+    """One of 26 reads an input far larger than its others, which 8 bits of all of them do not resolve."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(26))).eval()
+    with torch.no_grad():
+        for layer in model:
+            nn.init.orthogonal_(layer.weight)
+        model[16].weight[0] *= 500
+        model[16].bias[0] *= 500
+        model[17].weight[:, 0] /= 500
+    done = deployed(tmp_path / "served", 0.5, model)
+    whole, one, *_ = [each for each in done.candidates if each.made == "dense" and each.form == "int8"]
+    assert (whole.kept, one.kept) == (0, 1)
+    assert one.loss < 0.3 * whole.loss
+    runs_alone(done.out)
+
+
 def test_4_bits_compete_where_they_are_asked_for(tmp_path):
     """Less than int8 takes: dense in 4 bits, or pruned in one of the two; and matrices in float where there is time."""
     pytest.importorskip("onnxruntime.quantization.matmul_nbits_quantizer")  # from 1.22 on

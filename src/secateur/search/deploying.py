@@ -80,7 +80,7 @@ _WORST = 1e300  # a loss that JSON can hold
 _TRIES = 3  # budgets that are given to `fit`, until its result is within in the runtime
 _AIM = 0.99  # of the budget
 _MATTERS = 0.05  # of a loss: what rounding loses less of, no layer stays in float for
-_UNITS = 24  # operations that are rounded without one of them in turn; of more, kinds of them
+_UNITS = 24  # operations that are rounded without one of them in turn; of more it is looked at what each moves
 _CALIBRATED_ON = 16  # batches
 _BYTES = {32: 4.0, 8: 1.0, 4: 0.64}  # of a weight of so many bits; of 4 a scale and an offset for 32 of them
 _CHANNELS = 16  # of which processors compute as many at once
@@ -646,17 +646,21 @@ class _Trying:
         exact = next(each.loss for each in self.found if each.made == best.made and each.form == FLOAT)
         if best.loss - exact <= _MATTERS * best.loss or not isinstance(runtime, OnnxRuntime):
             return
-        units: dict[str, list[str]] = {}
-        places = runtime.matrices(self._folder(best.made, FLOAT))
+        source, units = self._folder(best.made, FLOAT), dict[str, list[str]]()
+        places = runtime.matrices(source)
+        each_alone = len(places) > _UNITS and not runtime.calibrated
         for operation, module in places.items():
-            name = module if len(places) <= _UNITS else re.sub(r"\d+", "*", module)
+            name = operation if each_alone else module if len(places) <= _UNITS else re.sub(r"\d+", "*", module)
             units.setdefault(name, []).append(operation)
-        losses = self.run.stage(
-            f"{best.made}: {best.form} without",
-            dict[str, float],
-            lambda: {name: self._loss_without(best, its) for name, its in units.items()},
-        )
-        order, count = sorted(units, key=lambda name: losses[name]), 1
+
+        def compute() -> dict[str, float]:
+            if not each_alone:
+                return {name: self._loss_without(best, its) for name, its in units.items()}
+            feeds, _ = _one(self.forms[FLOAT].load(source), batch_inputs(self.rest[0]))
+            return {name: -error for name, error in runtime.errors(source, feeds).items()}
+
+        losses = self.run.stage(f"{best.made}: {best.form} without", dict[str, float], compute)
+        order, count = sorted(losses, key=lambda name: losses[name]), 1
         while count < len(order):
             keep = [operation for name in order[:count] for operation in units[name]]
             its = self.tried(best.made, best.form, best.left, keep, len(keep))
@@ -716,6 +720,16 @@ def _feeds(loaded: Loaded, inputs: Any) -> dict[str, Any]:
     return loaded.feeds(inputs)
 
 
+def _one(loaded: Loaded, inputs: Any) -> tuple[dict[str, Any], Sequence[Any]]:
+    """The first row of a batch as it is fed, and what the graph gives for it; all rows if it does not take one."""
+    feeds = _feeds(loaded, mapped(inputs, lambda each: each[:1] if each.dim() else each))
+    try:
+        return feeds, loaded.run(feeds)
+    except Exception:  # a graph of one size, or an input that is no example
+        feeds = _feeds(loaded, inputs)
+        return feeds, loaded.run(feeds)
+
+
 def _with_mask(model: nn.Module, example: Any) -> Any:
     """An example of tokens with a mask, if the model takes one, so that texts of several lengths can be served."""
     takes = "attention_mask" in inspect.signature(model.forward).parameters
@@ -770,13 +784,7 @@ def _assembled(
         if path.is_file() and _TOKENIZER.fullmatch(path.name):
             shutil.copyfile(path, folder / path.name)
     loaded = trying.forms[delivered.form].load(folder)
-    shown = batch_inputs(trying.measured.held[0].batch)
-    feeds = _feeds(loaded, mapped(shown, lambda each: each[:1] if each.dim() else each))
-    try:
-        found = loaded.run(feeds)
-    except Exception:  # a graph of one size, or an input that is no example
-        feeds = _feeds(loaded, shown)
-        found = loaded.run(feeds)
+    feeds, found = _one(loaded, batch_inputs(trying.measured.held[0].batch))
     outputs = zip(loaded.outputs, found, strict=True)
     told: dict[str, Any] = {f"outputs/{name}": np.asarray(each).reshape(-1)[:_TOLD] for name, each in outputs}
     np.savez(folder / CHECK, **{f"inputs/{name}": each for name, each in feeds.items()} | told)
