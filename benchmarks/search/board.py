@@ -1,13 +1,14 @@
 """How far a model that was fitted by a table of another machine is from what was asked, measured there as a whole.
 
-    python benchmarks/search/board.py emit --model DIR --folder FOLDER [--tokens 32]
+    python benchmarks/search/board.py emit --model DIR --folder FOLDER [--tokens 32] [--runtime onnxruntime:int8]
     BOARD/bin/python FOLDER/probes/time_probes.py --threads 1 --out FOLDER/board.csv
     python benchmarks/search/board.py fit --model DIR --folder FOLDER --table board.csv [--budget 0.6] [--samples 64]
     BOARD/bin/python benchmarks/search/board.py time --folder FOLDER --threads 1
 
 "The board" is an environment of its own with another ONNX Runtime and nothing else, such as ``python -m venv BOARD;
 BOARD/bin/pip install 'onnxruntime==1.20.*'``; emit and fit run where the library is. ``--model`` is the directory of
-all-MiniLM-L6-v2. What is timed as a whole is the exported graph, the dense one and the fitted one in turns.
+all-MiniLM-L6-v2. What is timed as a whole is the exported graph, the dense one and the fitted one in turns, in 8 bits
+if the probes are (say so to ``fit``, too).
 """
 
 from __future__ import annotations
@@ -43,18 +44,27 @@ def loaded(options: argparse.Namespace) -> tuple[Any, Any, list[str], dict[str, 
 
 def emit(options: argparse.Namespace) -> None:
     model, *_, example = loaded(options)
-    from secateur.runtimes import OnnxRuntime
     from secateur.search import write_probes
 
     options.folder.mkdir(parents=True, exist_ok=True)
-    print(write_probes(model, example, options.folder / "probes"))
-    (options.folder / DENSE).mkdir()
-    OnnxRuntime().write(model, example, options.folder / DENSE)
+    print(write_probes(model, example, options.folder / "probes", runtime=options.runtime))
+    written(model, example, options.folder / DENSE, options.runtime)
+
+
+def written(model: Any, example: Any, folder: Path, runtime: str) -> None:
+    from secateur.runtimes import OnnxRuntime, parse
+
+    form = parse(runtime)
+    assert isinstance(form, OnnxRuntime)
+    whole = folder / "float32" if form.bits < 32 else folder
+    whole.mkdir(parents=True, exist_ok=True)
+    form.write(model, example, whole)
+    if form.bits < 32:
+        form.rounded(whole, folder)
 
 
 def fitted(options: argparse.Namespace) -> None:
     model, tokenizer, sentences, example = loaded(options)
-    from secateur.runtimes import OnnxRuntime
     from secateur.search import fit
 
     started = time.monotonic()
@@ -70,9 +80,7 @@ def fitted(options: argparse.Namespace) -> None:
         store=options.folder / "levels",
     )
     print(done)
-    folder = options.folder / FITTED
-    folder.mkdir(exist_ok=True)
-    OnnxRuntime().write(model, example, folder)
+    written(model, example, options.folder / FITTED, options.runtime)
     table = {"dense": done.dense["latency"], "got": done.got["latency"]}
     seconds = round(time.monotonic() - started)
     print(json.dumps({"asked": options.budget, "step": done.step, "table": table, "seconds": seconds}))
@@ -123,6 +131,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=64)
     parser.add_argument("--finals", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--runtime", default="onnxruntime")
     parser.add_argument("--rounds", type=int, default=30)
     options = parser.parse_args()
     {"emit": emit, "fit": fitted, "time": timed}[options.what](options)

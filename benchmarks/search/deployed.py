@@ -8,6 +8,8 @@
 Budgets are shares of what the dense model takes in float32 in ONNX Runtime; one thread. MiniLM runs one sentence of 32
 tokens, SmolLM2 one text of 64 and gives the logits of all of it, the networks one batch. Rows have the milliseconds
 in turns, how many times as fast that is as dense int8, and the quality on unseen data.
+Plain int8 is `quantize_dynamic` of the exported graph with its matrix products alone, as anybody calls it: tables, and
+a head tied to one, stay in float.
 """
 
 from __future__ import annotations
@@ -122,6 +124,17 @@ def main() -> None:
         bench(subject, [float(each) for each in options.budgets.split(",")], options, Path(folder))
 
 
+def plain(folder: Path) -> Path:
+    """Of the graph in ``float32``."""
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    place = folder / "plain"
+    place.mkdir()
+    how: dict[str, Any] = {"op_types_to_quantize": ["MatMul"], "per_channel": True, "weight_type": QuantType.QInt8}
+    quantize_dynamic(folder / "float32" / "model.onnx", place / "model.onnx", **how)
+    return place
+
+
 def bench(subject: Subject, budgets: Sequence[float], options: argparse.Namespace, folder: Path) -> None:
     served: dict[str, Path] = {}
     for budget in budgets:
@@ -144,6 +157,7 @@ def bench(subject: Subject, budgets: Sequence[float], options: argparse.Namespac
             runtime.rounded(folder / "float32", place)
         else:
             runtime.write(subject.model, subject.example, place)
+    dense["dense, plain int8"] = plain(folder)
     served = dense | served
     loaded = {name: OnnxRuntime().load(place) for name, place in served.items()}
     feeds = loaded["dense, float32"].feeds(subject.example)

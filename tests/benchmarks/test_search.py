@@ -78,4 +78,5 @@ def test_what_is_delivered_stands_beside_the_dense_model_in_int8(tmp_path, capsy
     assert delivered == gaps["dense, float32"] == pytest.approx(norm(dense), rel=1e-3)
     assert gaps["dense, int8"] == pytest.approx(delivered, rel=0.1)
     assert gaps["dense, int4"] == pytest.approx(delivered, rel=0.3)
+    assert gaps["dense, plain int8"] == gaps["dense, int8"]  # it has no table
     assert len({*gaps.values()}) == 3
