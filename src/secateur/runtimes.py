@@ -294,7 +294,8 @@ class OnnxRuntime:
             for at in range(0, len(products), _AT_ONCE):
                 some = products[at : at + _AT_ONCE]
                 names = [*{node.input[0]: None for node in some if node.input[0] not in feeds}]
-                given = {**feeds, **dict(zip(names, session.run(names, dict(feeds)), strict=True))}
+                read_now = session.run(names, dict(feeds)) if names else []  # of no names it gives all
+                given = {**feeds, **dict(zip(names, read_now, strict=True))}
                 for node in some:
                     turned = any(each.name == "transB" and each.i for each in node.attribute)
                     x, weight = given[node.input[0]], values[node.input[1]].T if turned else values[node.input[1]]
