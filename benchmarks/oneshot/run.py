@@ -7,6 +7,7 @@
     python benchmarks/oneshot/run.py halves --minilm DIR [--settings 50%,2:4] [--methods library,descent] [--seeds 3]
     python benchmarks/oneshot/run.py stages --minilm DIR [--settings 50%,60%,2:4] [--samples 256] [--size 32]
     python benchmarks/oneshot/run.py stages --model DIR --calibration FILE --judge FILE [--samples 24] [--size 4]
+    python benchmarks/oneshot/run.py masks [--minilm DIR] [--settings 50%,2:4] [--ways hard,soft] [--steps 200]
     python benchmarks/oneshot/run.py layers [--sparsities 0.8,0.9] [--seeds 3]
     python benchmarks/oneshot/run.py crepe --crepe DIR [--kind tiny] [--verb oneshot] [--sparsity 0.5] [--frames 128]
     python benchmarks/oneshot/run.py gram [--minilm DIR] [--width 4096] [--tokens 2048]
@@ -38,9 +39,12 @@ from benchmarks.oneshot import halves
 from benchmarks.oneshot.crepe import crepe
 from benchmarks.oneshot.device import device_memory
 from benchmarks.oneshot.layers import layers
+from benchmarks.oneshot.masks import WAYS as MASK_WAYS
+from benchmarks.oneshot.masks import masks
 from benchmarks.oneshot.quality import METHODS, SETTINGS, quality, tokens
 from benchmarks.oneshot.speed import gram_speed, projection, solver_speed
 from benchmarks.oneshot.stages import WAYS, LanguageModel, stages
+from benchmarks.search.run import Digits, Embeddings
 from benchmarks.support.language_models import GPT, MiniLM
 
 
@@ -72,6 +76,13 @@ def main() -> None:
     command.add_argument("--seeds", type=int, default=1)
     command.add_argument("--samples", type=int)
     command.add_argument("--size", type=int, help="sentences or sequences of a batch")
+    command = commands.add_parser("masks")
+    command.add_argument("--minilm", type=Path, help="else the ViT of the digits")
+    command.add_argument("--settings", default="50%,2:4")
+    command.add_argument("--ways", default=",".join(MASK_WAYS))
+    command.add_argument("--seeds", type=int, default=3)
+    command.add_argument("--steps", type=int, default=200)
+    command.add_argument("--samples", type=int, default=512)
     command = commands.add_parser("layers")
     command.add_argument("--sparsities", default="0.8,0.9")
     command.add_argument("--seeds", type=int, default=3)
@@ -114,6 +125,15 @@ def main() -> None:
         given = arguments.kind, arguments.verb, arguments.sparsity, arguments.frames
         results["crepe"] = crepe(arguments.crepe, *given)
         print(json.dumps(results["crepe"], indent=1))
+    elif arguments.command == "masks":
+        samples, minilm = arguments.samples, arguments.minilm
+
+        def subject_of(seed: int) -> Digits | Embeddings:
+            return Digits("vit", seed) if minilm is None else Embeddings(minilm, samples, 16)
+
+        chosen = {name: SETTINGS[name] for name in arguments.settings.split(",")}
+        most = samples // (64 if minilm is None else 16)
+        results["masks"] = masks(subject_of, chosen, arguments.ways.split(","), arguments.seeds, arguments.steps, most)
     elif arguments.command == "layers":
         results["layers"] = layers([float(each) for each in arguments.sparsities.split(",")], arguments.seeds)
     elif arguments.command == "stages":

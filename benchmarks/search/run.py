@@ -219,16 +219,17 @@ def methods(
 
     if setting.startswith("-"):
 
-        def shrunk(model: nn.Module, batches: list[Any], allocate: str | None) -> dict[str, float]:
-            shrink(model, example_of(batches), share, batches=batches, allocate=allocate)
+        def shrunk(model: nn.Module, batches: list[Any], **more: str) -> dict[str, float]:
+            shrink(model, example_of(batches), share, batches=batches, **more)
             return {}
 
         def fitted(model: nn.Module, batches: list[Any], seed: int) -> dict[str, Any]:
             return found(model, batches, seed, 1 - share, "shrink", shares=how.shares)
 
         return {
-            "shrink": lambda model, batches, _: shrunk(model, batches, None),
-            "uniform": lambda model, batches, _: shrunk(model, batches, "uniform"),
+            "shrink": lambda model, batches, _: shrunk(model, batches),
+            "uniform": lambda model, batches, _: shrunk(model, batches, allocate="uniform"),
+            "gates": lambda model, batches, _: shrunk(model, batches, choose="gates"),
             **({"fastnas": lambda model, batches, _: fastnas(model, batches, share)} if _has_peer(name) else {}),
             "fit": fitted,
         }
@@ -335,7 +336,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _share(rows: Sequence[Mapping[str, Any]], seed: int) -> float | None:
     mine = [each["gap"] for each in rows if each["seed"] == seed and each["method"] == "fit"]
-    others = [each["gap"] for each in rows if each["seed"] == seed and each["method"] != "fit"]
+    others = [each["gap"] for each in rows if each["seed"] == seed and each["method"] not in ("fit", "gates")]
     return mine[0] / min(others) if mine and others and min(others) > 0 else None
 
 

@@ -3,6 +3,7 @@
 Law: no sentence is both calibrated on and measured on, an error is over all tokens, and a verdict follows from figures.
 """
 
+import copy
 import itertools
 import math
 
@@ -10,10 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.oneshot import crepe, layers, peers, quality, speed, stages
+from benchmarks.oneshot import crepe, layers, masks, peers, quality, speed, stages
 from benchmarks.support import corpora
 from benchmarks.support.language_models import MiniLM
-from secateur import NM
+from secateur import NM, Unstructured
 from secateur.solvers import output_error, sparsegpt
 
 
@@ -184,6 +185,44 @@ def test_stages_are_measured_beside_all_at_once(capsys):
     ]
     assert all(len(row["runs"]) == len(row["seconds"]) == 2 for row in rows)
     assert capsys.readouterr().out.count("| 50% |") == 2
+
+
+@pytest.mark.parametrize("way", ["hard", "soft", "hard, 50 %"])
+def test_masks_that_are_learnt_keep_as_many_and_a_solver_keeps_them(way):
+    subject = Stack()
+    how = (0.5, Unstructured()) if "%" in way else (None, NM(2, 4))
+    batches = [batch.split(50)[0] for batch in subject.batches(0)]
+    start = masks.walked(copy.deepcopy(subject.model), batches, how)
+    frozen = {name: subject.model.get_parameter(name).detach().clone() for name in start}
+    given = batches, start, frozen, how[1], 80
+    model = copy.deepcopy(subject.model)
+    found, before, after = masks.learnt(model, *given, soft=way == "soft", forward=masks._named)
+    again, *losses = masks.learnt(copy.deepcopy(subject.model), *given, soft=way == "soft", forward=masks._named)
+    assert losses == [before, after]
+    assert after < before
+    assert any(not torch.equal(found[name], start[name]) for name in start)
+    solved = copy.deepcopy(subject.model)
+    kept = masks.walked(solved, batches, how, found)
+    for name, mask in found.items():
+        assert torch.equal(mask, again[name])
+        assert torch.equal(mask, kept[name])
+        assert (how[1].pool(mask).sum(1) == how[1].pool(mask).shape[1] // 2).all()
+        assert torch.equal(model.get_parameter(name), frozen[name] * mask)
+        assert (solved.get_parameter(name)[~mask] == 0).all()
+        assert not torch.equal(solved.get_parameter(name), model.get_parameter(name))  # what stays was repaired
+
+
+def test_masks_are_measured_alone_and_solved_beside_recovery(capsys):
+    class Judged(Stack):
+        def measure(self, model):
+            return {"gap": super().measure(model)[0]}
+
+    settings = {"50%": (0.5, Unstructured()), "2:4": (None, NM(2, 4))}
+    rows = masks.masks(lambda _: Judged(), settings, masks.WAYS, 1, 2, most=1)
+    ways = [(setting, way) for setting in settings for way in ("oneshot", *masks.WAYS)]
+    assert [(each["setting"], each["way"]) for each in rows] == [each for each in ways if each != ("50%", "soft")]
+    assert all(each["solved"] > 0 for each in rows)
+    assert "| 2:4 | recover |" in capsys.readouterr().out
 
 
 def test_networks_of_layers_are_measured_beside_criteria(monkeypatch, capsys):

@@ -1,0 +1,269 @@
+"""What masks are worth that are learnt on the loss of the whole model, the weights frozen, beside those of `oneshot`.
+
+Law: all rows remove the same share and see the same batches; every start is the mask that `oneshot` chooses; a mask is
+then solved again by the same walk, which may not change it; what is judged is on data that no row saw.
+
+- **hard**: a number for each weight; forwards the best of each group stay, with noise of Gumbel; backwards the gates
+  are soft, at a temperature that falls (straight through).
+- **soft**: a distribution over the patterns of each group of n:m, sampled soft by Gumbel softmax, with the settings of
+  MaskLLM (arXiv:2409.17481) but for the rate and the number of steps.
+- **repaired**: hard, and what is frozen is the weights that `oneshot` repaired, the dense ones where it removed.
+- **recover**: the mask of `oneshot`, and as many steps in which the weights learn, by `recover`.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.support.tables import head, row
+from secateur import oneshot, recover
+from secateur.models import DenseOutputs, running
+from secateur.patterns import NM, Pattern
+from secateur.selection import keep_largest
+from secateur.solvers import admm
+
+RATE, MOMENTA, HEAT = 0.03, (0.9, 0.95), (1.0, 0.1)  # hard: the temperature at the start and in the end
+SOFT_RATE, SOFT_HEAT, SCALE, PRIOR = 3e-4, (4.0, 0.05), (1e2, 5e2), 3.0
+WAYS = ("hard", "soft", "repaired", "recover")
+Masks = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A mask as a pattern, so that a solver keeps what it keeps.
+
+    >>> mask = torch.tensor([[True, False]])
+    >>> admm(torch.tensor([[1.0, 3.0]]), None, Chosen(mask), gram=torch.eye(2))[0]
+    tensor([[1., 0.]])
+    """
+
+    mask: Tensor
+    density = 1.0
+
+    def pool(self, scores: Tensor) -> Tensor:
+        return scores.new_empty(0, 1)
+
+    def spread(self, keep: Tensor, shape: torch.Size) -> Tensor:
+        assert not keep.numel()  # nothing is left to choose
+        return self.mask.reshape(shape)
+
+
+def walked(
+    model: nn.Module, batches: Sequence[Any], setting: tuple[float | None, Pattern], masks: Masks | None = None
+) -> dict[str, Tensor]:
+    """`oneshot` of the model, in place: the masks that it chooses, or keeps if they are given."""
+    given, found = iter({} if masks is None else masks.values()), []
+
+    def solve(weight: Tensor, sparsity: float | None, pattern: Pattern, *, gram: Tensor) -> tuple[Tensor, Tensor]:
+        how = (sparsity, pattern) if masks is None else (None, Chosen(next(given)))
+        new, mask = admm(weight, *how, gram=gram)
+        found.append(mask)
+        return new, mask
+
+    done = oneshot(model, batches, setting[0], pattern=setting[1], solver=solve)
+    return dict(zip([layer.name for layer in done.layers], found, strict=True))  # a call a layer, in their order
+
+
+def learnt(
+    model: nn.Module,
+    batches: Sequence[Any],
+    start: Masks,
+    frozen: Mapping[str, Tensor],
+    pattern: Pattern,
+    steps: int,
+    *,
+    soft: bool = False,
+    forward: Callable[[nn.Module, Any], Any] | None = None,
+) -> tuple[dict[str, Tensor], float, float]:
+    """Masks, and how far the outputs are from the dense ones with those of the start and with these; the model, which
+    is a dense one to be spent, is left with the frozen weights under the new masks."""
+    dense = DenseOutputs(model, batches, forward, numbers=1 << 28)
+    draw, count = torch.Generator().manual_seed(0), len(dense.held)
+    order = torch.cat([torch.randperm(count, generator=draw) for _ in range(-(-steps // count))]).tolist()
+    weights = {name: model.get_parameter(name) for name in start}
+    kinds = [(_Soft if soft else _Hard)(mask, frozen[name], pattern, draw) for name, mask in start.items()]
+
+    def put(masks: Iterator[Tensor]) -> None:
+        for (name, weight), mask in zip(weights.items(), masks, strict=True):
+            weight.data = frozen[name] * mask
+
+    def lost() -> float:
+        with torch.no_grad():
+            return float(torch.cat([dense.rows_lost(at) for at in range(count)]).mean())
+
+    with running(model), torch.enable_grad():
+        model.requires_grad_(False)
+        put(iter(start.values()))
+        before = lost()
+        for step in range(steps):
+            put(kind.sampled(step / steps) for kind in kinds)
+            for weight in weights.values():
+                weight.requires_grad_()
+            loss = dense.rows_lost(order[step]).mean()
+            slopes = torch.autograd.grad(loss, [*weights.values()])
+            for kind, slope, name in zip(kinds, slopes, weights, strict=True):
+                kind.step(slope * frozen[name])
+        model.requires_grad_(False)
+        put(kind.mask() for kind in kinds)
+        after = lost()
+    return {name: kind.mask() for name, kind in zip(weights, kinds, strict=True)}, before, after
+
+
+class _Hard:
+    """A number for each weight; the best of each group stay."""
+
+    def __init__(self, start: Tensor, frozen: Tensor, pattern: Pattern, draw: torch.Generator) -> None:
+        self.pattern, self.shape, self.draw, self.at = pattern, start.shape, draw, 0
+        kept = pattern.pool(start.float())
+        self.keep = int(kept[0].sum())  # of each group
+        logs = pattern.pool(frozen.abs().clamp_min(1e-12).log())
+        worths = (logs - self._level(logs)).clamp(-3, 3)
+        self.worths = torch.where(kept > 0, worths.clamp_min(0), worths.clamp_max(0))  # begins with the mask
+        self.mean, self.square, self.heat = torch.zeros_like(self.worths), 0.0, HEAT[0]
+
+    def _level(self, worths: Tensor) -> Tensor:
+        """(groups, 1): below what stays."""
+        if worths.shape[1] > 64:
+            return worths.kthvalue(worths.shape[1] - self.keep, 1).values[:, None]
+        ranked = worths.sort(1, descending=True).values
+        return (ranked[:, self.keep - 1 : self.keep] + ranked[:, self.keep : self.keep + 1]) / 2
+
+    def sampled(self, progress: float) -> Tensor:
+        self.heat = HEAT[0] * (HEAT[1] / HEAT[0]) ** progress
+        return self._best(self.worths + self.heat * _gumbel(self.worths.shape, self.draw))
+
+    def step(self, slope: Tensor) -> None:
+        """Along which a group keeps as many; Adam's with one second moment for all, so that noise moves little."""
+        gates = torch.sigmoid((self.worths - self._level(self.worths)) / self.heat)
+        each, slopes = gates * (1 - gates), self.pattern.pool(slope)
+        slopes = slopes - (each * slopes).sum(1, keepdim=True) / each.sum(1, keepdim=True).clamp_min(1e-20)
+        slopes, (first, second) = each * slopes / self.heat, MOMENTA
+        self.at += 1
+        self.mean = first * self.mean + (1 - first) * slopes
+        self.square = second * self.square + (1 - second) * float(slopes.square().mean())
+        root = (self.square / (1 - second**self.at)) ** 0.5 + 1e-12
+        self.worths -= RATE * self.mean / (1 - first**self.at) / root
+
+    def _best(self, worths: Tensor) -> Tensor:
+        return self.pattern.spread(keep_largest(worths, self.keep), self.shape)
+
+    def mask(self) -> Tensor:
+        return self._best(self.worths)
+
+
+class _Soft:
+    """A distribution over the patterns of each group."""
+
+    def __init__(self, start: Tensor, _: Tensor, pattern: Pattern, draw: torch.Generator) -> None:
+        assert isinstance(pattern, NM)
+        some = itertools.combinations(range(pattern.m), pattern.n)
+        self.options = torch.tensor([[float(at in each) for at in range(pattern.m)] for each in some])
+        self.pattern, self.shape, self.draw = pattern, start.shape, draw
+        over = pattern.pool(start.float()) @ self.options.T
+        logits = 0.01 * torch.randn(over.shape, generator=draw)
+        self.logits = (logits + (over - pattern.n) * logits.std() * PRIOR).requires_grad_()
+        self.optimizer = torch.optim.Adam([self.logits], SOFT_RATE)
+
+    def sampled(self, progress: float) -> Tensor:
+        heat, scale = (first + (last - first) * progress for first, last in (SOFT_HEAT, SCALE))
+        chances = torch.softmax((self.logits * scale + _gumbel(self.logits.shape, self.draw)) / heat, 1)
+        self.given = (chances @ self.options).reshape(self.shape)
+        return self.given.detach()
+
+    def step(self, slope: Tensor) -> None:
+        self.optimizer.zero_grad()
+        self.given.backward(slope)
+        self.optimizer.step()
+
+    def mask(self) -> Tensor:
+        return self.options[self.logits.detach().argmax(1)].reshape(self.shape).bool()
+
+
+def _gumbel(shape: torch.Size, draw: torch.Generator) -> Tensor:
+    return -torch.rand(shape, generator=draw).clamp_(1e-9, 1 - 1e-7).log_().neg_().log_()
+
+
+def _named(model: nn.Module, batch: Any) -> Any:
+    """Outputs of a classifier are logits."""
+    return model(**batch) if isinstance(batch, Mapping) else SimpleNamespace(logits=model(batch))
+
+
+def masks(
+    subject_of: Callable[[int], Any],
+    settings: Mapping[str, tuple[float | None, Pattern]],
+    ways: Sequence[str],
+    seeds: int,
+    steps: int,
+    most: int | None = None,
+) -> list[dict[str, Any]]:
+    """A row a way, means over seeds, of at most so many batches: the loss on the batches, and the gap to the dense
+    model on others, of the mask alone and solved again; entries that changed; seconds of the processor to learn."""
+    rows: list[dict[str, Any]] = []
+    for seed in range(seeds):
+        subject = subject_of(seed)
+        batches = subject.batches(seed)[:most]
+        for setting, how in settings.items():
+            pruned, began = copy.deepcopy(subject.model), time.process_time()
+            start = walked(pruned, batches, how)
+            rows.append({"setting": setting, "way": "oneshot", "s": time.process_time() - began})
+            rows[-1]["solved"] = subject.measure(pruned)["gap"]
+            for way in ways:
+                if way != "soft" or isinstance(how[1], NM):
+                    found = _tried(subject, batches, how, way, start, pruned, steps)
+                    rows.append({"setting": setting, "way": way, **found})
+            print(table(rows), flush=True)
+    return rows
+
+
+def _tried(
+    subject: Any, batches: Sequence[Any], how: Any, way: str, start: Masks, pruned: nn.Module, steps: int
+) -> dict[str, float]:
+    model, began = copy.deepcopy(pruned if way == "recover" else subject.model), time.process_time()
+    if way == "recover":
+        recover(model, subject.model, batches, steps=steps, local=0, forward=_named)
+        return {"s": time.process_time() - began, "solved": subject.measure(model)["gap"]}
+    frozen = {name: subject.model.get_parameter(name).detach() for name in start}
+    if way == "repaired":
+        frozen = {name: torch.where(start[name], pruned.get_parameter(name), own) for name, own in frozen.items()}
+        frozen = {name: each.detach() for name, each in frozen.items()}
+    new, before, after = learnt(model, batches, start, frozen, how[1], steps, soft=way == "soft", forward=_named)
+    seconds, solved = time.process_time() - began, copy.deepcopy(subject.model)
+    walked(solved, batches, how, new)
+    changed = sum(int((new[name] != start[name]).sum()) for name in start)
+    return {
+        "before": before,
+        "after": after,
+        "alone": subject.measure(model)["gap"],
+        "solved": subject.measure(solved)["gap"],
+        "changed": changed / sum(each.numel() for each in start.values()),
+        "s": seconds,
+    }
+
+
+COLUMNS = {
+    "before": "lost on the batches before",
+    "after": "after",
+    "alone": "gap, mask alone",
+    "solved": "gap, solved",
+    "changed": "entries that changed",
+    "s": "processor s",
+}
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    lines = [head(["setting", "way", *COLUMNS.values()])]
+    for setting, way in dict.fromkeys((each["setting"], each["way"]) for each in rows):
+        these = [each for each in rows if (each["setting"], each["way"]) == (setting, way)]
+        means = [statistics.mean(each[key] for each in these) if key in these[0] else None for key in COLUMNS]
+        lines.append(row([setting, way, *("" if mean is None else f"{mean:.4g}" for mean in means)]))
+    return "\n".join(lines)
