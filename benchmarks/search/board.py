@@ -8,7 +8,7 @@
 "The board" is an environment of its own with another ONNX Runtime and nothing else, such as ``python -m venv BOARD;
 BOARD/bin/pip install 'onnxruntime==1.20.*'``; emit and fit run where the library is. ``--model`` is the directory of
 all-MiniLM-L6-v2. What is timed as a whole is the exported graph, the dense one and the fitted one in turns, in 8 bits
-if the probes are (say so to ``fit``, too).
+if the probes are (say so to ``fit``, too). With ``--samples 0`` it is `shrink` without data, for its widths alone.
 """
 
 from __future__ import annotations
@@ -65,25 +65,30 @@ def written(model: Any, example: Any, folder: Path, runtime: str) -> None:
 
 def fitted(options: argparse.Namespace) -> None:
     model, tokenizer, sentences, example = loaded(options)
-    from secateur.search import fit
+    from secateur import fit, shrink
 
-    started = time.monotonic()
+    started, table = time.monotonic(), options.folder / options.table
+    if not options.samples:
+        done = shrink(model, example, 1 - options.budget, target="latency", runtime=table, verify=False)
+        written(model, example, options.folder / FITTED, options.runtime)
+        print(json.dumps({"asked": options.budget, "by the table": 1 - done.got}))
+        return
     chosen = random.Random(0).sample(sentences[1000:], options.samples)
     how = {"padding": True, "truncation": True, "max_length": options.tokens, "return_tensors": "pt"}
     done = fit(
         model,
         [dict(tokenizer(chosen[at : at + 16], **how)) for at in range(0, len(chosen), 16)],
         budget={"latency": options.budget},
-        runtime=options.folder / options.table,
+        runtime=table,
         example_inputs=example,
         finals=options.finals,
         store=options.folder / "levels",
     )
     print(done)
     written(model, example, options.folder / FITTED, options.runtime)
-    table = {"dense": done.dense["latency"], "got": done.got["latency"]}
+    by_table = {"dense": done.dense["latency"], "got": done.got["latency"]}
     seconds = round(time.monotonic() - started)
-    print(json.dumps({"asked": options.budget, "step": done.step, "table": table, "seconds": seconds}))
+    print(json.dumps({"asked": options.budget, "step": done.step, "table": by_table, "seconds": seconds}))
 
 
 def timed(options: argparse.Namespace) -> None:
