@@ -1,10 +1,10 @@
-"""Draw four pictures: ``python docs/make_readme_figure.py``.
+"""Draw five pictures: ``python docs/make_readme_figure.py``.
 
-The README's two: MiniLM after every verb, its cosine against measured milliseconds; and a CNN in every form, how many
-images it reads right against milliseconds. SmolLM2's perplexity as parameters leave, for the guide of `shrink`; what a
-YOLO finds as multiply-adds leave, for that of detectors.
+The README's two: MiniLM after every verb, its cosine against measured milliseconds; and what a YOLO finds as
+multiply-adds leave. A CNN in every form, how many images it reads right against milliseconds; SmolLM2's perplexity as
+parameters leave, for the guide of `shrink`; what `deploy` measured of three models, for its guide.
 
-Law: every number is read from the tables of benchmarks/inference, shrinking and detectors; none stands here.
+Law: every number is read from the tables of benchmarks/inference, shrinking, detectors and search; none stands here.
 """
 
 import re
@@ -55,6 +55,10 @@ DETECTORS = {  # method and column of the table: color, dashes, and what the key
     ("shrink", "at once"): ("#d55e00", (0, (1, 1.5)), "no training"),
     ("narrower", "after 20"): ("#0072b2", "solid", "narrower from the start, trained as long in all"),
 }
+DEPLOYED_FILE = Path(__file__).with_name("deployed.svg")
+DEPLOYED_RESULTS = Path(__file__).parent.parent / "benchmarks/search/RESULTS.md"
+DEPLOYED = ("all-MiniLM-L6-v2", "EfficientNet-Lite0", "SmolLM2")  # as the sentence before its table calls each
+FORMS = {"float32": "#d55e00", "int8": "#009e73", "int4": "#7a5195"}
 METHODS = {
     "Wanda by columns": "#7f7f7f",
     "FLAP, each layer alike": "#0072b2",
@@ -317,7 +321,59 @@ def draw_detectors(target: Path) -> None:
         figure.savefig(target, format="svg", metadata={"Date": None, "Description": told_of_detectors(text)})
 
 
+def deployed(text: str) -> dict[str, tuple[str, list[tuple[str, float, float]]]]:
+    """``{model: (what is lost, [(candidate, milliseconds, loss)])}`` of the first table of each in "In a runtime"."""
+    section = text.split("\n## In a runtime\n")[1].split("\n## ")[0]
+    found: dict[str, tuple[str, list[tuple[str, float, float]]]] = {}
+    before = ""
+    for part in section.split("\n\n"):
+        rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in part.splitlines() if line.startswith("|")]
+        name = next((each for each in DEPLOYED if each in before), None)
+        if rows and rows[0][:3] == ["", "ms", "of float32"] and name is not None and name not in found:
+            found[name] = rows[0][3], [(row[0], float(row[1]), float(row[3])) for row in rows[2:]]
+        before = part
+    return found
+
+
+def told_of_deployed(text: str) -> str:
+    """What the picture of `deploy` shows, as it says of itself."""
+    return "; ".join(f"{name}: {_listed({lost: points}, '')}" for name, (lost, points) in deployed(text).items())
+
+
+def draw_deployed(target: Path) -> None:
+    text = DEPLOYED_RESULTS.read_text(encoding="utf-8")
+    found = deployed(text)
+    with mpl.rc_context({"svg.hashsalt": "secateur", "svg.fonttype": "path", "font.size": 11}):
+        figure = Figure(figsize=(9.6, 3.8), layout="constrained", facecolor="white")
+        panels = figure.subplots(1, len(found), squeeze=False)[0]
+        keys: dict[str, object] = {}
+        for axes, (name, (lost, points)) in zip(panels, found.items(), strict=True):
+            for what, spent, loss in points:
+                form = next((each for each in FORMS if each in what), "float32")
+                dense = what.startswith("dense")
+                marks = axes.plot(
+                    spent, loss, color=FORMS[form], marker="o" if dense else "s", markersize=7, linestyle="none",
+                    markerfacecolor=FORMS[form] if dense else "none", markeredgewidth=1.8,
+                )  # fmt: skip
+                keys.setdefault(f"{'dense' if dense else 'pruned'}, {form}", marks[0])
+                if "delivered" in what:
+                    axes.annotate(
+                        "delivered", (spent, loss), textcoords="offset points", xytext=(7, 7), weight="bold",
+                        color=FORMS[form],
+                    )  # fmt: skip
+            axes.set_title(name, fontsize=11)
+            axes.set_xlim(0, 1.08 * max(spent for _, spent, _ in points))
+            axes.margins(y=0.15)
+            axes.set_xlabel("milliseconds, one thread")
+            axes.set_ylabel(lost)
+            axes.spines[["top", "right"]].set_visible(False)
+            axes.grid(alpha=0.3)
+        figure.legend(keys.values(), keys, loc="outside lower center", ncols=len(keys), frameon=False)
+        figure.savefig(target, format="svg", metadata={"Date": None, "Description": told_of_deployed(text)})
+
+
 if __name__ == "__main__":
+    draw_deployed(DEPLOYED_FILE)
     draw(FILE)
     draw_detectors(DETECTORS_FILE)
     draw_verbs(VERBS_FILE)

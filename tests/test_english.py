@@ -204,3 +204,18 @@ def test_the_picture_of_the_detector_is_drawn_of_what_was_measured():
         "run python docs/make_readme_figure.py"
     )
     assert f"../{figure.DETECTORS_FILE.name}" in (ROOT / "docs/guides/detector.md").read_text(encoding="utf-8")
+
+
+def test_the_picture_of_deploy_is_drawn_of_what_was_measured():
+    from docs import make_readme_figure as figure
+
+    text = figure.DEPLOYED_RESULTS.read_text(encoding="utf-8")
+    found = figure.deployed(text)
+    assert set(found) == {*figure.DEPLOYED}
+    for _, points in found.values():
+        assert points[0][0].startswith("dense, float32")
+        assert len(points) >= 4
+    assert figure.told_of_deployed(text) in figure.DEPLOYED_FILE.read_text(encoding="utf-8"), (
+        "run python docs/make_readme_figure.py"
+    )
+    assert f"../{figure.DEPLOYED_FILE.name}" in (ROOT / "docs/guides/deploy.md").read_text(encoding="utf-8")
