@@ -366,6 +366,12 @@ def test_other_errors(model, tmp_path):
     path.write_text(json.dumps(json.loads(path.read_text()) | {"unk_token": ""}))  # which is unknown itself
     with pytest.raises(CheckpointError, match="unknown: no tokenizer"):
         read_calibration(["w1"], tokenizer_directory=unknown)
+    lacking = build(tmp_path / "lacking", special=False)
+    values = json.loads((lacking / "tokenizer.json").read_text())
+    values["model"]["vocab"] = {"a": 0, "w1": 1}  # and no word for others
+    (lacking / "tokenizer.json").write_text(json.dumps(values))
+    with pytest.raises(CheckpointError, match="the tokenizer does not take a text: WordLevel error"):
+        read_calibration(["w1 w2"], tokenizer_directory=lacking)
     wrong = build(tmp_path / "wrong", config={"vocab_size": 100})
     with pytest.raises(
         ValueError, match=r"the tokenizer in .*wrong gives token .*, but the model has a vocabulary of 100"

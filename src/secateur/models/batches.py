@@ -233,7 +233,12 @@ class _Text:
     @staticmethod
     def of(tokenizer: Any, length: int) -> _Text:
         def encode(text: str, special: bool = False) -> Tokens:
-            found = tokenizer(text, add_special_tokens=special, return_attention_mask=False, verbose=False)
+            try:
+                found = tokenizer(text, add_special_tokens=special, return_attention_mask=False, verbose=False)
+            except Exception as error:  # a bare Exception, of a word that its table lacks
+                if isinstance(error, MemoryError | OSError):
+                    raise
+                raise CheckpointError(f"the tokenizer does not take a text: {printable(str(error))}.") from error
             return np.asarray(found["input_ids"], dtype=np.int64).reshape(-1)
 
         plain, around = encode("a"), encode("a", special=True)
