@@ -168,6 +168,15 @@ def test_verbs_say_that_a_model_does_not_run_on_the_example(verb):
     assert is_unchanged(model, before)
 
 
+def test_a_lazy_model_that_is_refused_stays_lazy():
+    example = torch.zeros(2, 8)
+    for verb in (lambda m: shrink(m, example, 0.5), lambda m: fit(m, [example], budget={"params": 0.7})):
+        model = nn.Sequential(nn.LazyLinear(32), nn.ReLU(), nn.LazyLinear(4))
+        with pytest.raises(ValueError, match="has no shape yet; run the model once on an example before"):
+            verb(model)
+        assert all(map(nn.parameter.is_lazy, model.parameters()))
+
+
 def test_what_fails_beside_an_example_that_the_model_takes_passes():
     model, batch = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), torch.zeros(1, 4)
     with pytest.raises(KeyError, match="mine"), naming_example(model, batch):

@@ -28,6 +28,7 @@ from secateur.support import (
     device_of,
     documents,
     is_empty,
+    is_our_own,
     local,
     mapped,
     moved,
@@ -616,18 +617,7 @@ def refuse_empty(batches: Sequence[Any], batch: Any) -> None:
 def passes(error: Exception) -> bool:
     """Whether an error passes unchanged: it is this library's own, or memory ran out."""
     known = (CheckpointError, LostOutputError, OSError, MemoryError, torch.OutOfMemoryError)
-    return isinstance(error, known) or _is_our_own(error)
-
-
-def _is_our_own(error: Exception) -> bool:
-    """Whether a call of this library found it, and not the model's code or torch's, of which no frame may be seen."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    frame = None if trace is None else trace.tb_frame
-    own = frame is not None and str(frame.f_globals.get("__name__")).startswith("secateur.")
-    watched = frame is not None and frame.f_code.co_name == "__torch_function__"  # where torch's products are called
-    return isinstance(error, ValueError | TypeError) and own and not watched
+    return isinstance(error, known) or is_our_own(error)
 
 
 def check_finite(model: nn.Module) -> None:

@@ -45,6 +45,7 @@ from secateur.support.running import in_dtype as in_dtype
 from secateur.support.running import in_mode as in_mode
 from secateur.support.running import is_empty as is_empty
 from secateur.support.running import is_fully_sharded as is_fully_sharded
+from secateur.support.running import is_our_own as is_our_own
 from secateur.support.running import loss_of as loss_of
 from secateur.support.running import mapped as mapped
 from secateur.support.running import moved as moved

@@ -576,10 +576,12 @@ def run_example(model: nn.Module, example_inputs: Any) -> Any:
 @contextlib.contextmanager
 def naming_example(model: nn.Module, example_inputs: Any) -> Iterator[None]:
     """A context in which a model is run on an example. Where that fails, and the model alone in evaluation mode, too,
-    the error is a ValueError that says so."""
+    the error is a ValueError that says so. What this library refuses passes: of a lazy model no example is run."""
     try:
         yield
     except Exception as error:
+        if is_our_own(error):
+            raise
         try:
             with in_mode(model, training=False), restored(model), seeded(), torch.no_grad():
                 run_example(model, example_inputs)
@@ -595,6 +597,18 @@ def naming_example(model: nn.Module, example_inputs: Any) -> Iterator[None]:
                 f"{'of at least one sample' if empty else what}."
             ) from error
         raise
+
+
+def is_our_own(error: Exception) -> bool:
+    """Whether a call of this library found it, and not the model's code or torch's, of which no frame may be seen."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    frame = None if trace is None else trace.tb_frame
+    own = frame is not None and str(frame.f_globals.get("__name__")).startswith("secateur.")
+    # where torch's operations are called
+    watched = frame is not None and frame.f_code.co_name in ("__torch_function__", "__torch_dispatch__")
+    return isinstance(error, ValueError | TypeError) and own and not watched
 
 
 def shapes_in_words(value: Any, name: str = "") -> Iterator[str]:
