@@ -36,7 +36,8 @@ BOOSTS = {
     "benchmarks": 0.5,
 }  # who searches looks for an answer, then for a figure
 CODE = re.compile(r"`[^`]+`")
-FENCE = re.compile(r"^ *(```|~~~)")
+FENCED = re.compile(r"(^ *(?:```|~~~).*?^ *(?:```|~~~)[^\n]*$)", re.MULTILINE | re.DOTALL)
+ROW = re.compile(r"^\|.*", re.MULTILINE)
 FOLLOWS = re.compile(r"<!-- follows (\S+) at (\w+) -->\s*")
 CHINESE = "[\u3000-\u303f\u4e00-\u9fff\uff00-\uffef]"
 
@@ -293,24 +294,24 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
     def moved(found: re.Match[str]) -> str:
         text, link = found.groups()
+        text = LINK.sub(moved, text)  # a picture that is a link
         if not is_relative(link):
-            return found.group()
+            return f"{text}({link})"
         path, _, anchor = link.partition("#")
         target = (origin.parent / unquote(path)).resolve()
         place = PLACES.get(target)
         if place is None and target.is_relative_to(ROOT / "docs"):
             place = target.relative_to(ROOT / "docs").as_posix()
         if place is None:
-            return found.group()  # mkdocs says that it leads nowhere
+            return f"{text}({link})"  # mkdocs says that it leads nowhere
         return f"{text}({os.path.relpath(place, os.path.dirname(uri) or '.')}{'#' + anchor if anchor else ''})"
 
-    lines, inside = [], False
-    for line in markdown.split("\n"):
-        inside ^= bool(FENCE.match(line))
-        if line.startswith("|") and not inside:  # what others want escaped in code, Markdown of Python shows as it is
-            line = CODE.sub(lambda found: found.group().replace("\\|", "|"), line)
-        lines.append(line if inside else LINK.sub(moved, line))
-    return "\n".join(lines)
+    def shown(prose: str) -> str:
+        """Links may be broken over lines; what others want escaped in a table's code, Markdown of Python shows as is."""
+        prose = ROW.sub(lambda row: CODE.sub(lambda code: code.group().replace("\\|", "|"), row.group()), prose)
+        return LINK.sub(moved, prose)
+
+    return "".join(part if number % 2 else shown(part) for number, part in enumerate(FENCED.split(markdown)))
 
 
 def on_post_page(output: str, page: Any, **_: Any) -> str:
