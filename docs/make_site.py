@@ -307,7 +307,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         return f"{text}({os.path.relpath(place, os.path.dirname(uri) or '.')}{'#' + anchor if anchor else ''})"
 
     def shown(prose: str) -> str:
-        """Links may be broken over lines; what others want escaped in a table's code, Markdown of Python shows as is."""
+        """Links may be broken over lines; what others want escaped in a row's code, Markdown of Python shows as is."""
         prose = ROW.sub(lambda row: CODE.sub(lambda code: code.group().replace("\\|", "|"), row.group()), prose)
         return LINK.sub(moved, prose)
 
