@@ -392,10 +392,10 @@ def attacks(root: Path, wanted: set[str], *, begun: bool) -> tuple[list[Attack],
         if verb in wanted
     ]
     for name, verb, after in (
-        ("oneshot", "oneshot", 2), ("oneshot of experts", "oneshot", 2), ("units by data", "shrink", 2),
-        ("units by data", "shrink", 4), ("blocks", "shrink", 2), ("experts", "shrink", 1), ("fit", "fit", None),
-        ("fit over both", "fit", None), ("local", "recover", 1), ("steps", "recover", 2),
-        ("deploy", "deploy", None),
+        ("oneshot", "oneshot", 2), ("oneshot", "oneshot", 3), ("oneshot of experts", "oneshot", 3),
+        ("units by data", "shrink", 2), ("units by data", "shrink", 4), ("blocks", "shrink", 2),
+        ("experts", "shrink", 1), ("experts", "shrink", 3), ("fit", "fit", None), ("fit over both", "fit", None),
+        ("local", "recover", 1), ("steps", "recover", 2), ("deploy", "deploy", None),
     ):  # fmt: skip
         if begun and verb in wanted:
             found.append(going_on(root, files, verb, name, calling[name], after))

@@ -139,6 +139,11 @@ def stopped(tmp_path_factory):
         (lambda j: j["facts"]["sparsities"].popitem(), "facts.sparsities is of other weights"),
         (lambda j: j["facts"]["sparsities"].update({"model.layers.0.mlp.up_proj.weight": 2}), "at most 1, not 2"),
         (lambda j: j["blocks"][0].update(left_alone={"excluded": "all"}), "left_alone.excluded must be a list"),
+        (lambda j: j["blocks"][0]["tensors"].popitem(), "written is not what blocks and facts say of model.layers.0"),
+        (lambda j: j["written"].popitem(), "written is not what blocks and facts say of model.layers.0"),
+        (lambda j: j["written"].update(more=""), "written is not what blocks and facts say of more"),
+        (lambda j: next(iter(j["blocks"][0]["tensors"].values())).update(sparsity=0.25), "says of .* other zeros than"),
+        (lambda j: next(iter(j["blocks"][0]["tensors"].values())).update(removed=10**9), "says of .* other zeros than"),
     ],
 )
 def test_a_journal_of_what_the_model_has_not_is_refused(stopped, tmp_path, damage, message):

@@ -142,6 +142,7 @@ CHOSEN = {"gone": [], "stayed": {}, "lost": 0.5, "proof": "none"}
         ({"chosen": {**CHOSEN, "gone": ["model.layers.1", "model.layers.9"]}}, "chosen is not so many blocks as leave"),
         ({"chosen": {**CHOSEN, "lost": "much"}}, "chosen.lost must be a number"),
         ({"patched": {"fc.weight": 0.5}}, "patched names fc.weight, which the model has not"),
+        ({"patched": {}}, "written is not what blocks and facts say of model.layers"),
     ],
 )
 def test_a_journal_of_what_the_model_has_not_is_refused(made, stopped, tmp_path, facts, message):

@@ -123,6 +123,9 @@ def test_a_run_goes_on_only_with_the_same_request_and_source(dense, stopped, tmp
         (lambda j: j["facts"]["profile"]["routed"].popitem(), "is of other mixtures"),
         (lambda j: j["facts"]["profile"].update(rank="luck"), "has a rank that is none of"),
         (lambda j: j.update(written="all"), "written must be an object"),
+        (lambda j: j["blocks"][0]["tensors"].popitem(), "written is not what blocks and facts say of model.layers.0"),
+        (lambda j: j["written"].pop(next(iter(j["blocks"][0]["tensors"]))), "written is not what blocks and facts say"),
+        (lambda j: j["facts"][next(key for key in j["facts"] if "sha" in key)].popitem(), "is of other tensors than"),
     ],
 )
 @pytest.mark.usefixtures("known")

@@ -251,6 +251,8 @@ GATE = "model.layers.0.mlp.gate_proj.weight"
         (lambda j: j["facts"]["measured"]["groups"][GATE]["counts"].reverse(), "is not measured of 24 units"),
         (lambda j: j["facts"]["measured"].update(tokens=0), "tokens must be a whole number of at least 1"),
         (lambda j: j["facts"]["chosen"].update({GATE: 1}), "chosen has other counts"),
+        (lambda j: j["blocks"][0]["errors"].popitem(), "written is not what blocks and facts say of model.layers.0"),
+        (lambda j: j["written"].popitem(), "written is not what blocks and facts say of model.layers.0"),
     ],
 )
 def test_a_journal_of_what_the_model_has_not_is_refused(stopped, known, tmp_path, damage, message):

@@ -231,6 +231,26 @@ class Run:
         names = track([name for name in self.written if name in copy.entries], "looking at what is done")
         return [name for name in names if sha256_of(copy, name) != self.written[name]]
 
+    def check_said(self, changed: Collection[str], before: Mapping[str, str] | None = None) -> None:
+        """Whether an earlier run wrote what the journal's blocks and facts say, and changed nothing else.
+
+        Args:
+            changed: the tensors of which they say that they changed.
+            before: the SHA-256 that each had; None: that of the source's.
+
+        Raises:
+            CheckpointError: one of them was not written, or another changed.
+        """
+        if not self.goes_on:
+            return
+        source = open_checkpoint(self.source)
+        for name in sorted(self.written.keys() | {*changed}):
+            found, same = self.written.get(name), None
+            if name not in changed:
+                same = sha256_of(source, name) if before is None and name in source else (before or {}).get(name)
+            if found is None or (name not in changed and found != same):
+                raise self.wrong("written", f"is not what blocks and facts say of {printable(name)}")
+
     def changed(self, name: str) -> CheckpointError:
         """The error where a tensor is damaged that can't be made again."""
         return CheckpointError(f"{self.folder}: {printable(name)} is not what was written there.{self.hint}")

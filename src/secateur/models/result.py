@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from secateur import patterns
-from secateur.checkpoints import RECORD, Run, inspect_checkpoint, record_text
+from secateur.checkpoints import RECORD, Run, TensorInspection, inspect_checkpoint, record_text
 from secateur.models.files import BlockFiles
 from secateur.models.jobs import Count, Layer, Pruned
 from secateur.models.reach import ByText
@@ -178,6 +178,10 @@ def write_record(
     record of the source, and ``said`` what the journal was begun with.
     """
     pruned = {name: found for block in blocks for name, found in block.tensors.items()}
+    inspected = inspect_checkpoint(run.folder)
+    its = [tensor for tensor in inspected.tensors if tensor.name in pruned]
+    if run.goes_on:
+        _check_zeros(run, pruned, its)
     alone = {
         name
         for name in pruned
@@ -191,7 +195,10 @@ def write_record(
         "stages": said["stages"],
         "aim": said["aim"],
         "data": {"sha256": said["data"]},
-        "sparsity": {"targets": done.sparsity, "model": inspect_checkpoint(run.folder).total().sparsity},
+        "sparsity": {
+            "targets": sum(each.zeros or 0 for each in its) / max(sum(each.numel for each in its), 1),
+            "model": inspected.total().sparsity,
+        },
         "pruned": {name: found.sparsity for name, found in pruned.items()},
         "removed": {name: found.removed for name, found in pruned.items() if name in alone},
         "layers": {
@@ -213,3 +220,12 @@ def write_record(
         versions={"transformers": said["versions"]["transformers"]},
     )
     run.add(RECORD, text)
+
+
+def _check_zeros(run: Run, pruned: Mapping[str, PrunedTensor], its: Iterable[TensorInspection]) -> None:
+    """`CheckpointError` where the journal says of an earlier run's tensors what is not in the copy."""
+    run.check_said(pruned)
+    for tensor in its:
+        found, zeros = pruned[tensor.name], tensor.zeros or 0
+        if round(found.sparsity * tensor.numel) != zeros or found.removed > zeros:
+            raise run.wrong("blocks", f"says of {printable(tensor.name)} other zeros than it has")

@@ -189,6 +189,8 @@ def shrink_units_directory(place: InDirectory, asked: Request, example_inputs: A
         planned = _calibrated(_planned(dense, asked, found.choice, place, started), dense, found)
 
         def publish() -> None:
+            if repair:  # else columns are zeros that leave
+                run.check_said({*planned.errors, *planned.biases, *planned.normalizations})
             calibration = {
                 "data": {"sha256": run.request["data"]},
                 "tokens": found.tokens,

@@ -221,7 +221,9 @@ def _patched(run: Run, deep: _Deep, gone: Sequence[str]) -> dict[str, float]:
         wrong = sorted(found.keys() - {name for name, _ in deep.place.model.named_parameters()})
         return f"names {wrong[0]}, which the model has not" if wrong else None
 
-    return run.stage("patched", dict[str, float], patch, misnamed)
+    found = run.stage("patched", dict[str, float], patch, misnamed)
+    run.check_said({file for name in found for file in deep.place.files.sources_of(name)})
+    return found
 
 
 # ---- writing --------------------------------------------------------------------------------------------------------

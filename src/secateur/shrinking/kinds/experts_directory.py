@@ -11,7 +11,7 @@ import contextlib
 import functools
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -143,6 +143,7 @@ def shrink_experts_directory(place: InDirectory, asked: Request) -> ShrunkExpert
             done = replace(done, seconds=time.monotonic() - started)
 
             def publish() -> None:
+                run.check_said(done.repaired, digests)
                 _add_records(run, mixtures, done, written, digests, previous)
                 if profile is not None and learned is not None:
                     write_profile(learned, Path(profile))
@@ -311,8 +312,13 @@ def _write(
 
     for file, names in files_of(checkpoint, written):
         one = functools.partial(on_rank_zero, functools.partial(write, file, names))
-        digests |= run.stage(f"sha256 of {file.as_posix()}", dict[str, str], one)
+        other = functools.partial(_of_others, names)
+        digests |= run.stage(f"sha256 of {file.as_posix()}", dict[str, str], one, other)
     return digests
+
+
+def _of_others(names: Collection[str], found: Mapping[str, str]) -> str | None:
+    return None if found.keys() == {*names} else "is of other tensors than the file has"
 
 
 def _add_records(
