@@ -36,6 +36,7 @@ from secateur.support import (
     mapped,
     moved,
     printable,
+    private,
     ratio,
     run_example,
     tensors_in,
@@ -521,7 +522,8 @@ def _export(
             try:
                 # of a copy: of what a model keeps, the exporter puts back tensors alone
                 given = {**_arguments(here), **each, "dynamo": True, "verbose": False}
-                program = torch.onnx.export(copy.deepcopy(model), **given)
+                with private.never_traced():
+                    program = torch.onnx.export(copy.deepcopy(model), **given)
                 break
             except Exception:
                 if at == len(how) - 1:

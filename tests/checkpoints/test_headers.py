@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save, save_file
 
 from secateur.checkpoints import CheckpointError, inspect_checkpoint, open_checkpoint, read_header
+from support.stored import storable
 
 DTYPES = {
     "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "F8_E4M3": torch.float8_e4m3fn,
@@ -33,7 +34,7 @@ def entry(dtype="F32", shape=(2,), offsets=(0, 8), **more):
     return {"dtype": dtype, "shape": list(shape), "data_offsets": list(offsets), **more}
 
 
-@pytest.mark.parametrize("word", DTYPES)
+@pytest.mark.parametrize("word", [word for word, dtype in DTYPES.items() if storable(dtype)])
 def test_every_dtype_and_shape_reads_as_the_library_does(tmp_path, word):
     dtype = DTYPES[word]
     width = torch.empty(0, dtype=dtype).element_size()

@@ -17,6 +17,7 @@ from secateur.checkpoints import inspect as inspection
 from secateur.checkpoints import inspect_checkpoint
 from secateur.checkpoints.inspect import Layout, layout_of
 from secateur.pipeline import make_masks
+from support.stored import storable
 
 
 def inspect(tmp_path, tensor, name="fc.weight", config=None):
@@ -163,6 +164,7 @@ def test_zeros_of_every_dtype(tmp_path):
     tensors["tiny"] = torch.tensor([5e-324, 0.0, 0.0, 1.0], dtype=torch.float64)  # a denormal is no zero
     tensors["fnuz"] = torch.tensor([0x80, 0, 0, 1], dtype=torch.uint8).view(torch.float8_e4m3fnuz)  # 0x80 is NaN
     tensors["nan"] = torch.tensor([float("nan"), float("inf"), 0.0, 0.0])
+    tensors = {name: tensor for name, tensor in tensors.items() if storable(tensor.dtype)}
     save_file(tensors, tmp_path / "model.safetensors")
     assert {tensor.name: tensor.zeros for tensor in inspect_checkpoint(tmp_path).tensors} == dict.fromkeys(tensors, 2)
 

@@ -24,7 +24,7 @@ def model(tmp_path):
     folder = tmp_path / "dense"
     folder.mkdir()
     torch.manual_seed(0)
-    tensors = {f"model.layers.{n}.mlp.up_proj.weight": torch.randn(16, 16, dtype=torch.float16) for n in range(11)}
+    tensors = {f"model.layers.{n}.mlp.up_proj.weight": torch.randn(16, 16).half() for n in range(11)}
     tensors["model.embed_tokens.weight"] = torch.randn(32, 16)
     tensors["model.norm.weight"] = torch.ones(16)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})

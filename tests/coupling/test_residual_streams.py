@@ -33,7 +33,7 @@ ZEROED = {
     "gpt_neox": ("attention.dense dense_4h_to_h", 4),
     "bert": ("attention.output.dense output.dense", 4),
     "t5": ("SelfAttention.o EncDecAttention.o DenseReluDense.wo", 8),
-    "vit": ("o_proj fc2", 4),
+    "vit": ("o_proj fc2 output.dense", 4),
     "convnext": ("pwconv2", 4),
     "xlnet": ("ff.layer_2", 2),
 }

@@ -180,7 +180,10 @@ def test_a_scalar_parameter_is_pruned_as_with_torch(how, times):
         module = nn.Module()
         module.scale = nn.Parameter(torch.tensor(3.0))
         for _ in range(times):
-            if how == "global":
+            # of one tensor it is the same; torch 2.7's global one fails the second time
+            if how == "global" and library is torch_prune:
+                library.l1_unstructured(module, "scale", amount=0.3)
+            elif how == "global":
                 library.global_unstructured([(module, "scale")], library.L1Unstructured, amount=0.3)
             else:
                 getattr(library, how)(module, "scale", *([] if how == "identity" else [0.3]))

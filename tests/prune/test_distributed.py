@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from secateur import prune
+from secateur.support import times_the_mean
 from support.forks import leave_group, on_ranks
 
 pytestmark = [
@@ -58,6 +59,8 @@ def train(net: nn.Module, steps: int = 2) -> Tensor:
     for _ in range(steps):
         optimizer.zero_grad()
         net(x).square().sum().backward()
+        for each in net.parameters():
+            each.grad.div_(times_the_mean(each))
         optimizer.step()
     return net(x).detach()
 

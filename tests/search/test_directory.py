@@ -1,6 +1,7 @@
 """A directory fitted: whole or not there, a run that was killed goes on to the same bytes, hostile files are named."""
 
 import errno
+import functools
 import json
 import shutil
 
@@ -314,11 +315,20 @@ def test_a_result_that_nobody_looked_at_yet_is_made_anew(dense, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_a_model_that_cannot_be_watched_without_weights_is_an_error_of_its_own(tmp_path):
-    model = make("mamba")
-    model.save_pretrained(tmp_path / "mamba")
-    with pytest.raises(ValueError, match="MambaForCausalLM cannot be watched on the meta device"):
-        fitted(tmp_path / "mamba", tmp_path / "out", batches("mamba"), budget={"params": 0.9}, shares=(0.5,))
+def test_a_model_that_cannot_be_watched_without_weights_is_an_error_of_its_own(tmp_path, monkeypatch):
+    model = make("llama")
+    model.save_pretrained(tmp_path / "llama")
+    forward = type(model).forward
+
+    @functools.wraps(forward)
+    def asking(self, *args, **kwargs):
+        if self.lm_head.weight.is_meta:
+            raise NotImplementedError("a kernel")
+        return forward(self, *args, **kwargs)
+
+    monkeypatch.setattr(type(model), "forward", asking)
+    with pytest.raises(ValueError, match="LlamaForCausalLM cannot be watched on the meta device"):
+        fitted(tmp_path / "llama", tmp_path / "out", batches("llama"), budget={"params": 0.9}, shares=(0.5,))
 
 
 # What `fit` has in the directory beside the one that it writes: what took long stays, what it made is removed.

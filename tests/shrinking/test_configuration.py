@@ -1,7 +1,9 @@
 """Laws of uniform shrinking: a model that is built from the new configuration is the smaller model."""
 
 import copy
+import inspect
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 import torch
@@ -54,7 +56,8 @@ def test_from_pretrained_loads_it_and_computes_the_same(name, tmp_path):
     assert done.model is model
     assert 1 - model.num_parameters() / before == pytest.approx(0.5, abs=0.01)
     changed = {key for key, value in model.config.to_dict().items() if dense.get(key) != value}
-    assert changed == FIELDS[name]
+    code = Path(inspect.getfile(type(model))).read_text()  # of an older transformers ViT knows fewer
+    assert changed == {field for field in FIELDS[name] if field in code}
     assert model.config is not given_config
     assert given_config.to_dict() == dense  # which other models may share
     model.save_pretrained(tmp_path)

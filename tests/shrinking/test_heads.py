@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 
 import pytest
 import torch
@@ -50,8 +51,8 @@ def gpt2():
 
 
 CASES = {
-    "bert": (bert, TOKENS, {0: [1, 4], "encoder.layer.1.attention": [0, 2, 3, 5]}, "encoder.layer.{}.*output.dense"),
-    "vit": (vit, torch.linspace(-1, 1, 6144).reshape(2, 3, 32, 32), {1: [5, 0]}, "layers.{}.attention.o_proj"),
+    "bert": (bert, TOKENS, {0: [1, 4], "encoder.layer.1.attention": [0, 2, 3, 5]}, ".*.{}.attention.output.dense"),
+    "vit": (vit, torch.linspace(-1, 1, 6144).view(2, 3, 32, 32), {1: [5, 0]}, ".*.{}.attention.(o_proj|output.dense)"),
     "llama": (llama, TOKENS, {0: [1, 4], 1: [0, 3]}, "layers.{}.self_attn.o_proj"),
     "llama, whole keys": (llama, TOKENS, {1: [3, 4, 5]}, "layers.{}.self_attn.o_proj"),
 }
@@ -98,7 +99,8 @@ def test_what_is_left_is_the_model_in_which_these_heads_give_zero(name):
     model, masked = make(), make()
     modules = dict(masked.named_modules())
     for layer, numbers in heads.items():
-        path = place.format(layer if isinstance(layer, int) else 1).replace("*", "attention.")
+        pattern = place.format(layer if isinstance(layer, int) else 1)
+        path = next(each for each in modules if re.fullmatch(pattern, each))
         for head in numbers:
             modules[path].weight.data[:, 8 * head : 8 * (head + 1)] = 0
     assert not torch.allclose(outputs(make(), inputs), outputs(masked, inputs), atol=1e-2)

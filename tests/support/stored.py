@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save, save_file
 
 from secateur import make_masks
 from secateur.checkpoints import TensorEntry, dtype_word, open_checkpoint
@@ -14,6 +14,15 @@ DTYPES = [
     torch.uint64, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64,
     torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz,
 ]  # fmt: skip
+
+
+def storable(dtype):
+    """Whether the installed safetensors knows it: some are newer than the oldest version that is declared."""
+    try:
+        save({"x": torch.empty(0, dtype=dtype)})
+    except KeyError:
+        return False
+    return True
 
 
 def bits(tensor):

@@ -566,3 +566,13 @@ def test_einops_computes_shapes_at_every_call(monkeypatch):
     monkeypatch.setitem(sys.modules, "einops.einops", types.ModuleType("einops.einops"))
     with private.uncached_shapes():
         pass
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_never_traced_exports_no_side_of_a_branch():
+    class Turning(nn.Module):
+        def forward(self, x):
+            return x + 1 if x.sum() > 0 else x
+
+    with private.never_traced(), pytest.raises(Exception, match="data-dependent"):
+        torch.onnx.export(Turning(), (torch.ones(2),), dynamo=True, verbose=False)

@@ -103,7 +103,8 @@ mixture(
     n_layers=2,
     max_seq_len=32,
     attn_config={"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8.0},
-    ffn_config={"ffn_hidden_size": 20, "moe_num_experts": 6, "moe_top_k": 2, "hidden_size": 48},
+    # as wide as the model: transformers 5.6 builds no router of another width that runs
+    ffn_config={"ffn_hidden_size": 48, "moe_num_experts": 6, "moe_top_k": 2, "hidden_size": 48},
 )
 mixture("deepseek_v2", "DeepseekV2ForCausalLM", **LATENT)
 mixture("deepseek_v2_groups", "DeepseekV2ForCausalLM", **LATENT, topk_method="group_limited_greedy")

@@ -302,6 +302,9 @@ class Shared(typer.core.TyperCommand):
 
     def get_params(self, ctx: Any) -> list[Any]:
         *own, say_help = super().get_params(ctx)
+        for each in own:
+            if each.param_type_name == "argument":  # of which click 8.5 forgets what an older typer was told
+                each.help = ARGUMENTS[each.name][2]
         return [*own, *(each for each in ctx.find_root().command.params if each.name in SHARED), say_help]
 
     def invoke(self, ctx: Any) -> Any:

@@ -30,6 +30,7 @@ from secateur.support import (
     repeatable,
     replicating_group,
     run_batch,
+    times_the_mean,
     track,
     unchanged,
     unwrapped,
@@ -244,8 +245,9 @@ def collect(
             said = "the batches hold no token and no sample, or all is padding" if count else "there are no batches"
             raise ValueError(f"{said}: evidence comes from running the model.")
         gradients.refuse_unreached()
-        _merge(found, "grad", averaged(gradients.sums, count, group))
-        _merge(found, "grad_sq", averaged(gradients.squares, count, group))
+        times = times_the_mean(weights[sharded[0]]) if sharded and gradients.words else 1
+        _merge(found, "grad", averaged(gradients.sums, count * times, group))
+        _merge(found, "grad_sq", averaged(gradients.squares, count * times**2, group))
         if "hessian_grad" in words:
             slopes = {name: entry["grad"] for name, entry in found.items()}
             products = hessian_product(

@@ -461,7 +461,7 @@ class GroupedLinear(nn.Module):
         y = torch.bmm(inputs, self._values())  # (groups, batch, outputs)
         y = y.transpose(0, 1).reshape(flat.shape[0], groups * outputs)
         if groups * outputs != self.out_features:
-            y = y[:, : self.out_features]
+            y = y.narrow(1, 0, self.out_features)  # torch 2.7 exports no slice here
         if self.bias is not None:
             y = y + self.bias
         return y.reshape(*x.shape[:-1], self.out_features)

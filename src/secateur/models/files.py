@@ -122,7 +122,7 @@ def _converted(
         meta = [torch.empty(checkpoint.entries[name].shape, device="meta") for name, _ in found]
         try:
             targets = tuple(read(meta))
-        except RuntimeError as error:  # of torch, which joins them
+        except (AssertionError, RuntimeError) as error:  # of torch, which joins them; 2.7 asserts
             raise CheckpointError(
                 f"{checkpoint.root}: {target} is made of {printable(found[0][0])} and {len(found) - 1} others, whose "
                 f"shapes do not fit each other ({printable(str(error).splitlines()[0], 150)})."

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
-from secateur.support import private
+from secateur.support import local, private
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,7 +47,7 @@ def masked(orig: Tensor, mask: Tensor) -> Tensor:
     product = mask * orig
     if not _is_known_to_be_finite(product):
         with torch.no_grad():
-            product.masked_fill_(mask == 0, 0)
+            local(product).masked_fill_(local(mask) == 0, 0)  # a DTensor of torch 2.7 can not
     return product
 
 

@@ -24,7 +24,7 @@ from secateur.prune.amounts import (
     largest,
 )
 from secateur.prune.masked_weight import is_computed_on_read, masked
-from secateur.support import whole
+from secateur.support import local, whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -125,7 +125,7 @@ class BasePruningMethod(ABC):
         mask = self.compute_mask(importance_scores, default_mask=default_mask)
         product = t * mask
         with torch.no_grad():
-            product.masked_fill_(mask == 0, 0)
+            local(product).masked_fill_(local(mask) == 0, 0)
         return product
 
     def remove(self, module: nn.Module) -> None:

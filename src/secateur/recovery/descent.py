@@ -26,6 +26,7 @@ from secateur.support import (
     rank_and_world,
     sharded_as,
     summed,
+    times_the_mean,
     whole,
 )
 from secateur.targets import find_targets, identity_of
@@ -429,7 +430,8 @@ class Descent:
             raise ValueError(f"the loss of step {step} is {number}; look at the batches, or lower rate=.")
         if not loss.requires_grad:
             raise ValueError("the loss depends on no parameter that is trained; was the model run under no_grad?")
-        shared = rank_and_world()[1] if any(map(is_sharded, self.leaves)) else 1
+        sharded = next(filter(is_sharded, self.leaves), None)
+        shared = 1 if sharded is None else rank_and_world()[1] // times_the_mean(sharded)
         (loss * shared if shared > 1 else loss).backward()  # type: ignore[no-untyped-call]
         for mover in self.movers:
             mover.gather()

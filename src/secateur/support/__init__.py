@@ -65,6 +65,7 @@ from secateur.support.running import shapes_in_words as shapes_in_words
 from secateur.support.running import share_of as share_of
 from secateur.support.running import tensors_in as tensors_in
 from secateur.support.running import tensors_of as tensors_of
+from secateur.support.running import times_the_mean as times_the_mean
 from secateur.support.running import unchanged as unchanged
 from secateur.support.running import unwrapped as unwrapped
 from secateur.support.running import usable as usable

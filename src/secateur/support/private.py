@@ -224,7 +224,8 @@ def hooks_of(module: nn.Module) -> list[Any]:
 def is_watched(module: nn.Module) -> bool:
     """Whether anything is called before or after a module's forward pass, be it that of every module."""
     own = module._forward_hooks or module._forward_pre_hooks
-    return bool(own) or any(vars(nn.modules.module)[table] for table in _OF_ALL_MODULES)
+    # torch 2.7 compiles no generator here
+    return bool(own) or any([getattr(nn.modules.module, table) for table in _OF_ALL_MODULES])  # noqa: C419
 
 
 def inside_compiled(model: nn.Module) -> nn.Module | None:
@@ -286,6 +287,20 @@ def memory_of(tensor: Tensor) -> int:
 def multiply_all(tensors: list[Tensor], factors: list[Tensor]) -> None:
     """``tensor *= factor`` for each, in one call."""
     torch._foreach_mul_(tensors, factors)
+
+
+@contextlib.contextmanager
+def never_traced() -> Iterator[None]:
+    """Torch 2.7 exports to ONNX by tracing what it cannot export otherwise: of a branch, the side that was taken."""
+    from torch.onnx._internal.exporter import _capture_strategies
+
+    ways: Any = _capture_strategies
+    before = ways.CAPTURE_STRATEGIES
+    ways.CAPTURE_STRATEGIES = tuple(each for each in before if not each.__name__.startswith("JitTrace"))
+    try:
+        yield
+    finally:
+        ways.CAPTURE_STRATEGIES = before
 
 
 def normalizations() -> tuple[type[nn.Module], ...]:

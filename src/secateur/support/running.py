@@ -517,6 +517,24 @@ def is_fully_sharded(model: nn.Module) -> bool:
     return any(map(_gathers, model.modules()))
 
 
+def times_the_mean(parameter: Tensor) -> int:
+    """What ``fully_shard`` makes of the gradients of all processes, in their means: 1; but gloo sums where it is asked
+    for a mean, in torch before https://github.com/pytorch/pytorch/issues/162338 was mended. All processes ask.
+
+    >>> times_the_mean(torch.ones(2))
+    1
+    """
+    mesh: Any = getattr(parameter, "device_mesh", None)
+    if mesh is None or parameter.device.type != "cpu" or parameter.dtype not in (torch.float32, torch.bfloat16):
+        return 1
+    from torch import distributed
+
+    group, made = mesh.get_group(mesh.ndim - 1), torch.empty(1)
+    ones = torch.ones(distributed.get_world_size(group))
+    distributed.reduce_scatter_tensor(made, ones, op=distributed.ReduceOp.AVG, group=group)
+    return int(made)
+
+
 def _gathers(module: nn.Module) -> bool:
     fsdp = sys.modules.get("torch.distributed.fsdp")
     return fsdp is not None and isinstance(module, fsdp.FSDPModule)

@@ -125,7 +125,8 @@ def _of_any_precision(func: Any, x: Tensor, weight: Tensor, *args: Any, **kwargs
     return made
 
 
-@rule("grouped_mm", stream="contraction", proved=_group_by_group, steady=_of_any_precision)
+# the second is what transformers calls where torch has no kernel: before 2.9, and before 2.11 at odd addresses
+@rule("grouped_mm", "grouped_mm_fallback", stream="contraction", proved=_group_by_group, steady=_of_any_precision)
 def _grouped_mm(call: Call) -> None:
     """Rows in groups, each times a matrix of its own; where the groups end is counted."""
     x, weight, ends = call.dims(call.args[0]), call.dims(call.args[1]), call.dims(call.get(2, "offs"))
