@@ -70,7 +70,7 @@ def test_a_run_that_was_killed_at_any_moment_goes_on_to_the_same_bytes(dense, tm
     assert forked(lambda: dying("never", dense, whole)) == 0
     counts = json.loads((tmp_path / "counts.json").read_text())
     assert (counts["run"], counts["repair"], counts["note"]) == (1, 2, 2)
-    assert counts["slice"] == 3
+    assert counts["slice"] == len([*dense.glob("*.safetensors")]) >= 3
     # not yet run; run, but not in the journal; half of a file; in the next; not solved; half of a block's tensors are
     # written; all, but not in the journal; the second; before the records, and before the last rename
     running, solving = "run:1 journal:2 cut:3 slice:2", "repair:1 write:2 note:1 repair:2 write:3"

@@ -56,13 +56,11 @@ def is_of_a_library(folder: str) -> bool:
     return "site-packages" in folder or os.path.dirname(folder) == tempfile.gettempdir()
 
 
-def default_device() -> torch.device:
-    """Seen by what is made: torch 2.7 does not say it where None was set."""
-    return torch.empty(0).device
-
-
 def set_device(wanted: torch.device) -> None:
     torch.set_default_device(None if wanted.type == "cpu" else wanted)
+    mode: Any = torch._GLOBAL_DEVICE_CONTEXT
+    if getattr(mode, "device_context", wanted) is None:  # of which torch 2.7 asks the device
+        del mode.device_context
 
 
 def stance() -> str:
@@ -82,7 +80,7 @@ def end_group(wanted: bool) -> None:
 # what the whole process shares, how it is read, and how it is put back; pytest itself looks after the warnings
 SHARED: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
     "the default dtype": (torch.get_default_dtype, torch.set_default_dtype),
-    "the default device": (default_device, set_device),
+    "the default device": (torch.get_default_device, set_device),
     "whether gradients are computed": (torch.is_grad_enabled, torch.set_grad_enabled),
     "the number of threads": (torch.get_num_threads, torch.set_num_threads),
     "whether algorithms are deterministic": (deterministic, set_deterministic),

@@ -300,7 +300,11 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   }
 };
 
-struct Guard final : c10::impl::NoOpDeviceGuardImpl<KIND> {
+struct Guard final : c10::impl::DeviceGuardImplInterface {
+  c10::DeviceType type() const override { return KIND; }
+  c10::DeviceIndex deviceCount() const noexcept override { return 1; }
+  void setDevice(c10::Device) const override {}
+  void uncheckedSetDevice(c10::Device) const noexcept override {}
   c10::Device exchangeDevice(c10::Device) const override { return HERE; }
   c10::Device getDevice() const override { return HERE; }
   c10::Stream getStream(c10::Device) const noexcept override { return c10::Stream(c10::Stream::DEFAULT, HERE); }
