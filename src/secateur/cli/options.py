@@ -301,7 +301,8 @@ class Shared(typer.core.TyperCommand):
     """A command that takes the options of `SHARED`, which ``secateur`` itself has, behind its own name, too."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        *own, say_help = super().get_params(ctx)
+        given: list[Any] = super().get_params(ctx)
+        *own, say_help = given
         for each in own:
             if each.param_type_name == "argument":  # of which click 8.5 forgets what an older typer was told
                 each.help = ARGUMENTS[each.name][2]
