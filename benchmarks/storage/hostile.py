@@ -840,11 +840,19 @@ def tries(root: Path, kind: str, verbs: Collection[str]) -> Iterator[tuple[str, 
 
 
 def counted(
-    root: Path, kind: str, verbs: Collection[str], numbers: Sequence[int], seed: int = 0, seconds: float = math.inf
+    root: Path,
+    kind: str,
+    verbs: Collection[str],
+    numbers: Sequence[int],
+    seed: int = 0,
+    seconds: float = math.inf,
+    of: Collection[str] = (),
 ) -> Iterator[dict[str, Any]]:
     """What became of the tries of these numbers, of each attack in turn; a crash that is new is printed."""
     known: set[str] = set()
     for verb, name, once in tries(root, kind, verbs):
+        if of and not any(each in name for each in of):
+            continue
         found: Counter[str] = Counter()
         start = time.process_time()
         for number in numbers:
@@ -873,6 +881,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kind", choices=["arguments", *KINDS])
     parser.add_argument("--verb", action="append", default=[], help="only of this one; repeatable")
+    parser.add_argument("--of", action="append", default=[], help="only attacks whose name has this; repeatable")
     parser.add_argument("--count", type=int, default=1000, help="how many of each attack")
     parser.add_argument("--first", type=int, default=0, help="the number of the first")
     parser.add_argument("--seconds", type=float, default=math.inf, help="of the processor, for each attack at most")
@@ -886,8 +895,9 @@ def main() -> int:
     torch.set_num_threads(1)
     read_operators_once()
     numbers, crashes = range(arguments.first, arguments.first + arguments.count), 0
+    how = {"seed": arguments.seed, "seconds": arguments.seconds, "of": arguments.of}
     with tempfile.TemporaryDirectory() as folder:
-        for found in counted(Path(folder), arguments.kind, arguments.verb, numbers, arguments.seed, arguments.seconds):
+        for found in counted(Path(folder), arguments.kind, arguments.verb, numbers, **how):
             print(json.dumps(found), flush=True)
             crashes += found.get("crashed", 0)
     return bool(crashes)
