@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import torch
+from transformers import ViTConfig, ViTForImageClassification
 
 from secateur.checkpoints import CheckpointError, open_checkpoint, verify_checkpoint
 from secateur.checkpoints.run import JOURNAL
@@ -37,6 +38,27 @@ def made(tmp_path_factory):
     saved(folder / "dense")
     done = shrink(folder / "dense", leave=Blocks(0.5), out=folder / "small", batches=batches("llama", count=16))
     return folder, done
+
+
+def test_blocks_whose_tensors_have_other_names_in_the_files_move_up(tmp_path):
+    """transformers renames what older releases wrote as it loads it, and saves it under the older names."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "num_hidden_layers": 4}
+    dense = ViTForImageClassification(ViTConfig(**sizes, image_size=8, patch_size=4, num_labels=5))
+    for parameter in dense.vit.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    dense.save_pretrained(tmp_path / "dense")
+    pictures = [{"pixel_values": torch.randn(4, 3, 8, 8)} for _ in range(4)]
+    how = {"leave": Blocks(1), "exclude": ["*.3", "*.3.*"], "batches": pictures}  # the last one has to move
+    done = shrink(tmp_path / "dense", out=tmp_path / "out", repair=False, **how)
+    small, said = ViTForImageClassification.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not {*said["missing_keys"], *said["unexpected_keys"]}
+    with torch.no_grad(), passing(dense.eval(), done.gone):
+        torch.testing.assert_close(small(**pictures[0]).logits, dense(**pictures[0]).logits)
+    patched = shrink(tmp_path / "dense", out=tmp_path / "patched", **how).patched
+    assert patched.keys() <= open_checkpoint(tmp_path / "patched").keys()
+    for out in ("out", "patched"):
+        assert verify_checkpoint(tmp_path / out, tmp_path / "dense").problems == ()
 
 
 @pytest.mark.parametrize(

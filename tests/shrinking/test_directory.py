@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    ViTConfig,
+    ViTForImageClassification,
+)
 
 from secateur import shrink
 from secateur.checkpoints import (
@@ -19,6 +26,7 @@ from secateur.checkpoints import (
     open_checkpoint,
     sha256_of,
     slicing,
+    verify_checkpoint,
     write_sliced,
 )
 from secateur.criteria import wanda
@@ -61,6 +69,27 @@ def smaller(dense):
 
 def files_of(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("by_data", [False, True])
+def test_files_may_have_other_names_than_the_model_and_pictures_choose(tmp_path, by_data):
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "num_hidden_layers": 2}
+    torch.manual_seed(0)
+    ViTForImageClassification(ViTConfig(**sizes, image_size=8, patch_size=4, num_labels=5)).save_pretrained(
+        tmp_path / "a"
+    )
+    pictures = [{"pixel_values": torch.randn(2, 3, 8, 8)} for _ in range(4)]
+    model = ViTForImageClassification.from_pretrained(tmp_path / "a")
+    how = {"batches": pictures} if by_data else {}
+    done = shrink(tmp_path / "a", sparsity=0.3, out=tmp_path / "b", **how)
+    shrink(model, pictures[0], 0.3, uniform=True, **how)
+    assert {*done.plan.tensors} <= {name for name, _ in model.named_parameters()}
+    loaded, said = ViTForImageClassification.from_pretrained(tmp_path / "b", output_loading_info=True)
+    assert not {*said["missing_keys"], *said["unexpected_keys"]}
+    for batch in pictures:
+        torch.testing.assert_close(loaded(**batch).logits, model.eval()(**batch).logits)
+    assert open_checkpoint(tmp_path / "b").keys() == open_checkpoint(tmp_path / "a").keys()
+    assert verify_checkpoint(tmp_path / "b", tmp_path / "a").problems == ()
 
 
 def test_it_is_what_shrink_makes_of_the_loaded_model(dense, smaller):

@@ -8,6 +8,7 @@ from secateur.models.batches import longest_sequence as longest_sequence
 from secateur.models.batches import named_sources as named_sources
 from secateur.models.batches import naming_batch as naming_batch
 from secateur.models.batches import read_calibration as read_calibration
+from secateur.models.batches import read_pictures as read_pictures
 from secateur.models.batches import refuse_empty as refuse_empty
 from secateur.models.batches import shorter as shorter
 from secateur.models.batches import with_batch_in_errors as with_batch_in_errors
@@ -26,6 +27,7 @@ from secateur.models.distance import running as running
 from secateur.models.distance import unexplained as unexplained
 from secateur.models.files import BlockFiles as BlockFiles
 from secateur.models.files import build_on_meta as build_on_meta
+from secateur.models.files import groups_of as groups_of
 from secateur.models.files import loaded_model as loaded_model
 from secateur.models.files import parameters_on_meta as parameters_on_meta
 from secateur.models.hosts import Host as Host

@@ -47,7 +47,8 @@ from secateur.support import ONE_AT_A_TIME, NewTensors, printable, private
 class Group:
     """Tensors of a checkpoint that together make up tensors of the model: one each, or the experts of a fused one.
 
-    ``parts`` are those of each expert, which make up one row of the fused tensor, if that is so.
+    ``parts`` are those of each expert, which make up one row of the fused tensor, if that is so; ``alone`` is one
+    tensor that has another name at most.
     """
 
     sources: tuple[str, ...]
@@ -55,6 +56,7 @@ class Group:
     read: Callable[[Sequence[Tensor]], dict[str, Tensor]]
     write: Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
     parts: tuple[Group, ...] = ()
+    alone: bool = False
 
     def read_from(self, checkpoint: Checkpoint) -> dict[str, Tensor]:
         """What the tensors in files make up: a fused one row after row, so that there is never more than one of them
@@ -103,7 +105,8 @@ def groups_of(model: nn.Module, checkpoint: Checkpoint) -> list[Group]:
 
 
 def _renamed(source: str, target: str) -> Group:
-    return Group((source,), (target,), lambda tensors: {target: tensors[0]}, lambda made: {source: made[target]})
+    read, write = (lambda tensors: {target: tensors[0]}), (lambda made: {source: made[target]})
+    return Group((source,), (target,), read, write, alone=True)
 
 
 def _converted(

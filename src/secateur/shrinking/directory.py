@@ -42,7 +42,7 @@ from secateur.checkpoints import (
 )
 from secateur.coupling import Coupling, Scope, find_coupling
 from secateur.kinds import Outputs
-from secateur.models import InFiles, digest, example_for, find_blocks, held_batches
+from secateur.models import InFiles, digest, example_for, find_blocks, groups_of, held_batches
 from secateur.shrinking.apply import Place, with_fields
 from secateur.shrinking.calibrated import Calibrated, calibrated_selection
 from secateur.shrinking.configuration import Configured, Described, has_configuration
@@ -66,6 +66,7 @@ from secateur.support import (
     LazyTensors,
     Part,
     described,
+    mapped,
     on_rank_zero,
     printable,
     tensors_of,
@@ -318,7 +319,10 @@ def coupling_on_meta(model: nn.Module, example_inputs: Any) -> Coupling:
     so.
     """
     try:
-        return find_coupling(model, example_inputs)
+        # pictures go where the model is; tokens stay, since a model may look at their values
+        return find_coupling(
+            model, mapped(example_inputs, lambda each: each.to("meta") if each.is_floating_point() else each)
+        )
     except Exception as error:  # whatever the model raises
         raise ValueError(
             f"{type(model).__name__} cannot be watched on the meta device ({type(error).__name__}: {error}). Give "
@@ -337,11 +341,11 @@ def tensor_names(model: nn.Module, checkpoint: Checkpoint, plan: Plan | None = N
     tensors = tensors_of(model)
     first = {id(tensor): name for name, tensor in tensors.items()}
     mine = {name: first[id(tensor)] for name, tensor in model.state_dict(keep_vars=True).items()}
-    prefix = f"{getattr(model, 'base_model_prefix', '')}."
+    targets = {group.sources[0]: group.targets[0] for group in groups_of(model, checkpoint) if group.alone}
     found: dict[str, str] = {}
     for name, entry in checkpoint.entries.items():
-        same = next((each for each in (name, prefix + name, name.removeprefix(prefix)) if each in mine), None)
-        if same is None:
+        same = targets.get(name)
+        if same not in mine:
             continue
         if entry.shape != tuple(tensors[mine[same]].shape):
             raise CheckpointError(

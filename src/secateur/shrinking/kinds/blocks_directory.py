@@ -7,7 +7,9 @@ was killed goes on to the same bytes.
 
 from __future__ import annotations
 
+import functools
 import math
+import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -86,11 +88,26 @@ class _Deep:
     def fields(self, gone: Sequence[str]) -> dict[Any, Any]:
         return {at: value for stack in self.stacks for at, value in stack.fields(self.described, gone).items()}
 
+    @functools.cached_property
+    def in_files(self) -> list[Stack]:
+        """The stacks, also under the paths that files have for them, where transformers renames what it loads."""
+        found = [*self.stacks]
+        for stack in self.stacks:
+            named = re.compile(rf"{re.escape(stack.name)}\.(\d+)\.")
+            paths: set[str] | None = None
+            for target, group in self.place.files.group_of.items():
+                if group.alone and (number := named.match(target)) is not None:
+                    (name,) = group.sources
+                    its = {name[: each.start()] for each in re.finditer(rf"\.{number[1]}\.", name)}
+                    paths = its if paths is None else paths & its
+            found += [replace(stack, name=path) for path in sorted(paths or ())]
+        return found
+
     def written(self, gone: Sequence[str]) -> dict[str, Origin]:
         """Which of the source's tensors each one is."""
         found: dict[str, Origin] = {}
         for old in self.checkpoint:
-            name = renamed(old, self.stacks, gone, self.prefix)
+            name = renamed(old, self.in_files, gone, self.prefix)
             if name is not None:
                 found[name] = (old, {})
         return found
@@ -239,7 +256,7 @@ def _planned(
     gone = chosen.gone
     fields, written = deep.fields(gone), deep.written(gone)
     moved = {
-        renamed(file, deep.stacks, gone, deep.prefix): share
+        renamed(file, deep.in_files, gone, deep.prefix): share
         for name, share in patched.items()
         for file in deep.place.files.sources_of(name)
     }
