@@ -1,8 +1,10 @@
 """``secateur shrink DIR`` with a text, and what it says where there is none."""
 
+import importlib
 import json
 
 import pytest
+import torch
 from transformers import LlamaForCausalLM
 
 from secateur.shrinking import gates
@@ -71,15 +73,30 @@ def test_a_model_that_reads_no_text_is_told_another_way(tmp_path):
     sizes = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "num_hidden_layers": 2}
     config = ViTConfig(**sizes, image_size=8, patch_size=4)
     ViTForImageClassification(config).save_pretrained(tmp_path / "dense")
-    fails(
-        run("shrink", tmp_path / "dense", "-s", "0.3", "--dry-run"), r"load the model and call shrink\(\.\.\., batches"
-    )
+    fails(run("shrink", tmp_path / "dense", "-s", "0.3", "--dry-run"), "pass --data FOLDER, some dozens of pictures")
+
+
+def test_batches_of_a_module_choose_and_repair_what_a_function_makes(zoo):
+    from secateur import load_shrunken, shrink
+
+    ended = run("shrink", f"{zoo}:build", "-s", "0.3", "--data", f"{zoo}:batches", "--samples", 20, "--out", "small")
+    assert ended.exit_code == 0, ended.output
+    module = importlib.import_module(zoo)
+    model = module.build()
+    shrink(model, module.tokens, 0.3, batches=module.batches()[:10])
+    loaded = load_shrunken(module.build(), "small")
+    torch.testing.assert_close(loaded(module.tokens), model(module.tokens))
 
 
 def test_what_is_wrong_is_one_line(folder, zoo):
     fails(call(folder, "--without-data"), "leave one of them out")
     fails(call(folder, data="nothing.txt"), "nothing.txt: no such file")
-    fails(run("shrink", f"{zoo}:build", "-s", "0.3", "--data", "text.txt", "--dry-run"), "--data is for directories")
+    fails(
+        run("shrink", f"{zoo}:build", "-s", "0.3", "--data", "text.txt", "--dry-run"),
+        "text.txt: a text needs a tokenizer",
+    )
+    fails(run("shrink", f"{zoo}:build", "-s", "0.3", "--data", f"{zoo}:number", "--dry-run"), "not iterable")
+    fails(run("shrink", f"{zoo}:build", "-s", "0.3", "--data", ".", "--dry-run"), "Tied does not say which pictures")
     fails(call(folder, "--out", folder / "dense"), "the output would replace the input")
     assert not list(folder.glob("small*"))
 

@@ -27,7 +27,7 @@ def test_help_and_version():
     assert run().exit_code == 2
 
 
-@pytest.mark.parametrize("command", ["shrink", "bench", "pack"])
+@pytest.mark.parametrize("command", ["shrink", "bench", "pack", "deploy"])
 def test_help_says_that_code_is_run(command):
     text = " ".join(re.sub("[^a-z:. ]", " ", run(command, "--help").stdout).split())
     assert "the module is imported and its code is run" in text

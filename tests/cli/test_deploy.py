@@ -1,5 +1,6 @@
 """``secateur deploy``: from a directory, a text and a budget to what a runtime loads; or one line for what is wrong."""
 
+import importlib
 import json
 
 import pytest
@@ -33,6 +34,17 @@ def test_a_folder_that_the_runtime_loads_and_a_page(folder):
     assert contents(folder / "dense") == before
     assert {"tokenizer.json", "model.onnx"} <= {path.name for path in (folder / "out").iterdir()}
     assert sorted(path.name for path in folder.iterdir()) == ["dense", "out", "page.html", "text.txt"]
+
+
+def test_what_a_function_makes_and_batches_of_a_module(zoo, tmp_path):
+    ended = run("deploy", f"{zoo}:build", "--data", f"{zoo}:batches", "--samples", 8, "--budget", "latency=1000",
+                "--out", "out", "--report", "page.html")  # fmt: skip
+    assert ended.exit_code == 0, ended.output
+    assert "losses on 1 of 4 batches" in ended.stdout
+    served, module = OnnxRuntime().load(tmp_path / "out"), importlib.import_module(zoo)
+    (found,) = served.run({served.inputs[0]: module.tokens.numpy()})
+    torch.testing.assert_close(torch.from_numpy(found), module.build()(module.tokens), atol=1e-4, rtol=1e-4)
+    assert f"deploy {zoo}:build" in (tmp_path / "page.html").read_text()
 
 
 def test_json_has_every_candidate(folder):

@@ -82,6 +82,7 @@ def cnn():
 
 
 image = torch.randn(1, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+batches = [image] * 4
 """
 
 

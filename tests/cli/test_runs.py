@@ -6,7 +6,7 @@ import pytest
 import typer
 
 from secateur.checkpoints import CheckpointError
-from secateur.cli.terminal import Asked, read_text, resumable, warnings_as_lines
+from secateur.cli.terminal import Asked, read_data, resumable, warnings_as_lines
 
 
 @pytest.mark.parametrize(("rank", "said"), [(None, "Warning: a\\x1b[2Jb\n"), ("0", "Warning: a\\x1b[2Jb\n"), ("1", "")])
@@ -27,4 +27,4 @@ def test_who_is_interrupted_is_told_to_go_on(capsys):
 
 def test_a_directory_without_a_model_is_told_before_its_tokenizer_is_missed(tmp_path):
     with pytest.raises(CheckpointError, match=r"no \.safetensors file here"):
-        read_text(Asked("oneshot", "directory", {"directory": tmp_path, "data": "text.txt"}))
+        read_data(Asked("oneshot", "directory", {"directory": tmp_path, "data": "text.txt"}))

@@ -78,7 +78,7 @@ def test_an_interrupted_run_goes_on_where_there_is_a_store(folder, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sys.modules["secateur.cli.calibrated"], "read_text", interrupted)
+    monkeypatch.setattr(sys.modules["secateur.cli.calibrated"], "read_data", interrupted)
     for words, message in [((), "nothing was written"), (("--store", folder / "levels"), "run the same command again")]:
         ended = call(folder, *words)
         assert ended.exit_code == 130

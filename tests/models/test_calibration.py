@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from secateur.checkpoints import CheckpointError
 from secateur.models import batches as calibration
-from secateur.models import read_calibration
+from secateur.models import read_calibration, read_pictures
 from secateur.models.batches import longest_sequence
 from secateur.models.solving import digest
 from secateur.support import documents
@@ -291,7 +291,7 @@ def _file(name, content):
         (_file("a.txt", b""), "a.txt has no tokens: there is nothing to calibrate with"),
         (_file("a.jsonl", b'{"text": ""}'), "a.jsonl has no tokens: there is nothing to calibrate with"),
         (lambda folder: folder / "none.txt", "none.txt: no such file; give a .txt, .jsonl or .json file, or 'random'"),
-        (lambda folder: folder, "not a regular file"),
+        (lambda folder: folder, "has no preprocessor_config.json"),
         (_file("a.parquet", b"PAR1"), r"read from .txt, .jsonl and .json, not from .parquet"),
         (_file("a.txt", "w1 w2".encode("utf-16")), "UTF-16 text; save it as UTF-8"),
         (_file("a.txt", "w1 w2".encode("utf-16-le")), "full of NUL near byte 0, as UTF-16 and UTF-32 are"),
@@ -435,3 +435,70 @@ def test_texts_with_names_share_the_sequences_by_their_weights(two, model):
 def test_texts_that_are_none_are_refused(source, said, model):
     with pytest.raises(ValueError, match=said):
         read_calibration(source, tokenizer_directory=model)
+
+
+# ---- pictures -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sees(tmp_path):
+    """The directory of a model of pictures of 8 × 8, of which only what is read here is there, and pictures."""
+    from PIL import Image
+
+    (tmp_path / "model").mkdir()
+    processor = {"image_processor_type": "ViTImageProcessor", "size": {"height": 8, "width": 8}, "do_resize": True}
+    processor |= {"do_normalize": True, "image_mean": [0.5, 0.4, 0.3], "image_std": [0.5, 0.25, 0.2]}
+    (tmp_path / "model" / "preprocessor_config.json").write_text(json.dumps(processor))
+    (tmp_path / "model" / "config.json").write_text(json.dumps({"model_type": "vit", "dtype": "bfloat16"}))
+    (tmp_path / "seen" / "more").mkdir(parents=True)
+    for at, (name, mode) in enumerate(
+        (("a.png", "RGB"), ("b.JPG", "L"), ("more/c.png", "RGBA"), ("more/d.bmp", "RGB"))
+    ):
+        channels = len(Image.new(mode, (1, 1)).getbands())
+        colour = (51 * at,) * channels if channels > 1 else 51 * at
+        Image.new(mode, (12, 9), colour).save(tmp_path / "seen" / name)
+    (tmp_path / "seen" / "notes.txt").write_text("no picture")
+    return tmp_path
+
+
+def test_a_folder_of_pictures_is_prepared_as_the_directory_says(sees):
+    found = read_calibration(sees / "seen", tokenizer_directory=sees / "model", samples=4)
+    assert all({*each} == {"pixel_values"} and each["pixel_values"].shape == (1, 3, 8, 8) for each in found)
+    assert {each["pixel_values"].dtype for each in found} == {torch.bfloat16}
+    means = torch.tensor([0.5, 0.4, 0.3]), torch.tensor([0.5, 0.25, 0.2])
+    expected = {round(51 * at / 255, 3): (51 * at / 255 - means[0]) / means[1] for at in range(4)}
+    got = sorted((each["pixel_values"][0, :, 4, 4].float() for each in found), key=lambda each: float(each[0]))
+    for mine, wanted in zip(got, expected.values(), strict=True):
+        torch.testing.assert_close(mine, wanted, atol=0.02, rtol=0.01)
+
+
+def test_which_pictures_follows_from_the_seed_and_too_few_are_said(sees):
+    def read(**how):
+        return [
+            each["pixel_values"] for each in read_calibration(sees / "seen", tokenizer_directory=sees / "model", **how)
+        ]
+
+    assert all(torch.equal(a, b) for a, b in zip(read(samples=3, seed=1), read(samples=3, seed=1), strict=True))
+    firsts = {float(read(samples=1, seed=seed)[0].mean()) for seed in range(9)}
+    assert len(firsts) > 1
+    with pytest.warns(UserWarning, match="seen is short: calibrating with 4 pictures, not 5"):
+        assert len(read(samples=5)) == 4
+
+
+def test_what_is_no_picture_and_what_prepares_none_is_said(sees):
+    (sees / "empty").mkdir()
+    with pytest.raises(ValueError, match=r"empty: holds no pictures \(\.bmp, "):
+        read_calibration(sees / "empty", tokenizer_directory=sees / "model")
+    (sees / "seen" / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\nno more")
+    with pytest.raises(ValueError, match=r"broken\.png: cannot be read as a picture of the model's \("):
+        read_calibration(sees / "seen", tokenizer_directory=sees / "model", samples=5)
+    (sees / "model" / "preprocessor_config.json").write_text('{"image_processor_type": "Nothing"}')
+    with pytest.raises(
+        CheckpointError, match=r"config\.json: what is beside it does not say how pictures are prepared"
+    ):
+        read_calibration(sees / "seen", tokenizer_directory=sees / "model")
+    (sees / "model" / "preprocessor_config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"model: has no preprocessor_config\.json, which says"):
+        read_calibration(sees / "seen", tokenizer_directory=sees / "model")
+    with pytest.raises(ValueError, match="Linear does not say which pictures it takes, as models of timm do"):
+        read_pictures(sees / "seen", torch.nn.Linear(2, 2))

@@ -40,6 +40,10 @@ tokens = torch.arange(30).reshape(2, 15)
 number = 3
 
 
+def batches():
+    return [(tokens + number) % 30 for number in range(16)]
+
+
 def as_dict():
     return {"tokens": tokens, "scale": 2.0}
 

@@ -18,6 +18,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
@@ -466,3 +467,22 @@ def test_detectors_of_torchvision_and_transformers_by_data(name: str) -> None:
     assert done.parameters[1] == sum(each.numel() for each in model.parameters()) < done.parameters[0]
     found = model(**example) if isinstance(example, dict) else model(*example)
     assert found.logits.shape == (2, 5, 4) if name == "DETR" else len(found[0]["boxes"]) == len(found[0]["scores"]) > 0
+
+
+def test_a_network_of_timm_takes_a_folder_of_pictures(tmp_path: Path) -> None:
+    import timm
+    from timm.data import create_transform, resolve_data_config
+
+    from secateur.models import read_pictures
+
+    for at, picture in enumerate(pictures(3)):
+        cv2.imwrite(str(tmp_path / f"{at}.png"), picture)
+    model = timm.create_model("test_resnet", num_classes=4).eval()
+    found = read_pictures(tmp_path, model, samples=3)
+    prepare = create_transform(**resolve_data_config({}, model=model))
+    expected = [prepare(Image.open(tmp_path / f"{at}.png").convert("RGB"))[None] for at in range(3)]
+    assert {each.shape for each in found} == {(1, *model.pretrained_cfg["input_size"])}
+    assert all(any(torch.equal(mine, other) for other in expected) for mine in found)
+    before = sum(each.numel() for each in model.parameters())
+    shrink(model, found[0], 0.2, batches=found, verify=False)
+    assert sum(each.numel() for each in model.parameters()) < 0.85 * before

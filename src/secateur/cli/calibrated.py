@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from secateur.cli.options import TEXT, command
@@ -18,7 +19,7 @@ from secateur.cli.terminal import (
     lines_of,
     memory,
     one_process,
-    read_text,
+    read_data,
     resumable,
     warnings_as_lines,
 )
@@ -54,7 +55,7 @@ def oneshot(asked: Asked) -> Iterator[Any]:
             raise ValueError(f"{asked.pattern} keeps the same share of every weight; leave --allocate out.")
         done = prune_blocks(
             asked.directory,
-            read_text(asked),
+            read_data(asked),
             solver=solve,
             pattern=chosen,
             allocate=shared,
@@ -103,7 +104,7 @@ def recover(asked: Asked) -> Iterator[Any]:
         if asked.data is None:
             batches: Any = Sampled(asked.samples, asked.sequence_length, asked.batch)
         else:
-            batches = _in_batches(read_text(asked), asked.batch)
+            batches = _in_batches(read_data(asked), asked.batch)
         done = train(
             asked.directory,
             asked.teacher,
@@ -118,7 +119,7 @@ def recover(asked: Asked) -> Iterator[Any]:
 
 
 def _in_batches(texts: list[Any], size: int) -> list[Any]:
-    """Sequences of one length together, of each text by itself; all that `read_text` gives are, or there is one."""
+    """Sequences of one length, or pictures of one size, together, of each text by itself; others stay as they are."""
     import torch
 
     from secateur.models import NamedTexts
@@ -126,6 +127,10 @@ def _in_batches(texts: list[Any], size: int) -> list[Any]:
     if isinstance(texts, NamedTexts):
         parts = {name: _in_batches(its, size) for name, its in texts.by_name().items()}
         return NamedTexts(itertools.chain(*parts.values()), (name for name, its in parts.items() for _ in its))
+    if all(isinstance(each, dict) and {*each} == {"pixel_values"} for each in texts):
+        return [{"pixel_values": one} for one in _in_batches([each["pixel_values"] for each in texts], size)]
+    if any(not isinstance(each, torch.Tensor) or each.shape != texts[0].shape or len(each) > 1 for each in texts):
+        return texts
     return [torch.cat(texts[at : at + size]) for at in range(0, len(texts), size)]
 
 
@@ -175,7 +180,7 @@ def sensitivity(asked: Asked) -> Iterator[Any]:
         join_processes(None)
         found = measure(
             asked.directory,
-            read_text(asked),
+            read_data(asked),
             over=asked.over or ("shrink",),
             shares=asked.shares or SHARES,
             **asked.only("score", "include", "exclude", "solver", "pattern", "store"),
@@ -214,7 +219,7 @@ def fit(asked: Asked) -> Iterator[Any]:
         join_processes(None)
         done = fit_model(
             asked.directory,
-            read_text(asked),
+            read_data(asked),
             out=asked.out,
             budget=limits,
             keep=keep,
@@ -227,7 +232,7 @@ def fit(asked: Asked) -> Iterator[Any]:
 
 
 @command(
-    "deploy", "Write what a runtime loads, within so many milliseconds there.", "directory",
+    "deploy", "Write what a runtime loads, within so many milliseconds there.", "model",
     *TEXT, "out", "budget", "runtime", "score", "include", "exclude", "shares", "finals", "steps", "store", "threads",
     verb="search/deploying.py:deploy", required=("data", "out", "budget"),
 )  # fmt: skip
@@ -238,10 +243,11 @@ def deploy(asked: Asked) -> Iterator[Any]:
     budget it is pruned as fit does it, timed in the runtime, trained for --steps, and exported, too. All of them are
     timed and judged in the runtime, on the text's first sequence and on a quarter that is held back, and what loses
     least within the budget is in OUT, with the tokenizer. A run that was stopped goes on if the same command is given
-    again, also with another budget; OUT appears complete or not at all.
+    again, also with another budget; OUT appears complete or not at all. Modules are looked for in this directory first,
+    and importing one runs its code: name only what you trust.
     """
     from secateur.checkpoints import check_new
-    from secateur.cli.measuring import with_threads
+    from secateur.cli.measuring import model_of, with_threads
     from secateur.search import budget_in_words
     from secateur.search import deploy as deploy_model
 
@@ -249,9 +255,10 @@ def deploy(asked: Asked) -> Iterator[Any]:
     check_new(asked.out)
     finals = {} if asked.finals is None else {"finals": asked.finals}
     with resumable(), warnings_as_lines(), asked.recorded(), with_threads(asked.threads):
+        model = None if Path(asked.model).is_dir() else model_of(asked.model)[0].eval()
         done = deploy_model(
-            asked.directory,
-            read_text(asked),
+            asked.model if model is None else model,
+            read_data(asked, model),
             budget=budget_in_words(asked.budget),
             **asked.only("out", "runtime", "score", "include", "exclude", "shares", "steps", "seed", "store"),
             **finals,

@@ -31,7 +31,19 @@ from secateur.models import loaded_model, sparsify
 from secateur.patterns import Pattern
 from secateur.report import Reported, Timed, before_and_after
 from secateur.shrinking import WithoutDataWarning, shrink
-from secateur.support import Column, Part, Table, alternating, bytes_text, printable, ratio, run_example, track
+from secateur.support import (
+    Column,
+    Part,
+    Table,
+    alternating,
+    bytes_text,
+    check_batches,
+    printable,
+    ratio,
+    run_example,
+    tensors_in,
+    track,
+)
 
 # ---- A model and its inputs, named on the command line as ``module.path:name``.
 #
@@ -65,6 +77,20 @@ def inputs_of(path: str) -> Any:
             "give a tensor, a tuple of arguments or a dict of keyword arguments."
         )
     return found
+
+
+def batches_of(path: str, samples: int) -> list[Any]:
+    """The first batches of what ``module:name`` is or makes, until there are so many examples."""
+    found = _object_at(path)
+    batches: list[Any] = []
+    with blamed(path):
+        for batch in found() if callable(found) else found:
+            batches.append(batch)
+            samples -= next((len(each) for each in tensors_in(batch) if each.dim()), 1)
+            if samples <= 0:
+                break
+    check_batches(batches)
+    return batches
 
 
 def _object_at(path: str) -> Any:

@@ -156,7 +156,8 @@ OPTIONS = {
     "at_least": Option("How many times faster than the best dense form a layer has to be.", "TIMES", float),
     # ---- text
     "data": Option(
-        "Text, .txt or .jsonl; code=a.txt,maths:2=b.txt for several, by weights; or random, for tokens without sense.",
+        "Text, .txt or .jsonl; code=a.txt,maths:2=b.txt for several, by weights; or random, for tokens without sense. "
+        "Of a model of pictures a folder of them. Or module:batches, what holds or makes batches: its code is run.",
         "FILE",
     ),
     "texts": Option(

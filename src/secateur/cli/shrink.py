@@ -16,7 +16,7 @@ from typing import Any
 
 from secateur.cli.checkpoints import without_evidence
 from secateur.cli.options import TEXT, command
-from secateur.cli.terminal import Answer, Asked, join_processes, read_text, resumable, waiting
+from secateur.cli.terminal import Answer, Asked, join_processes, read_data, resumable, waiting
 
 
 @command(
@@ -31,7 +31,8 @@ def shrink(asked: Asked) -> Iterator[Any]:
 
     What leaves together is found by watching the model run on the example; units are ranked by their weights, whole
     branches by what they do to the example, which has to be a real one then. Modules are looked for in
-    this directory first, and importing one runs its code: name only what you trust. OUT appears complete or not at all,
+    this directory first, and importing one runs its code: name only what you trust. With --data units leave by what is
+    missed least there, and what stays is repaired. OUT appears complete or not at all,
     with plan.json and model.safetensors; load_shrunken reads it into a model that the factory made.
 
     Of a Hugging Face directory, of any size, the shards are sliced one tensor at a time, and from_pretrained loads OUT.
@@ -46,13 +47,12 @@ def shrink(asked: Asked) -> Iterator[Any]:
     without_evidence(asked.criterion, "this command does not collect", "secateur.shrink from Python, with evidence=")
     if asked.out is None and not asked.dry_run and asked.profile is None:
         raise ValueError("give --out DIR, the directory to write, or --dry-run.")
+    if asked.data is None:
+        for each in ("samples", "sequence_length", "seed"):
+            asked[each] = None
     if Path(asked.model).is_dir():
         yield _directory(asked)
         return
-    if asked.data is not None:
-        raise ValueError("--data is for directories; in Python, shrink(model, example, batches=...) takes batches.")
-    for each in ("samples", "sequence_length", "seed"):  # of a text
-        asked[each] = None
     yield from _factory(asked)
 
 
@@ -72,10 +72,9 @@ def _directory(asked: Asked) -> Answer:
     needs_none = any(isinstance(each, Outputs) for each in leave)
     example = None if asked.example is None else inputs_of(asked.example)
     asked["uniform"] = False  # always, and so not said
-    if asked.data is None:
-        for each in ("samples", "sequence_length", "seed"):
-            asked[each] = None
-    elif asked.criterion == "magnitude":  # data chooses: what the criterion is if left out is not what was asked
+    if (
+        asked.data is not None and asked.criterion == "magnitude"
+    ):  # data chooses: what the criterion is if left out is not what was asked
         asked["criterion"] = None
     how = asked.only("include", "exclude")
     if not leave:
@@ -132,20 +131,25 @@ def _factory(asked: Asked) -> Iterator[Any]:
     from secateur.report import before_and_after
     from secateur.shrinking import save_shrunken
     from secateur.shrinking import shrink as shrink_model
-    from secateur.support import in_mode, printable, run_example
+    from secateur.support import batch_inputs, in_mode, printable, run_example
 
-    if asked.example is None:
-        raise ValueError("give --example MODULE:INPUTS, what the model is run on; only a directory needs none.")
+    if asked.example is None and asked.data is None:
+        raise ValueError(
+            "give --example MODULE:INPUTS, what the model is run on, or --data; only a directory needs none."
+        )
     out = None if asked.dry_run else asked.out
     with contextlib.nullcontext() if out is None else new_directory(out) as folder:
         with waiting("Building the model"):
             model, expression = model_of(asked.model)
-            inputs = inputs_of(asked.example)
+            given: dict[str, Any] = {}
+            if asked.data is not None:
+                given = {"batches": read_data(asked, model), "repair": asked.repair}
+            inputs = batch_inputs(given["batches"][0]) if asked.example is None else inputs_of(asked.example)
             if asked.weights is not None:
                 load_weights(model, asked.weights)
         dense = None if asked.report is None else copy.deepcopy(model)
         started = time.monotonic()
-        ran = blamed(f"{asked.model}, run on {asked.example},")
+        ran = blamed(f"{asked.model}, run on {asked.example or asked.data},")
         with waiting("Watching the model run"), ran, torch.no_grad(), in_mode(model, training=False):
             run_example(model, inputs)
         with waiting("Choosing what leaves, and proving it" if asked.verify else "Choosing what leaves"):
@@ -155,6 +159,7 @@ def _factory(asked: Asked) -> Iterator[Any]:
                 asked.sparsity,
                 leave=asked.leave,
                 **asked.only("uniform", "verify", *HOW),
+                **given,
             )
         if folder is not None:
             with waiting("Writing"):
@@ -203,7 +208,7 @@ def calibration(asked: Asked, *, needed: bool = True) -> Iterator[dict[str, Any]
         raise ValueError("--data names a text, and --without-data says that there is none: leave one of them out.")
     with resumable():
         join_processes(asked.device)
-        yield {"batches": read_text(asked), **asked.only("repair", "activations", "device")}
+        yield {"batches": read_data(asked), **asked.only("repair", "activations", "device")}
 
 
 def _ask_for_data(directory: Path) -> None:
@@ -215,8 +220,10 @@ def _ask_for_data(directory: Path) -> None:
         find_blocks(model)
     except ValueError:
         return
-    reads = getattr(model, "main_input_name", None) == "input_ids"
-    how = "pass --data FILE, a .txt or .jsonl" if reads else "load the model and call shrink(..., batches=...)"
+    how = {
+        "input_ids": "pass --data FILE, a .txt or .jsonl",
+        "pixel_values": "pass --data FOLDER, some dozens of pictures",
+    }.get(getattr(model, "main_input_name", ""), "load the model and call shrink(..., batches=...)")
     raise ValueError(
         f"{directory}: {type(model).__name__} is made of repeated blocks, which do not survive a choice by their "
         "weights alone: without 10% of SmolLM2-135M perplexity goes from 15 to 325 000; where a text chooses and "

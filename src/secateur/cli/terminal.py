@@ -310,14 +310,26 @@ def memory() -> str:
 # Law: what is wrong is one line on stderr, and of several processes one speaks.
 
 
-def read_text(asked: Asked) -> list[Any]:
-    """The batches of ``--data``; a directory without a model is reported before a missing tokenizer."""
+def read_data(asked: Asked, model: Any = None) -> list[Any]:
+    """The batches of ``--data``, for the model if it is no directory; a directory without a model is reported before a
+    missing tokenizer."""
     from secateur.checkpoints import family_of, open_checkpoint
-    from secateur.models import read_calibration
+    from secateur.cli.measuring import batches_of
+    from secateur.models import read_calibration, read_pictures
 
     directory = Path(asked.subject)
-    family_of(open_checkpoint(directory))
+    if model is None:
+        family_of(open_checkpoint(directory))
+    named = ":" in asked.data and "=" not in asked.data
     with warnings_as_lines():
+        if not Path(asked.data).exists() and (named or model is not None):
+            return batches_of(asked.data, asked.samples)
+        if model is not None:
+            if Path(asked.data).is_file():
+                raise ValueError(
+                    f"{asked.data}: a text needs a tokenizer, which only a directory has; give module:batches."
+                )
+            return read_pictures(asked.data, model, **asked.only("samples", "seed"))
         return read_calibration(
             asked.data, tokenizer_directory=directory, **asked.only("samples", "sequence_length", "seed")
         )

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from secateur.checkpoints import CheckpointError, read_json
+from secateur.checkpoints import CheckpointError, blaming_config, read_json
 from secateur.models.replay import LostOutputError
 from secateur.support import (
     Forward,
@@ -108,7 +108,8 @@ def read_calibration(
         source: a ``.txt`` file, which is one document; a ``.jsonl`` or ``.json`` file of records (or strings); or an
             iterable of documents or records, or of token batches: tensors, lists of numbers, mappings with
             ``input_ids`` and perhaps ``attention_mask``. Batches are taken as they are, until there are ``samples``
-            sequences. The string ``"random"`` asks for random tokens, with a warning. Several texts have names:
+            sequences. The string ``"random"`` asks for random tokens, with a warning. Of a model of pictures a folder
+            of them: each is a batch of one, as the directory's own processor prepares it. Several texts have names:
             ``{"code": "a.txt", "maths": "b.txt"}``, or the string ``"code=a.txt,maths=b.txt"``. Each gives as many
             sequences, or by weights, ``"code:2=a.txt"``. `reached` says what each never reaches.
         tokenizer_directory: the model's directory, with its tokenizer and ``config.json``.
@@ -118,7 +119,7 @@ def read_calibration(
     Raises:
         ValueError: no text at all; a record without the field; a token beyond the vocabulary; a length beyond the
             model's positions.
-        CheckpointError: there is no tokenizer in the directory.
+        CheckpointError: there is no tokenizer in the directory; or, of a folder of pictures, no processor.
 
     >>> read_calibration([[1, 2, 3], torch.tensor([[4, 5]])], tokenizer_directory=".", samples=2)
     [tensor([[1, 2, 3]]), tensor([[4, 5]])]
@@ -132,6 +133,8 @@ def read_calibration(
         how = {"tokenizer_directory": directory, "sequence_length": sequence_length, "seed": seed, "field": field}
         return _of_several(several, samples, seed, how)
     assert not isinstance(source, Mapping)
+    if isinstance(source, str | Path) and Path(source).is_dir():
+        return _pictures(Path(source), samples, seed, _processor(directory, config))
     if not isinstance(source, str | Path):
         items: Iterator[Any] = iter(source)
         if (first := next(items, None)) is None:
@@ -460,6 +463,75 @@ def _tokenizer(directory: Path) -> Any:
     except Exception as error:  # whatever its many kinds of tokenizers raise
         why = printable(str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__, 150)
         raise CheckpointError(f"{directory}: no tokenizer that transformers can load without code ({why}).") from None
+
+
+# ---- pictures
+
+_PICTURES = frozenset((".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"))
+
+
+def read_pictures(folder: Path | str, model: nn.Module, *, samples: int = 128, seed: int = 0) -> list[Batch]:
+    """Pictures of a folder for a model of timm, prepared as its ``pretrained_cfg`` says: of each a float32 tensor of
+    shape (1, channels, height, width).
+
+    Raises:
+        ValueError: the model does not say what it takes, or the folder holds no pictures.
+    """
+    if not getattr(model, "pretrained_cfg", None):
+        raise ValueError(
+            f"{type(model).__name__} does not say which pictures it takes, as models of timm do, so {folder} cannot be "
+            "prepared for it: give batches, tensors of shape (pictures, channels, height, width), a command --data "
+            "module:batches."
+        )
+    from timm.data import create_transform, resolve_data_config
+
+    prepare = create_transform(**resolve_data_config({}, model=model))
+    return _pictures(Path(folder), samples, seed, lambda picture: prepare(picture)[None])
+
+
+def _pictures(folder: Path, samples: int, seed: int, prepare: Callable[[Any], Batch]) -> list[Batch]:
+    """So many pictures of a folder and of those in it, prepared; which, follows from the seed."""
+    from PIL import Image
+
+    every = sorted(path for path in folder.rglob("*") if path.suffix.lower() in _PICTURES)
+    if not every:
+        raise ValueError(f"{folder}: holds no pictures ({', '.join(sorted(_PICTURES))}).")
+    if len(every) < samples:
+        warnings.warn(f"{folder} is short: calibrating with {len(every):,} pictures, not {samples:,}.", stacklevel=3)
+    found = []
+    order = np.random.default_rng(seed).permutation(len(every))[:samples]
+    for path in track([every[at] for at in order], "reading pictures"):
+        try:
+            with Image.open(path) as picture:
+                found.append(prepare(picture.convert("RGB")))
+        except Exception as error:  # whatever Pillow and the many processors raise
+            why = printable(" ".join(str(error).split()) or type(error).__name__, 150)
+            raise ValueError(
+                f"{printable(str(path), 300)}: cannot be read as a picture of the model's ({why})."
+            ) from None
+    return found
+
+
+def _processor(directory: Path, config: Mapping[str, Any]) -> Callable[[Any], Batch]:
+    """What prepares a picture as the directory says it, in the dtype of its weights."""
+    dtype = getattr(torch, str(config.get("dtype") or config.get("torch_dtype")).removeprefix("torch."), torch.float32)
+    if not any((directory / name).exists() for name in ("preprocessor_config.json", "processor_config.json")):
+        raise CheckpointError(
+            f"{directory}: has no preprocessor_config.json, which says how the pictures of a folder are prepared; a text "
+            "is one file."
+        )
+    with blaming_config(directory, "what is beside it does not say how pictures are prepared"):
+        from transformers import AutoImageProcessor
+
+        processors: Any = AutoImageProcessor
+        found = processors.from_pretrained(os.fspath(directory), local_files_only=True, trust_remote_code=False)
+
+    def prepare(picture: Any) -> Batch:
+        made = {name: value for name, value in found(picture, return_tensors="pt").items() if isinstance(value, Tensor)}
+        cast: Batch = mapped(made, lambda each: each.to(dtype) if each.is_floating_point() else each)
+        return cast
+
+    return prepare
 
 
 def _config(directory: Path) -> Mapping[str, Any]:
