@@ -517,8 +517,8 @@ def _processor(directory: Path, config: Mapping[str, Any]) -> Callable[[Any], Ba
     dtype = getattr(torch, str(config.get("dtype") or config.get("torch_dtype")).removeprefix("torch."), torch.float32)
     if not any((directory / name).exists() for name in ("preprocessor_config.json", "processor_config.json")):
         raise CheckpointError(
-            f"{directory}: has no preprocessor_config.json, which says how the pictures of a folder are prepared; a text "
-            "is one file."
+            f"{directory}: has no preprocessor_config.json, which says how the pictures of a folder are prepared; a "
+            "text is one file."
         )
     with blaming_config(directory, "what is beside it does not say how pictures are prepared"):
         from transformers import AutoImageProcessor
