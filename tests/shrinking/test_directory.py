@@ -14,11 +14,13 @@ from transformers import (
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    ResNetConfig,
+    ResNetForImageClassification,
     ViTConfig,
     ViTForImageClassification,
 )
 
-from secateur import shrink
+from secateur import oneshot, shrink
 from secateur.checkpoints import (
     Checkpoint,
     CheckpointError,
@@ -90,6 +92,25 @@ def test_files_may_have_other_names_than_the_model_and_pictures_choose(tmp_path,
         torch.testing.assert_close(loaded(**batch).logits, model.eval()(**batch).logits)
     assert open_checkpoint(tmp_path / "b").keys() == open_checkpoint(tmp_path / "a").keys()
     assert verify_checkpoint(tmp_path / "b", tmp_path / "a").problems == ()
+
+
+def test_a_network_of_convolutions_that_says_no_size_shrinks_by_its_weights(tmp_path):
+    config = ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic", num_labels=3)
+    dense = ResNetForImageClassification(config)
+    dense.save_pretrained(tmp_path / "a")
+    pictures = [{"pixel_values": torch.randn(2, 3, 32, 32)}]
+    for call in (
+        lambda: shrink(tmp_path / "a", sparsity=0.2, out=tmp_path / "b", batches=pictures),
+        lambda: oneshot(tmp_path / "a", pictures, 0.5, out=tmp_path / "c"),
+    ):
+        with pytest.raises(
+            ValueError, match="what convolutions multiply is not measured: load the model, and pass it in"
+        ):
+            call()
+    shrink(tmp_path / "a", sparsity=0.2, out=tmp_path / "b")
+    loaded = ResNetForImageClassification.from_pretrained(tmp_path / "b")
+    assert loaded.num_parameters() < 0.85 * dense.num_parameters()
+    assert loaded(**pictures[0]).logits.shape == (2, 3)
 
 
 def test_it_is_what_shrink_makes_of_the_loaded_model(dense, smaller):

@@ -77,5 +77,6 @@ from secateur.models.solving import digest as digest
 from secateur.models.solving import held_batches as held_batches
 from secateur.models.solving import own_share as own_share
 from secateur.models.sparsification import sparsify as sparsify
+from secateur.models.walk import convolutions_in_files as convolutions_in_files
 from secateur.models.walk import run_through as run_through
 from secateur.models.walk import with_all_outputs as with_all_outputs

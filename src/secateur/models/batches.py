@@ -556,6 +556,7 @@ def _number(config: Mapping[str, Any], names: Iterable[str]) -> int | None:
 
 _ROWS = 2  # of a batch, that are watched to find what leaves together: sizes say nothing of it
 _TOKENS = 8  # of a text
+_SIDE = 224  # pixels, of what says none
 _BESIDE = ("use_cache", "output_router_logits")
 
 
@@ -592,9 +593,11 @@ def example_for(model: nn.Module) -> dict[str, Any]:
         tokens = torch.tensor([[7, 6, 5, 4, 1], [1, 2, 3, 5, 4]])
         # with a mask, no model has to look for padding, which it cannot on meta
         found = {name: tokens, "attention_mask": torch.ones_like(tokens)}
-    elif name == "pixel_values" and isinstance(size := getattr(config, "image_size", None), int | list | tuple):
+    elif name == "pixel_values":
+        seen = getattr(config, "vision_config", config)  # of SigLIP; a ResNet says no size, since it takes any
+        size = getattr(seen, "image_size", None) or _SIDE
         height, width = (size, size) if isinstance(size, int) else size
-        found = {name: torch.zeros(2, getattr(config, "num_channels", 3), height, width)}
+        found = {name: torch.zeros(2, getattr(seen, "num_channels", 3), height, width)}
     else:
         raise ValueError(f"give example_inputs: {type(model).__name__} takes {name}, of which no example is known.")
     if config.is_encoder_decoder and "decoder_input_ids" in known:

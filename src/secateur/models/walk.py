@@ -125,7 +125,20 @@ def check_pruned(
             f"nothing was pruned: no weight fits {word_of(job.pattern)}, such as {misfits[0]} of shape "
             f"{tuple(replay.model.get_parameter(misfits[0]).shape)}; choose another pattern."
         )
-    raise ValueError("nothing was pruned: the batches ran none of the blocks, or no product with their weights.")
+    raise ValueError(
+        "nothing was pruned: the batches ran none of the blocks, or no product with their weights."
+        f"{convolutions_in_files(replay.model)}"
+    )
+
+
+def convolutions_in_files(model: nn.Module) -> str:
+    """What to do with a network of convolutions whose weights are in files; nothing of others."""
+    convolutions = [module for module in model.modules() if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d)]
+    if len(convolutions) < 3 or all(
+        each.weight.device.type != "meta" for each in convolutions
+    ):  # patches are cut by one
+        return ""
+    return " Of a directory what convolutions multiply is not measured: load the model, and pass it in its place."
 
 
 def with_all_outputs(replay: Replay, step: Callable[[], _Result]) -> _Result:

@@ -20,7 +20,17 @@ from torch import Tensor
 
 from secateur.checkpoints import Run
 from secateur.coupling import Group
-from secateur.models import Host, InFiles, InMemory, Pruned, WeightView, check_finite, full_name, loaded_model
+from secateur.models import (
+    Host,
+    InFiles,
+    InMemory,
+    Pruned,
+    WeightView,
+    check_finite,
+    convolutions_in_files,
+    full_name,
+    loaded_model,
+)
 from secateur.shrinking.gates import Gated, by_gates, learnt
 from secateur.shrinking.grading import GroupAblation
 from secateur.shrinking.measure import (
@@ -278,6 +288,7 @@ def _measured(
         raise ValueError(
             f"data says nothing of what may leave {type(host.model).__name__}: the batches ran none of its blocks, or "
             "no product of a unit with a matrix in them. Pass other batches, or none: then magnitude ranks the units."
+            f"{convolutions_in_files(host.model)}"
         )
     if trying is not None:
         measured = trying.tried(host.model, measured, host.batches, host.forward)
