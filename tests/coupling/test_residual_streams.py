@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from transformers import DynamicCache
 
 import zoo
 from secateur import load_shrunken, save_shrunken, shrink, verify_shrunken
@@ -106,6 +107,16 @@ def outputs(model, inputs):
 def assert_same(one, other, **tolerance):
     for first, second in zip(one, other, strict=True):
         torch.testing.assert_close(first, second, **tolerance)
+
+
+@pytest.mark.parametrize("name", ["cache", "past_key_values"])
+def test_what_stays_of_an_attention_counts_tokens_in_a_cache_by_any_name(name):
+    """The plan may be of another transformers than the one that runs."""
+    cache, returns = DynamicCache(), {"zeros": None}
+    for said in ("past_key_values", "cache"):
+        gone = Removed({"was": "Attention", "input": "x", "cache": said, "layer": 0, "returns": returns})
+        gone(x=torch.ones(1, 3, 4), **{name: cache})
+    assert cache.get_seq_length() == 6
 
 
 # ---- what is found, and that it is right ----------------------------------------------------------------------------

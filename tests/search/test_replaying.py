@@ -1,6 +1,7 @@
 """The law of replaying: what is measured is what a whole run measures, whatever the measure does."""
 
 import contextlib
+import inspect
 
 import pytest
 import torch
@@ -94,17 +95,18 @@ def test_a_pass_on_other_inputs_is_run_whole():
 def test_a_measure_that_generates_with_a_cache_is_run_whole():
     model = make("llama").eval()
     ids = torch.arange(3, 9)[None]
+    name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
     @torch.no_grad()
     def measure():
         cached = model(ids, use_cache=True)
-        following = model(ids[:, :1], past_key_values=cached.past_key_values, use_cache=True)
+        following = model(ids[:, :1], **{name: cached.past_key_values}, use_cache=True)
         return float(following.logits.double().square().sum())
 
     replayed = Replayed(model, measure)
-    name = "model.layers.1.mlp.down_proj.weight"
-    with changed(model, name):
-        assert replayed([name]) == measure() != replayed.dense
+    weight = "model.layers.1.mlp.down_proj.weight"
+    with changed(model, weight):
+        assert replayed([weight]) == measure() != replayed.dense
 
 
 def test_beyond_the_limit_passes_are_run_whole():

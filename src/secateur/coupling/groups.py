@@ -31,7 +31,7 @@ from secateur.coupling.axes import (
 )
 from secateur.coupling.equations import Polynomial, axes_of, evaluated, holds, is_frozen, settle
 from secateur.coupling.numbers import Attribute, Equation, Outcome, parts_of
-from secateur.coupling.residual_streams import Branch
+from secateur.coupling.residual_streams import CACHES, Branch
 from secateur.coupling.trace import Dims, Look, Trace
 from secateur.support import Column, Part, Shown, Table, matches
 
@@ -90,8 +90,9 @@ class Removed(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Zeros; a cache of keys and values that is passed in gets one entry for each new token."""
         x = kwargs[self.input] if isinstance(self.input, str) else args[self.input]
-        if self.cache is not None and kwargs.get(self.cache) is not None:
-            _fill(kwargs[self.cache], x, self.layer_idx, crossed=_crossed(kwargs))
+        names = () if self.cache is None else (self.cache, *CACHES)
+        if (cache := next((kwargs[each] for each in names if kwargs.get(each) is not None), None)) is not None:
+            _fill(cache, x, self.layer_idx, crossed=_crossed(kwargs))
         return self._zeros(self.returns, x)
 
     def extra_repr(self) -> str:

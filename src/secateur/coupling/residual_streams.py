@@ -277,7 +277,9 @@ def _memory(tensor: Tensor) -> int:
 # Law: a module leaves only if all of its calls lie in the branch, and what it returned is known: its input, or zeros
 # whose sizes follow from the input's and from its own weights.
 
-_CACHES = ("past_key_values", "past_key_value")  # how transformers' attention modules are handed their cache
+
+# how attention modules of transformers are handed their cache: since 5.24, and before
+CACHES = ("cache", "past_key_values", "past_key_value")
 
 
 class Forms:
@@ -382,7 +384,7 @@ class Forms:
         if _strange(form["returns"]):
             return None
         layer = getattr(module, "layer_idx", None)
-        caches = [each for each in _CACHES if each in inspect.signature(module.forward).parameters]
+        caches = [each for each in CACHES if each in inspect.signature(module.forward).parameters]
         if caches and isinstance(layer, int):
             form |= {"cache": caches[0], "layer": int.__index__(layer)}
         return form

@@ -475,7 +475,9 @@ def cache_terms(model: nn.Module, coupling: Coupling, example_inputs: Any) -> li
 
 def _with_cache(model: nn.Module, example_inputs: Any) -> tuple[dict[str, Any], list[Tensor]]:
     """The arguments with a cache that keeps nothing, and what it is given in a run."""
-    if "past_key_values" not in inspect.signature(model.forward).parameters:
+    taken = inspect.signature(model.forward).parameters
+    name = next((each for each in ("past_key_values", "cache") if each in taken), None)  # the latter since 5.24
+    if name is None:
         raise ValueError(
             f"kv_bytes is of models that keep keys and values of what they have read, and {type(model).__name__} takes "
             "no past_key_values."
@@ -491,7 +493,7 @@ def _with_cache(model: nn.Module, example_inputs: Any) -> tuple[dict[str, Any], 
             held.extend((key_states, value_states))
             return key_states, value_states
 
-    return {**example_inputs, "past_key_values": Watched(), "use_cache": False}, held
+    return {**example_inputs, name: Watched(), "use_cache": False}, held
 
 
 def _kept(model: nn.Module, held: list[Tensor]) -> list[Tensor]:
