@@ -213,7 +213,7 @@ def calibration(asked: Asked, *, needed: bool = True) -> Iterator[dict[str, Any]
 
 def _ask_for_data(directory: Path) -> None:
     from secateur.checkpoints import meta_model_of, open_checkpoint
-    from secateur.models import find_blocks
+    from secateur.models import convolutions_in_files, find_blocks
 
     model = meta_model_of(open_checkpoint(directory))
     try:
@@ -223,7 +223,8 @@ def _ask_for_data(directory: Path) -> None:
     how = {
         "input_ids": "pass --data FILE, a .txt or .jsonl",
         "pixel_values": "pass --data FOLDER, some dozens of pictures",
-    }.get(getattr(model, "main_input_name", ""), "load the model and call shrink(..., batches=...)")
+    }.get(getattr(model, "main_input_name", ""), "")
+    how = how if how and not convolutions_in_files(model) else "load the model and call shrink(..., batches=...)"
     raise ValueError(
         f"{directory}: {type(model).__name__} is made of repeated blocks, which do not survive a choice by their "
         "weights alone: without 10% of SmolLM2-135M perplexity goes from 15 to 325 000; where a text chooses and "

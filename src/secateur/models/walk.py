@@ -133,10 +133,9 @@ def check_pruned(
 
 def convolutions_in_files(model: nn.Module) -> str:
     """What to do with a network of convolutions whose weights are in files; nothing of others."""
-    convolutions = [module for module in model.modules() if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d)]
-    if len(convolutions) < 3 or all(
-        each.weight.device.type != "meta" for each in convolutions
-    ):  # patches are cut by one
+    weights = [each.weight for each in model.modules() if isinstance(each, nn.Conv1d | nn.Conv2d | nn.Conv3d)]
+    most = 2 * sum(each.numel() for each in weights) > sum(each.numel() for each in model.parameters())
+    if not most or all(each.device.type != "meta" for each in weights):
         return ""
     return " Of a directory what convolutions multiply is not measured: load the model, and pass it in its place."
 
