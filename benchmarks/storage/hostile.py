@@ -297,6 +297,7 @@ def attacks(root: Path, wanted: set[str], *, begun: bool) -> tuple[list[Attack],
     (root / "text.txt").write_text(" ".join(WORDS * 40) + "\n")
     (root / "text.json").write_text(json.dumps([" ".join(WORDS)] * 40))
     (root / "text.jsonl").write_text("".join(json.dumps({"text": " ".join(WORDS)}) + "\n" for _ in range(40)))
+    draw_pictures(root)
     data, texts = tokens(), [" ".join(WORDS)] * 4
     calls: dict[tuple[str, str], tuple[Callable[[Path], Any], tuple[str, ...]]] = {}
 
@@ -381,6 +382,13 @@ def attacks(root: Path, wanted: set[str], *, begun: bool) -> tuple[list[Attack],
             lambda r, t=text: read_calibration({"a:2": r / t, "b": r / t}, **lengths(r)),
             text,
         )
+    attack(
+        "text",
+        "pictures",
+        lambda r: read_calibration(r / "pictures", tokenizer_directory=r / "sees", samples=4),
+        "pictures/",
+        "sees/",
+    )
     attack("text", "tokenizer", lambda r: read_calibration(r / "text.txt", **lengths(r)), "dense/tokenizer")
     if "load" in wanted:
         for name, call, reads in of_modules(root):
@@ -400,6 +408,20 @@ def attacks(root: Path, wanted: set[str], *, begun: bool) -> tuple[list[Attack],
         if begun and verb in wanted:
             found.append(going_on(root, files, verb, name, calling[name], after))
     return found, files
+
+
+def draw_pictures(root: Path) -> None:
+    """A folder of pictures, and what prepares them, as the directory of a model says it."""
+    from PIL import Image
+
+    for folder in ("pictures", "sees"):
+        (root / folder).mkdir()
+    for number, name in enumerate(("a.png", "b.jpg", "c.bmp", "d.webp")):
+        Image.new("RGB", (9, 7), (60 * number, 90, 255)).save(root / "pictures" / name)
+    said = {"image_processor_type": "ViTImageProcessor", "do_resize": True, "size": {"height": 8, "width": 8}}
+    said |= {"do_normalize": True, "image_mean": [0.5, 0.5, 0.5], "image_std": [0.2, 0.2, 0.2], "resample": 2}
+    (root / "sees" / "preprocessor_config.json").write_text(json.dumps(said))
+    (root / "sees" / "config.json").write_text(json.dumps({"model_type": "vit", "dtype": "float32"}))
 
 
 def of_modules(root: Path) -> Iterator[tuple[str, Callable[[Path], Any], str]]:
