@@ -138,6 +138,17 @@ def test_a_journal_of_what_the_model_has_not_is_refused(dense, stopped, tmp_path
     assert journal.is_file()
 
 
+@pytest.mark.parametrize("change", [(b"experts.2.w1", b"experts.9.w1"), (b"F32", b"I32")])
+@pytest.mark.usefixtures("known")
+def test_a_file_whose_header_changed_meanwhile_is_not_published(dense, stopped, tmp_path, change):
+    unfinished = shutil.copytree(stopped, tmp_path / "out.unfinished")
+    file = next(each for each in unfinished.rglob("*.safetensors") if change[0] in each.read_bytes())
+    file.write_bytes(file.read_bytes().replace(*change))
+    with pytest.raises(CheckpointError, match=rf"{file.name} is not what was written there\. Remove .* to start over"):
+        shrunk(dense, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.usefixtures("known")
 def test_no_room_is_told_before_anything_is_sliced(dense, tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1))

@@ -49,6 +49,7 @@ from secateur.checkpoints.slicing import Hashed as Hashed
 from secateur.checkpoints.slicing import Origin as Origin
 from secateur.checkpoints.slicing import Write as Write
 from secateur.checkpoints.slicing import files_of as files_of
+from secateur.checkpoints.slicing import head_of as head_of
 from secateur.checkpoints.slicing import nbytes_of_cut as nbytes_of_cut
 from secateur.checkpoints.slicing import pieces_of_cut as pieces_of_cut
 from secateur.checkpoints.slicing import row_pieces as row_pieces

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import io
 import json
 import math
 import mmap
@@ -187,6 +188,20 @@ def files_of(checkpoint: Checkpoint, written: Mapping[str, Origin]) -> list[tupl
     return [(file.relative_to(checkpoint.root), names) for file, names in by_file.items() if names]
 
 
+def head_of(
+    checkpoint: Checkpoint, place: Path, names: Sequence[str], written: Mapping[str, Origin]
+) -> tuple[bytes, int]:
+    """The header of a file that `write_file` writes, and how many bytes the file has."""
+    tensors = {}
+    for name in names:
+        entry = checkpoint.entries[written[name][0]]
+        shape = shape_of_cut(entry, written[name][1])
+        tensors[name] = (entry.dtype, shape, nbytes_of_cut(entry, shape))
+    head = io.BytesIO()
+    write_header(head, tensors, checkpoint.metadata[checkpoint.root / place])
+    return head.getvalue(), head.tell() + sum(nbytes for _, _, nbytes in tensors.values())
+
+
 def write_file(
     checkpoint: Checkpoint,
     target: Path,
@@ -196,15 +211,11 @@ def write_file(
     write: Write | None = None,
 ) -> dict[str, str]:
     """Writes one file, which is on the disk then; the SHA-256 of the bytes of each tensor."""
-    tensors = {}
-    for name in names:
-        entry = checkpoint.entries[written[name][0]]
-        shape = shape_of_cut(entry, written[name][1])
-        tensors[name] = (entry.dtype, shape, nbytes_of_cut(entry, shape))
+    head, size = head_of(checkpoint, place, names, written)
     digests = {}
     (target / place).parent.mkdir(parents=True, exist_ok=True)
-    with new_file(target / place, sum(nbytes for _, _, nbytes in tensors.values())) as opened:
-        write_header(opened, tensors, checkpoint.metadata[checkpoint.root / place])
+    with new_file(target / place, size) as opened:
+        opened.write(head)
         for name in track(names, "slicing"):
             old, cuts = written[name]
             hashed = Hashed(opened)

@@ -29,6 +29,7 @@ from secateur.checkpoints import (
     copy_others,
     digests_of_files,
     files_of,
+    head_of,
     open_checkpoint,
     previous_record,
     record_text,
@@ -314,6 +315,16 @@ def _write(
         one = functools.partial(on_rank_zero, functools.partial(write, file, names))
         other = functools.partial(_of_others, names)
         digests |= run.stage(f"sha256 of {file.as_posix()}", dict[str, str], one, other)
+
+    def check_heads() -> None:
+        for file, names in files_of(checkpoint, written):
+            path, (head, size) = run.folder / file, head_of(checkpoint, file, names, written)
+            with open(path, "rb") as opened:
+                if opened.read(len(head)) != head or path.stat().st_size != size:
+                    raise run.changed(file.as_posix())
+
+    if run.goes_on:
+        on_rank_zero(check_heads)
     return digests
 
 
