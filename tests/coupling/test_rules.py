@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers.integrations.moe  # noqa: F401 its operator
 from torch import nn
 
 from secateur import shrink
