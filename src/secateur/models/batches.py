@@ -627,10 +627,10 @@ def with_batch_in_errors(batches: Sequence[Any], forward: Forward | None) -> For
     A custom ``forward`` raises its own error, with a note.
 
     >>> run = with_batch_in_errors([torch.ones(1, 3), torch.ones(1, 4)], None)
-    >>> run(nn.Linear(3, 2), torch.ones(1, 4))
+    >>> run(nn.Linear(3, 2), torch.ones(1, 4))  # doctest: +ELLIPSIS
     Traceback (most recent call last):
       ...
-    ValueError: the model does not run on a batch of shape (1, 4), float32 (RuntimeError: mat1 and mat2 shapes cannot be multiplied (1x4 and 3x2)); pass batches that it takes, or forward=(model, batch) -> outputs.
+    ValueError: the model does not run on a batch of shape (1, 4), float32 (RuntimeError: ...mat1 and mat2 shapes cannot be multiplied (1x4 and 3x2)); pass batches that it takes, or forward=(model, batch) -> outputs.
     """  # noqa: E501
 
     def run(model: nn.Module, batch: Any) -> Any:
