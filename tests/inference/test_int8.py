@@ -294,10 +294,9 @@ def test_layers_are_copied_saved_and_moved(at):
 
 @pytest.mark.parametrize("at", range(6))
 def test_layers_export(at):
-    torch.compiler.reset()  # torch 2.7 counts what it compiled for other tests
     model = nn.Sequential(layers()[at])
     x = torch.randn(3, 24)
-    program = torch.export.export(model, (x,))
+    program = torch.export.export(model, (x,), strict=False)  # as newer torches: 2.7 counts what was compiled before
     close(program.module()(x), model(x))
 
 
