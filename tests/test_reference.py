@@ -30,8 +30,10 @@ WITHOUT = {  # {reason: names that the reference has, and no example}
     "needs several processes, or their files": """
         evidence.sum_over_ranks""",
     "needs a directory of transformers, which docs/guides/command.md makes": """
-        models.BlockFiles models.InFiles models.build_on_meta models.loaded_model
+        models.BlockFiles models.InFiles models.build_on_meta models.groups_of models.loaded_model
         models.parameters_on_meta""",
+    "needs a network of timm, which tests/wild/detectors.py has": """
+        models.read_pictures""",
     "a part of the walk over blocks, which docs/recipes.md explains": """
         models.Host models.InMemory models.Inputs models.Job models.MatrixJob models.ProductCall models.PairedStats
         models.Pruned models.Replay models.Rows models.RunAgain models.Solved models.Weights

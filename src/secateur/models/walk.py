@@ -132,7 +132,11 @@ def check_pruned(
 
 
 def convolutions_in_files(model: nn.Module) -> str:
-    """What to do with a network of convolutions whose weights are in files; nothing of others."""
+    """What to do with a network of convolutions whose weights are in files; nothing of others.
+
+    >>> convolutions_in_files(nn.Conv2d(3, 8, 3))
+    ''
+    """
     weights = [each.weight for each in model.modules() if isinstance(each, nn.Conv1d | nn.Conv2d | nn.Conv3d)]
     most = 2 * sum(each.numel() for each in weights) > sum(each.numel() for each in model.parameters())
     if not most or all(each.device.type != "meta" for each in weights):
