@@ -23,7 +23,7 @@ from secateur.shrinking.kinds import experts_directory as expert_directory
 from secateur.shrinking.kinds.mixtures import Mixtures
 from secateur.shrinking.kinds.routing import PairedBlocks
 from support.damaged import resealed
-from support.forks import STEPS, assert_killed, forked, interrupted, killing, on_ranks
+from support.forks import STEPS, assert_killed, forked, interrupted, killing, leave_group, on_ranks
 from support.mixtures import batches, mixtral
 from support.stacks import contents
 
@@ -171,7 +171,7 @@ def one_of_two(rank, address, source, out):
     distributed.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
     done = shrunk(source, out)
     assert set(done.mended) == set(done.counts)
-    distributed.destroy_process_group()
+    leave_group()
 
 
 def test_two_processes_share_the_text_and_make_one_model(dense, tmp_path):

@@ -91,8 +91,8 @@ class Removed(nn.Module):
         """Zeros; a cache of keys and values that is passed in gets one entry for each new token."""
         x = kwargs[self.input] if isinstance(self.input, str) else args[self.input]
         names = () if self.cache is None else (self.cache, *CACHES)
-        if (cache := next((kwargs[each] for each in names if kwargs.get(each) is not None), None)) is not None:
-            _fill(cache, x, self.layer_idx, crossed=_crossed(kwargs))
+        if caches := [kwargs[each] for each in names if kwargs.get(each) is not None]:
+            _fill(caches[0], x, self.layer_idx, crossed=_crossed(kwargs))
         return self._zeros(self.returns, x)
 
     def extra_repr(self) -> str:
