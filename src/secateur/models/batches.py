@@ -521,7 +521,8 @@ def _processor(directory: Path, config: Mapping[str, Any]) -> Callable[[Any], Ba
             "text is one file."
         )
     with blaming_config(directory, "what is beside it does not say how pictures are prepared"):
-        from transformers import AutoImageProcessor
+        # of the file itself: as a name of transformers 5.6 it asks for torchvision, which nothing here needs
+        from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
         processors: Any = AutoImageProcessor
         found = processors.from_pretrained(os.fspath(directory), local_files_only=True, trust_remote_code=False)
