@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 import torch
-from transformers import ViTConfig, ViTForImageClassification
+from transformers import Dinov2Config, Dinov2ForImageClassification, ViTConfig, ViTForImageClassification
 
 from secateur.checkpoints import CheckpointError, open_checkpoint, verify_checkpoint
 from secateur.checkpoints.run import JOURNAL
@@ -59,6 +59,21 @@ def test_blocks_whose_tensors_have_other_names_in_the_files_move_up(tmp_path):
     assert patched.keys() <= open_checkpoint(tmp_path / "patched").keys()
     for out in ("out", "patched"):
         assert verify_checkpoint(tmp_path / out, tmp_path / "dense").problems == ()
+
+
+def test_what_the_configuration_makes_of_the_count_follows_it(tmp_path):
+    """DINOv2's names a stage for each block, and which of them it returns."""
+    torch.manual_seed(0)
+    config = Dinov2Config(hidden_size=16, num_hidden_layers=3, num_attention_heads=2, image_size=8, patch_size=4)
+    dense = Dinov2ForImageClassification(config)
+    dense.save_pretrained(tmp_path / "dense")
+    pictures = [{"pixel_values": torch.randn(4, 3, 8, 8)} for _ in range(4)]
+    done = shrink(tmp_path / "dense", leave=Blocks(1), out=tmp_path / "out", batches=pictures, repair=False)
+    small = Dinov2ForImageClassification.from_pretrained(tmp_path / "out")
+    assert small.config.stage_names == ["stem", "stage1", "stage2"]
+    with torch.no_grad(), passing(dense.eval(), done.gone):
+        torch.testing.assert_close(small(**pictures[0]).logits, dense(**pictures[0]).logits)
+    assert verify_checkpoint(tmp_path / "out", tmp_path / "dense").problems == ()
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -57,12 +58,14 @@ class Stack:
         blocks: their paths.
         place: the field of the configuration that counts them.
         lists: fields that have an entry for each of them.
+        follows: whether what the configuration's class makes of the count has to follow it.
     """
 
     name: str
     blocks: tuple[str, ...]
     place: Place
     lists: tuple[Place, ...]
+    follows: bool = False
 
     def stay(self, gone: Collection[str]) -> list[int]:
         """The numbers of the blocks that stay."""
@@ -74,6 +77,7 @@ class Stack:
         if len(stay) == len(self.blocks):
             return {}
         return {
+            **(_following(described, self.place, len(stay)) if self.follows else {}),
             self.place: len(stay),
             **{place: [described.value(place)[number] for number in stay] for place in self.lists},
         }
@@ -103,8 +107,10 @@ def stacks_of(model: nn.Module, described: Described) -> list[Stack]:
     return found
 
 
-def _counted(model: nn.Module, described: Described, stack: str, count: int) -> tuple[Place, tuple[Place, ...]] | None:
-    """The field that counts the blocks of a stack, and those that have an entry for each."""
+def _counted(
+    model: nn.Module, described: Described, stack: str, count: int
+) -> tuple[Place, tuple[Place, ...], bool] | None:
+    """The field that counts the blocks of a stack, those that have an entry for each, and whether others follow it."""
     last = f"{stack}.{count - 1}."
     wanted = {name: size for name, size in _sizes(model).items() if not name.startswith(last)}
     known = list(fields_in(described.config, described.values))
@@ -112,12 +118,31 @@ def _counted(model: nn.Module, described: Described, stack: str, count: int) -> 
     for place, value in integer_fields(described.config, described.values):
         if value != count:
             continue
-        for lists in dict.fromkeys((every, ())):
-            changes = {place: count - 1, **{each: list(described.value(each))[:-1] for each in lists}}
+        following = _following(described, place, count - 1)
+        for lists, follows in itertools.product(dict.fromkeys((every, ())), (False, True) if following else (False,)):
+            changes = {**(following if follows else {}), place: count - 1}
+            changes |= {each: list(described.value(each))[:-1] for each in lists}
             with contextlib.suppress(Exception):  # whatever a model raises for values that do not fit each other
                 if _sizes(described.build(changes)) == wanted:
-                    return place, lists
+                    return place, lists, follows
     return None
+
+
+def _following(described: Described, place: Place, count: int) -> dict[Place, Any]:
+    """What the configuration's class itself makes of another count, such as the name of each stage, where it was made
+    of the one before."""
+    if len(place) > 1:
+        return {}
+    kind: Any = type(described.config)
+    try:
+        before, after = (kind(**{str(place[0]): number}).to_dict() for number in (described.value(place), count))
+    except Exception:  # it wants more than a count
+        return {}
+    return {
+        (key,): value
+        for key, value in after.items()
+        if (key,) != place and before.get(key) != value and described.values.get(key) == before.get(key)
+    }
 
 
 def _sizes(model: nn.Module) -> _Sizes:
