@@ -61,6 +61,15 @@ def test_blocks_whose_tensors_have_other_names_in_the_files_move_up(tmp_path):
         assert verify_checkpoint(tmp_path / out, tmp_path / "dense").problems == ()
 
 
+def test_a_model_with_more_blocks_than_the_files_have_does_not_hold(made, tmp_path):
+    folder = shutil.copytree(made[0] / "small", tmp_path / "small")
+    config = json.loads((folder / "config.json").read_text())
+    config["num_hidden_layers"] += 1
+    (folder / "config.json").write_text(json.dumps(config))
+    problems = verify_checkpoint(folder).problems
+    assert any(each.endswith("of the model that config.json describes is in no file.") for each in problems), problems
+
+
 def test_what_the_configuration_makes_of_the_count_follows_it(tmp_path):
     """DINOv2's names a stage for each block, and which of them it returns."""
     torch.manual_seed(0)

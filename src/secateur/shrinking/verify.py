@@ -7,8 +7,10 @@ the record says have new values.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+
+from torch import nn
 
 from secateur.checkpoints import (
     RECORD,
@@ -22,6 +24,7 @@ from secateur.checkpoints import (
     meta_model_of,
     open_checkpoint,
 )
+from secateur.models import find_blocks, groups_of
 from secateur.shrinking.directory import origins_in, tensor_names, write_scaled
 from secateur.shrinking.files import read_plans
 from secateur.shrinking.kinds.blocks_directory import BLOCKS
@@ -50,6 +53,8 @@ def structure_of(directory: Path, read: Fields) -> Structure:
         model = meta_model_of(checkpoint)
         if is_plan:
             tensor_names(model, checkpoint, plan)
+        else:
+            problems += _lacking(model, checkpoint)
     except UnknownModelError:
         unchecked.append("no model can be built of config.json here: whether the files hold it")
     except CheckpointError as error:
@@ -63,6 +68,18 @@ def structure_of(directory: Path, read: Fields) -> Structure:
         return Beside(dense, {name: Part(old, cuts) for name, (old, cuts) in made_of.items()}, gone)
 
     return Structure(checkpoint, beside, file, frozenset(moved), problems, unchecked)
+
+
+def _lacking(model: nn.Module, checkpoint: Checkpoint) -> list[str]:
+    """The first parameter of a block that no file holds: ``from_pretrained`` would draw it at random."""
+    blocks: Mapping[str, nn.Module] = {}
+    with contextlib.suppress(ValueError):  # there is no stack: one block may be left
+        blocks = find_blocks(model)
+    mine = dict(model.named_parameters(remove_duplicate=False))
+    held = {id(mine[name]) for group in groups_of(model, checkpoint) for name in group.targets if name in mine}
+    inside = (f"{path}.{name}" for path, block in blocks.items() for name, _ in block.named_parameters())
+    lost = next((name for name in inside if id(mine[name]) not in held), None)
+    return [] if lost is None else [f"{lost} of the model that config.json describes is in no file."]
 
 
 def _plan(path: Path) -> Plan:
