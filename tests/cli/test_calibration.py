@@ -90,6 +90,8 @@ def test_batches_of_a_module_choose_and_repair_what_a_function_makes(zoo):
 
 def test_what_is_wrong_is_one_line(folder, zoo):
     fails(call(folder, "--without-data"), "leave one of them out")
+    both = ("--data", f"{zoo}:batches", "--without-data")
+    fails(run("shrink", f"{zoo}:build", "-s", "0.3", *both, "--dry-run"), "leave one of them out")
     fails(call(folder, data="nothing.txt"), "nothing.txt: no such file")
     fails(
         run("shrink", f"{zoo}:build", "-s", "0.3", "--data", "text.txt", "--dry-run"),

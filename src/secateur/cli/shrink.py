@@ -50,6 +50,8 @@ def shrink(asked: Asked) -> Iterator[Any]:
     if asked.data is None:
         for each in ("samples", "sequence_length", "seed"):
             asked[each] = None
+    elif asked.without_data:
+        raise ValueError("--data names a text, and --without-data says that there is none: leave one of them out.")
     if Path(asked.model).is_dir():
         yield _directory(asked)
         return
@@ -204,8 +206,6 @@ def calibration(asked: Asked, *, needed: bool = True) -> Iterator[dict[str, Any]
             _ask_for_data(Path(asked.model))
         yield {}
         return
-    if asked.without_data:
-        raise ValueError("--data names a text, and --without-data says that there is none: leave one of them out.")
     with resumable():
         join_processes(asked.device)
         yield {"batches": read_data(asked), **asked.only("repair", "activations", "device")}
