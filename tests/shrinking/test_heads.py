@@ -12,6 +12,7 @@ from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
+    LlamaForCausalLM,
     LlamaModel,
     T5Config,
     T5Model,
@@ -162,3 +163,25 @@ def test_pruned_heads_of_an_old_configuration_are_read(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({**config, "pruned_heads": {}}))
     with pytest.raises(FileNotFoundError, match=r"plan\.json"):
         load_shrunken(bert(), tmp_path)
+
+
+def test_queries_of_a_key_leave_for_every_way_that_a_model_goes() -> None:
+    """Without a mask transformers asks torch for grouped queries; with one, and in a cache, it repeats keys by a number
+    of its own."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 48, "intermediate_size": 16, "num_attention_heads": 12, "num_key_value_heads": 4}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, head_dim=4, num_hidden_layers=2, vocab_size=64)).eval()
+    tokens = torch.randint(0, 64, (2, 7))
+    shrink(model, {"input_ids": tokens}, 0.1, include="*q_proj.weight:*")
+    attention = model.model.layers[0].self_attn
+    assert (attention.q_proj.out_features, attention.k_proj.out_features) == (32, 16)
+    assert attention.num_key_value_groups == 2
+
+    padded = {"input_ids": tokens, "attention_mask": torch.tensor([[1] * 7, [1] * 4 + [0] * 3])}
+    whole, masked = model(input_ids=tokens).logits, model(**padded).logits
+    torch.testing.assert_close(masked[0], whole[0])
+    torch.testing.assert_close(masked[1, :4], whole[1, :4])
+    told = model(input_ids=tokens[:, :6], use_cache=True).past_key_values
+    torch.testing.assert_close(model(input_ids=tokens[:, 6:], past_key_values=told).logits[:, 0], whole[:, 6])
+    model.set_attn_implementation("eager")
+    torch.testing.assert_close(model(input_ids=tokens).logits, whole)

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from secateur.coupling.axes import Axis, Expression, cut, freeze, leaves, look, multiplied, size_of, tie, unify
-from secateur.coupling.numbers import Along, Equation, Known, Log, Numbered, formula_of
+from secateur.coupling.numbers import Along, Equation, Known, Log, Numbered, Outcome, formula_of
 from secateur.coupling.operations import (
     Origin,
     Rows,
@@ -346,6 +346,14 @@ class Trace(TorchFunctionMode):
     def agree(self, number: int, dim: Expression, why: str) -> None:
         """A size that the code asks for is that of a dimension, whatever leaves."""
         self.equations.append(Equation(formula_of(number), dim, why))
+
+    def told(self, dim: Expression, why: str) -> None:
+        """A size that the code does not ask for here is that of an integer of the running module which the code has
+        compared: where the model goes another way, as with a mask, it is asked for."""
+        asked = [part for each in self.equations if isinstance(each, Outcome) for part in (each.left, each.right)]
+        for number in vars(self.where.module).values() if self.where is not None else ():
+            if isinstance(number, Known) and int.__index__(number) == size_of(dim) and number.formula in asked:
+                self.agree(number, dim, why)
 
     def number(self, dim: Expression) -> Known:
         """The size of a dimension, which remembers where it came from."""

@@ -222,6 +222,8 @@ def _attention(call: Call) -> None:
             if split is None or not unify(split[0], key[at]):
                 freeze(query[at], "grouped queries")
                 freeze(key[at], "grouped queries")
+            else:
+                call.trace.told(split[1], "queries of a key")
         batch.append(query[at] if size_of(query[at]) >= size_of(key[at]) else key[at])
     mask = call.get(3, "attn_mask")
     if mask is not None:
