@@ -118,13 +118,17 @@ def with_pattern(asked: Combination) -> Combination:
     return replace(asked, **{each: f"{text}.*" for each, text in texts.items() if re.fullmatch(r"\d+(\.\d+)?", text)})
 
 
+_OF_ROWS = ".", *(f":!{path.relative_to(ROOT)}" for path in (ROWS, PAGE))  # which another row may have changed
+
+
 def tried(combination: Combination, *, tests: str, keep: bool) -> dict[str, Any]:
     """The row of a combination, which is installed first."""
     print(f"--- {combination}", flush=True)
     row = {each: getattr(combination, each) for each in NAMES} | {
         "name": combination.name,
         "tests": tests,
-        "commit": _said("git", "rev-parse", "--short=8", "HEAD") + ("+" if _said("git", "diff", "HEAD") else ""),
+        "commit": _said("git", "rev-parse", "--short=8", "HEAD")
+        + ("+" if _said("git", "diff", "HEAD", "--", *_OF_ROWS) else ""),
     }
     folder = FOLDER / combination.name
     try:
