@@ -2,12 +2,14 @@
 
     python -m benchmarks.search.deployed minilm --model DIR --budgets 0.25,0.3
     python -m benchmarks.search.deployed smollm2 --model DIR --budgets 0.3
+    python -m benchmarks.search.deployed smollm2 --model DIR --budgets 0.3 --tokens 1 --runtime llamacpp:int4
     python -m benchmarks.search.deployed lite0 --packages DIR --budgets 0.5
     python -m benchmarks.search.deployed crepe --packages DIR --budgets 0.5
 
-Budgets are shares of what the dense model takes in float32 in ONNX Runtime; one thread. MiniLM runs one sentence of 32
-tokens, SmolLM2 one text of 64 and gives the logits of all of it, the networks one batch. Rows have the milliseconds
-in turns, how many times as fast that is as dense int8, and the quality on unseen data.
+Budgets are shares of what the dense model takes in float32 in ONNX Runtime, or in llama.cpp; one thread. MiniLM runs
+one sentence of 32 tokens, SmolLM2 one text of 64, or of ``--tokens``, and gives the logits of all of it, the networks
+one batch. Rows have the milliseconds in turns, how many times as fast that is as dense int8, and the quality on unseen
+data.
 Plain int8 is `quantize_dynamic` of the exported graph with its matrix products alone, as anybody calls it: tables, and
 a head tied to one, stay in float.
 """
@@ -33,6 +35,7 @@ from torch.nn import functional
 from benchmarks.support.language_models import MiniLM, SmolLM2
 from benchmarks.support.tables import head, row
 from secateur import deploy
+from secateur.llamacpp import LlamaCpp
 from secateur.runtimes import OnnxRuntime
 from secateur.search.deploying import InRuntime
 from secateur.support import alternating, ratio
@@ -63,7 +66,11 @@ def smollm2(options: argparse.Namespace) -> Subject:
     subject.model.float()
     batches = subject.batches(0, options.samples)
     ids = batches[0] if isinstance(batches[0], torch.Tensor) else batches[0]["input_ids"]
-    example = {"input_ids": ids[:1, :64], "attention_mask": torch.ones_like(ids[:1, :64]), "use_cache": False}
+    example = {
+        "input_ids": ids[:1, : options.tokens],
+        "attention_mask": torch.ones_like(ids[:1, : options.tokens]),
+        "use_cache": False,
+    }
 
     def perplexities(model: nn.Module) -> list[float]:
         found = []
@@ -116,6 +123,7 @@ def main() -> None:
     read.add_argument("--finals", type=int, default=3)
     read.add_argument("--steps", type=int, default=0, help="of training by the dense model's outputs")
     read.add_argument("--runtime", default="onnxruntime:int8")
+    read.add_argument("--tokens", type=int, default=64, help="of a text of SmolLM2 that is timed")
     read.add_argument("--store", type=Path, help="where levels are, or will be")
     options = read.parse_args()
     torch.set_num_threads(1)
@@ -151,15 +159,17 @@ def bench(subject: Subject, budgets: Sequence[float], options: argparse.Namespac
         print(f"{done}\n{time.process_time() - started:.0f} s of the processor\n", flush=True)
         served[f"asked {budget:g}: {done.delivered.name}"] = out
     dense = {f"dense, {name}": folder / name for name in ("float32", "int8", "int4")}
-    for place, runtime in zip(dense.values(), (OnnxRuntime(), OnnxRuntime(8), OnnxRuntime(4)), strict=True):
+    kind: Any = LlamaCpp if options.runtime.startswith("llamacpp") else OnnxRuntime
+    for place, runtime in zip(dense.values(), (kind(32), kind(8), kind(4)), strict=True):
         place.mkdir()
         if runtime.bits < 32:
             runtime.rounded(folder / "float32", place)
         else:
             runtime.write(subject.model, subject.example, place)
-    dense["dense, plain int8"] = plain(folder)
+    if kind is OnnxRuntime:
+        dense["dense, plain int8"] = plain(folder)
     served = dense | served
-    loaded = {name: OnnxRuntime().load(place) for name, place in served.items()}
+    loaded = {name: kind().load(place) for name, place in served.items()}
     feeds = loaded["dense, float32"].feeds(subject.example)
     calls = {name: functools.partial(each.run, feeds) for name, each in loaded.items()}
     times = alternating(calls, _ROUNDS, clock=time.thread_time)

@@ -95,7 +95,7 @@ class Elsewhere(Protocol):
         """Milliseconds of all that a model calls on the example."""
 
 
-def _clock() -> Callable[[], float]:
+def clock_of_threads() -> Callable[[], float]:
     """Of a single thread the time that it computed: what else the machine does would count as waiting."""
     alone = torch.get_num_threads() == 1 and not torch.cuda.is_available()
     return time.thread_time if alone else time.perf_counter
@@ -114,7 +114,7 @@ class Torch:
 
     @property
     def clock(self) -> Callable[[], float]:
-        return _clock()
+        return clock_of_threads()
 
     def __str__(self) -> str:
         return f"torch {torch.__version__}"
@@ -181,7 +181,7 @@ class OnnxRuntime:
 
     def __call__(self, model: nn.Module, example_inputs: Any, *, traced: bool = False) -> Callable[[], object]:
         self.package()
-        with _exported(model, example_inputs, traced) as folder, _or_says(f"{self} does not run the model"):
+        with _exported(model, example_inputs, traced) as folder, or_says(f"{self} does not run the model"):
             loaded = self.load(folder)
             feeds = loaded.feeds(example_inputs)
             if self.bits < 32:
@@ -193,7 +193,7 @@ class OnnxRuntime:
 
     @property
     def clock(self) -> Callable[[], float]:
-        return _clock()  # with one thread it computes in the one that calls
+        return clock_of_threads()  # with one thread it computes in the one that calls
 
     def write(self, model: nn.Module, example_inputs: Any, folder: Path) -> None:
         """``model.onnx`` in a folder: the model in evaluation mode, in float, for any number of examples, and of
@@ -217,7 +217,7 @@ class OnnxRuntime:
             self._write_alone(model, example_inputs, path, traced=False)
 
     def _write_alone(self, model: nn.Module, example_inputs: Any, path: Path, *, traced: bool) -> None:
-        with _exported(model, example_inputs, traced) as folder, _or_says(f"{self} does not take it", ""):
+        with _exported(model, example_inputs, traced) as folder, or_says(f"{self} does not take it", ""):
             if self.bits < 32:
                 self.rounded(folder, folder / "rounded", [self.load(folder).feeds(example_inputs)])
                 folder = folder / "rounded"
@@ -249,7 +249,7 @@ class OnnxRuntime:
             ValueError: it cannot.
         """
         folder.mkdir(exist_ok=True)
-        with _or_says(f"{self} does not round the model", ""), _quiet():
+        with or_says(f"{self} does not round the model", ""), _quiet():
             if self.calibrated:
                 _in_static_int8(source / _FILE, folder / _FILE, feeds, keep)
             else:
@@ -323,7 +323,7 @@ class OpenVINO:
 
     def __call__(self, model: nn.Module, example_inputs: Any, *, traced: bool = False) -> Callable[[], object]:
         self.package()
-        with _exported(model, example_inputs, traced) as folder, _or_says(f"{self} does not run the model"):
+        with _exported(model, example_inputs, traced) as folder, or_says(f"{self} does not run the model"):
             loaded = self._loaded(folder / _FILE)
             call = functools.partial(loaded.run, loaded.feeds(example_inputs))
             call()
@@ -335,7 +335,7 @@ class OpenVINO:
         openvino = self.package()
         with tempfile.TemporaryDirectory(prefix="secateur-") as exported:
             _export(model, example_inputs, Path(exported), any_size=True)
-            with _or_says(f"{self} does not read the model", ""):
+            with or_says(f"{self} does not read the model", ""):
                 openvino.save_model(openvino.convert_model(Path(exported, _FILE)), folder / _IR, compress_to_fp16=False)
 
     def load(self, folder: Path) -> Loaded:
@@ -357,12 +357,21 @@ class OpenVINO:
         return f"OpenVINO {metadata.version('openvino')}"
 
 
+def _llama_cpp(bits: int) -> Runtime:
+    from secateur.llamacpp import LlamaCpp
+
+    return LlamaCpp(bits)
+
+
 _WORDS: Mapping[str, Callable[[], Runtime]] = {
     "torch": Torch,
     "onnxruntime": OnnxRuntime,
     "onnxruntime:int8": functools.partial(OnnxRuntime, 8),
     "onnxruntime:int4": functools.partial(OnnxRuntime, 4),
     "openvino": OpenVINO,
+    "llamacpp": functools.partial(_llama_cpp, 32),
+    "llamacpp:int8": functools.partial(_llama_cpp, 8),
+    "llamacpp:int4": functools.partial(_llama_cpp, 4),
 }
 
 
@@ -415,7 +424,7 @@ def timed_by(
             "runtime= says where a latency is measured, and none is asked for: make it the target, or budget it."
         )
     found = parse(runtime)
-    if isinstance(found, OnnxRuntime | OpenVINO):
+    if not isinstance(found, Torch | Elsewhere) and hasattr(found, "package"):
         found.package()
     return found
 
@@ -512,7 +521,7 @@ def _export(
         raise ValueError("runtimes on processors take no bfloat16: convert it to float32 for this.")
     here = moved(example_inputs, device_of(model))
     path = folder / _FILE
-    with _or_says("the model cannot be exported to ONNX", *[""] * any_size), _quiet():
+    with or_says("the model cannot be exported to ONNX", *[""] * any_size), _quiet():
         if traced:
             torch.onnx.export(model, **_arguments(here), f=str(path), dynamo=False)
             _strip(path)
@@ -593,7 +602,7 @@ def _for_any_size(model: nn.Module, example_inputs: Any) -> Iterator[dict[str, A
 
 
 @contextlib.contextmanager
-def _or_says(what: str, advice: str = ' Leave out runtime=, or give runtime="torch".') -> Iterator[None]:
+def or_says(what: str, advice: str = ' Leave out runtime=, or give runtime="torch".') -> Iterator[None]:
     """ValueError, in a line, of whatever another library raises."""
     try:
         yield

@@ -39,6 +39,7 @@ from secateur.checkpoints import (
     previous_record,
     record_text,
 )
+from secateur.llamacpp import BLOCK, LlamaCpp
 from secateur.models import ByText, NamedTexts, digest, example_of, loaded_model, reached_by_name
 from secateur.recovery import recover
 from secateur.runtimes import Loaded, OnnxRuntime, Runtime
@@ -342,6 +343,8 @@ def deploy(
             f'{{"bytes": 0.25}}, and not {", ".join(words)}.'
         )
     asked = replace(parse_budget(budget), runtime=runtimes.timed_by(runtime, True))
+    if isinstance(asked.runtime, LlamaCpp) and isinstance(model, Path | str):
+        asked = replace(asked, runtime=replace(asked.runtime, tokenizer=Path(model)))
     if not isinstance(asked.runtime, Served):
         raise ValueError(
             'deploy writes what a runtime loads: runtime= is "onnxruntime:int8", "onnxruntime:int4", "onnxruntime" or '
@@ -366,8 +369,8 @@ def deploy(
     check_data([asked_with], "since the model is exported and timed on the example")
     example = _with_mask(dense, asked_with)
     scope = {"include": globs_of(include), "exclude": globs_of(exclude)}
-    if round_to is None and levels is None and _has_convolutions(dense):
-        round_to = _CHANNELS
+    if round_to is None and levels is None and (_has_convolutions(dense) or isinstance(asked.runtime, LlamaCpp)):
+        round_to = BLOCK if isinstance(asked.runtime, LlamaCpp) else _CHANNELS
     made_of = {
         "verb": "deploy",
         "model": digest([given.state_dict()]) if source is None else None,
@@ -477,6 +480,9 @@ class _Trying:
     def forms(self) -> dict[str, Served]:
         """What there is of each graph."""
         mine = cast(Served, self.asked.runtime)
+        if isinstance(mine, LlamaCpp):
+            rounded = {INT8: 8} | ({INT4: 4} if mine.bits == 4 else {})
+            return {form: replace(mine, bits=bits) for form, bits in ({FLOAT: 32} | rounded).items()}
         if not isinstance(mine, OnnxRuntime):
             return {FLOAT: mine}
         found: dict[str, Served] = {
@@ -526,14 +532,16 @@ class _Trying:
         """What `fit` finishes at the budget, in every form; once more where the files take more than it said."""
         shares: dict[str, float] = {}
         mine = base
+        # llama.cpp runs no part of a model by itself, whose time a level could be: its parameters stand for it
+        word = "params" if isinstance(self.asked.runtime, LlamaCpp) else "latency"
         for _ in range(_TRIES):
             if mine.ms > limits.get("latency", mine.ms):
-                known = shares.get("latency")
+                known = shares.get(word)
                 share = _AIM * limits["latency"] / mine.ms
-                shares["latency"] = share if known is None else known * min(0.98, share)
+                shares[word] = share if known is None else known * min(0.98, share)
             if mine.nbytes > limits.get("bytes", mine.nbytes):  # what leaves a file are rounded weights
                 weights = (mine.nbytes - _AIM * limits["bytes"]) / _BYTES[getattr(self.forms[base.form], "bits", 32)]
-                shares["params"] = mine.left - weights / _size(self.dense)
+                shares["params"] = min(mine.left - weights / _size(self.dense), shares.get("params", 1.0))
                 if shares["params"] <= 0:
                     raise ValueError("what is no weight of a matrix product, or stays in float, is more than that.")
             made = "fit" + "".join(f"-{word}-{share:.4f}" for word, share in shares.items())
@@ -617,7 +625,7 @@ class _Trying:
 
     def rounded(self, made: str, form: str, folder: Path, keep: Sequence[str]) -> None:
         runtime, source = self.forms[form], self._folder(made, FLOAT)
-        assert isinstance(runtime, OnnxRuntime)
+        assert isinstance(runtime, OnnxRuntime | LlamaCpp)
         feeds: Iterable[Mapping[str, Any]] = ()
         if form == CALIBRATED:
             loaded = self.forms[FLOAT].load(source)

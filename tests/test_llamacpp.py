@@ -1,0 +1,203 @@
+"""llama.cpp as a runtime: files that it computes the model from, of any counts of heads and hidden units."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from secateur import deploy, fit, shrink
+from secateur.kinds import Branches
+from secateur.llamacpp import FILE, LlamaCpp
+from secateur.runtimes import Timer, parse, timed_by
+from tests.support.llama_cpp import Library
+
+SIZES = {
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 8,
+    "num_key_value_heads": 4, "vocab_size": 300,
+}  # fmt: skip
+TOKENS = torch.arange(28).reshape(2, 14) * 7 % 300
+
+
+@pytest.fixture(autouse=True)
+def library(monkeypatch):
+    monkeypatch.setitem(sys.modules, "llama_cpp", library := Library())
+    return library
+
+
+def llama(**more):
+    torch.manual_seed(0)
+    return LlamaForCausalLM(LlamaConfig(**SIZES | {"initializer_range": 0.2} | more)).eval()
+
+
+def biased():
+    torch.manual_seed(0)
+    model = Qwen2ForCausalLM(Qwen2Config(**SIZES, initializer_range=0.2)).eval()
+    for name, each in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(each)
+    return model
+
+
+def branches():
+    model = llama(tie_word_embeddings=True)
+    leave = Branches(["model.layers.0.self_attn", "model.layers.1.mlp", "model.layers.2.self_attn", "model.layers.2.mlp"])
+    shrink(model, {"input_ids": TOKENS}, leave=leave)
+    return model
+
+
+def ragged():
+    model = llama()
+    fit(model, [{"input_ids": TOKENS}, {"input_ids": TOKENS + 1}], budget={"params": 0.6}, finals=1)
+    return model
+
+
+STRETCHED = {
+    "rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}  # fmt: skip
+MODELS = {
+    "Llama": (llama, "llama"),
+    "a tied head": (lambda: llama(tie_word_embeddings=True), "llama"),
+    "biases": (lambda: llama(attention_bias=True, mlp_bias=True), "llama"),
+    "Qwen2": (biased, "llama"),
+    "positions of Llama 3": (lambda: llama(rope_parameters=STRETCHED), "llama"),
+    "wide heads": (lambda: llama(head_dim=12), "llama"),
+    "layers of several widths": (ragged, "deci"),
+    "without branches": (branches, "deci"),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_file_computes_the_model(name, library, tmp_path):
+    model, kind = MODELS[name][0](), MODELS[name][1]
+    LlamaCpp().write(model, {"input_ids": TOKENS}, tmp_path)
+    loaded = LlamaCpp().load(tmp_path)
+    assert loaded.run.model.kind == kind
+    with torch.no_grad():
+        told = model(input_ids=TOKENS).logits
+    [found] = loaded.run(loaded.feeds({"input_ids": TOKENS, "attention_mask": torch.ones_like(TOKENS)}))
+    torch.testing.assert_close(torch.from_numpy(found), told, rtol=1e-4, atol=1e-4)
+    del loaded
+    assert not library.open
+
+
+def test_rounded_files_are_smaller_and_near(tmp_path):
+    model = llama()
+    LlamaCpp().write(model, {"input_ids": TOKENS}, tmp_path)
+    [exact], sizes, errors = LlamaCpp().load(tmp_path).run({"input_ids": TOKENS.numpy()}), [], []
+    for bits in (8, 4):
+        LlamaCpp(bits).rounded(tmp_path, tmp_path / str(bits))
+        [near] = LlamaCpp(bits).load(tmp_path / str(bits)).run({"input_ids": TOKENS.numpy()})
+        sizes.append((tmp_path / str(bits) / FILE).stat().st_size)
+        errors.append(np.linalg.norm(near - exact) / np.linalg.norm(exact))
+    assert 0 < errors[0] < 0.03 < errors[1] < 0.4
+    assert sizes[1] < sizes[0] < 0.4 * (tmp_path / FILE).stat().st_size
+    assert Timer(model, {"input_ids": TOKENS}, LlamaCpp(8), seconds=0.01)(model)[0] > 0
+
+
+def directory(folder, *, model=None, cut=True):
+    """With a tokenizer of bytes and three pairs."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    merges = [("e", "s"), ("Ġ", "i"), ("'", "s")]
+    vocabulary = {text: at for at, text in enumerate([*alphabet, *map("".join, merges)])}
+    its = Tokenizer(models.BPE(vocabulary, merges))
+    its.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=cut)
+    its.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=its, eos_token="<end>").save_pretrained(folder)
+    (model or llama()).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(("cut", "name"), [(True, "gpt-2"), (False, "default")])
+def test_the_file_cuts_texts_as_the_tokenizer_does(cut, name, tmp_path):
+    folder = directory(tmp_path / "dense", cut=cut)
+    LlamaCpp(tokenizer=folder).write(llama(), {"input_ids": TOKENS}, tmp_path)
+    model = LlamaCpp().load(tmp_path).run.model
+    assert model.told["tokenizer.ggml.pre"] == name
+    tokens, kinds = model.told["tokenizer.ggml.tokens"], model.told["tokenizer.ggml.token_type"]
+    assert (len(tokens), tokens[259], kinds[259], tokens[-1], kinds[-1]) == (300, "<end>", 3, "[PAD299]", 5)
+    assert model.told["tokenizer.ggml.eos_token_id"] == 259
+
+
+def test_deploy_delivers_a_file_of_llama_cpp(tmp_path):
+    source = directory(tmp_path / "dense", model=llama(tie_word_embeddings=True))
+    torch.manual_seed(1)
+    batches = [{"input_ids": torch.randint(0, 300, (4, 12))} for _ in range(4)]
+    done = deploy(source, batches, budget={"bytes": 0.3}, out=tmp_path / "out", runtime="llamacpp:int4", finals=1)
+    assert {each.form for each in done.candidates} == {"float32", "int8", "int4"}
+    assert done.delivered.nbytes <= 0.3 * done.candidates[0].nbytes
+    assert "llama.cpp" in str(done)
+    folder = tmp_path / "out"
+    assert (folder / FILE).stat().st_size == done.delivered.nbytes
+    assert {"tokenizer.json", "check.npz", "secateur.json"} < {each.name for each in folder.iterdir()}
+    check = np.load(folder / "check.npz")
+    [found] = LlamaCpp().load(folder).run({"input_ids": check["inputs/input_ids"]})
+    np.testing.assert_allclose(found.reshape(-1)[:1000], check["outputs/logits"], rtol=1e-4, atol=1e-4)
+    assert json.loads((folder / "secateur.json").read_text())["runs"][-1]["runtime"].startswith("llama.cpp")
+
+
+def test_deploy_prunes_by_parameters_where_a_time_is_asked_for(tmp_path):
+    model = llama(tie_word_embeddings=True)
+    batches = [{"input_ids": TOKENS + at} for at in range(4)]
+    done = deploy(model, batches, budget={"bytes": 0.12}, out=tmp_path / "out", runtime="llamacpp:int8", finals=1)
+    assert done.delivered.left < 0.5
+    assert all(its.weight.shape[0] % 32 == 0 for its in [done] if hasattr(its, "weight"))
+
+
+def write(model):
+    return lambda folder: LlamaCpp().write(model, {"input_ids": TOKENS}, folder)
+
+
+def padded(folder):
+    write(llama())(folder)
+    mask = torch.tensor([[1] * 14, [1] * 9 + [0] * 5]).numpy()
+    LlamaCpp().load(folder).run({"input_ids": TOKENS.numpy(), "attention_mask": mask})
+
+
+def damaged(folder):
+    (folder / FILE).write_bytes(b"GGUF, but for its end")
+    LlamaCpp().load(folder)
+
+
+def no_pairs(folder):
+    LlamaCpp(tokenizer=folder).write(llama(), {"input_ids": TOKENS}, folder)
+
+
+def other(folder):
+    model = llama()
+    model.lm_head.register_forward_hook(lambda _, __, out: 2 * out)
+    write(model)(folder)
+
+
+REFUSED = {
+    "GGUF is written of language models of llama, mistral, qwen2; this is of gpt2": write(
+        GPT2LMHeadModel(GPT2Config(n_embd=16, n_head=2, n_layer=1, vocab_size=300))
+    ),
+    "this is of Linear": write(torch.nn.Linear(2, 2)),
+    "its activation is silu": write(llama(hidden_act="gelu")),
+    "takes texts without padding": padded,
+    "it is damaged, or of a kind": damaged,
+    "GGUF is written with a tokenizer.json of pairs of bytes": no_pairs,
+    "its logits are 0.5 apart": other,
+}
+
+
+@pytest.mark.parametrize("said", REFUSED)
+def test_what_it_does_not_take(said, tmp_path):
+    with pytest.raises(ValueError, match=said):
+        REFUSED[said](tmp_path)
+
+
+def test_a_word_for_it(monkeypatch):
+    assert parse("llamacpp") == LlamaCpp()
+    assert parse("llamacpp:int4") == LlamaCpp(4)
+    with pytest.raises(ValueError, match=r"^bits is 32, 8 or 4; got 16\.$"):
+        LlamaCpp(16)
+    monkeypatch.setitem(sys.modules, "llama_cpp", None)
+    with pytest.raises(ImportError, match=r'^llama\.cpp is not installed: pip install "secateur\[llamacpp\]"$'):
+        timed_by("llamacpp", True)
