@@ -19,7 +19,18 @@ MODULES = sorted(
     # the last needs what only `make detectors` installs
     if module.name not in {"secateur.__main__", "secateur.version", "secateur.integrations.ultralytics"}
 )
-WORDS = {"allocation", "criteria", "kinds", "operations", "patterns", "regrowth", "runtimes", "schedules", "targets"}
+WORDS = {
+    "allocation",
+    "criteria",
+    "kinds",
+    "llamacpp",
+    "operations",
+    "patterns",
+    "regrowth",
+    "runtimes",
+    "schedules",
+    "targets",
+}
 ROOMS = {"models", "coupling", "evidence", "inference", "prune", "report", "solvers", "storage"}
 
 

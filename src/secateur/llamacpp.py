@@ -15,15 +15,16 @@ import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from secateur.coupling import Removed
 from secateur.runtimes import Loaded, clock_of_threads
 from secateur.support import in_mode, run_example, tensors_in
+
+__all__ = ["BLOCK", "FILE", "LlamaCpp"]
 
 FILE = "model.gguf"
 _LIKE_LLAMA = ("llama", "mistral", "qwen2")  # model types, which differ in biases and tokenizers alone
@@ -55,6 +56,7 @@ class LlamaCpp:
 
     bits: int = 32
     tokenizer: Path | None = None
+    whole: ClassVar[bool] = True  # it runs no part of a model
 
     def __post_init__(self) -> None:
         if self.bits not in _TYPES:
@@ -77,7 +79,7 @@ class LlamaCpp:
             if self.bits < 32:
                 self.rounded(Path(folder), Path(folder, "rounded"))
             loaded = self.load(Path(folder, "rounded") if self.bits < 32 else Path(folder))
-        return functools.partial(loaded.run, loaded.feeds(example_inputs))
+        return functools.partial(loaded.run, {"input_ids": next(tensors_in(example_inputs)).numpy()})
 
     @property
     def clock(self) -> Callable[[], float]:
@@ -185,7 +187,8 @@ class _Texts:
     """Logits of texts, one after the other, by one context of llama.cpp that has room for the longest so far."""
 
     def __init__(self, library: Any, model: Any) -> None:
-        self.library, self.model, self.context, self.room = library, model, None, 0
+        self.library, self.model, self.room = library, model, 0
+        self.context: Any = None
         self.vocabulary = library.llama_vocab_n_tokens(library.llama_model_get_vocab(model))
 
     def __call__(self, feeds: Mapping[str, Any]) -> list[Any]:
@@ -224,9 +227,9 @@ class _Texts:
         self.room = tokens
 
     def _close(self) -> None:
-        if self.context:
+        if self.room:
             self.library.llama_free(self.context)
-        self.context, self.room = None, 0
+        self.room = 0
 
     def __del__(self) -> None:
         self._close()
@@ -247,7 +250,7 @@ class _Layer:
 
 @dataclass(frozen=True)
 class _Shape:
-    """A model as llama.cpp is told of it."""
+    """What a file says of a model."""
 
     model: Any
     layers: Sequence[_Layer]
@@ -277,8 +280,9 @@ class _Shape:
 
     @staticmethod
     def _layer(block: Any) -> _Layer:
-        attention = None if isinstance(block.self_attn, Removed) else block.self_attn
-        mlp = None if isinstance(block.mlp, Removed) else block.mlp
+        # what stays of a branch that left gives zeros, and has no parts
+        attention = block.self_attn if hasattr(block.self_attn, "q_proj") else None
+        mlp = block.mlp if hasattr(block.mlp, "down_proj") else None
         heads = keys = 0
         if attention is not None:
             heads, keys = (each.weight.shape[0] // attention.head_dim for each in (attention.q_proj, attention.k_proj))
@@ -300,8 +304,10 @@ class _Shape:
         writer.add_block_count(len(self.layers))
         writer.add_vocab_size(self.vocabulary)
         heads, keys, hidden = ([getattr(its, of) for its in self.layers] for of in ("heads", "keys", "hidden"))
-        # of a layer whose attention alone is left llama.cpp would leave it out, too: it gets hidden units of zeros
-        hidden = [many or BLOCK * bool(count) for many, count in zip(hidden, heads, strict=True)]
+        # llama.cpp reads no first layer without a head, and leaves out all of a layer without hidden units: they get a
+        # head, and hidden units, of zeros
+        heads[0], keys[0] = heads[0] or 1, keys[0] or 1
+        hidden = [many or BLOCK for many in hidden]
         writer.add_head_count(heads[0] if self.uniform else heads)
         writer.add_head_count_kv(keys[0] if self.uniform else keys)
         writer.add_feed_forward_length(hidden[0] if self.uniform else hidden)
@@ -333,7 +339,7 @@ class _Shape:
         if not torch.allclose(factors, torch.ones_like(factors), rtol=1e-4):
             yield "rope_freqs.weight", factors
         for at, its in enumerate(self.layers):
-            for name, tensor in self._of_layer(its):
+            for name, tensor in (*self._of_layer(its), *self._of_zeros(its, first=not at)):
                 yield f"blk.{at}.{name}", tensor
         yield "output_norm.weight", model.norm.weight
         if head is not embedding:
@@ -359,8 +365,15 @@ class _Shape:
             for name in ("gate", "up", "down"):
                 part = getattr(mlp, f"{name}_proj")
                 yield from ((f"ffn_{name}.{of}", tensor) for of, tensor in part.named_parameters())
-        elif attention is not None:
-            norm = block.input_layernorm.weight
+
+    def _of_zeros(self, its: _Layer, *, first: bool) -> Iterator[tuple[str, Tensor]]:
+        norm = self.model.model.norm.weight
+        if first and its.attention is None:
+            yield "attn_norm.weight", torch.ones_like(norm)
+            for name in ("q", "k", "v"):
+                yield f"attn_{name}.weight", norm.new_zeros(self.width, len(norm))
+            yield "attn_output.weight", norm.new_zeros(len(norm), self.width)
+        if its.mlp is None:
             yield "ffn_norm.weight", torch.ones_like(norm)
             for name in ("gate", "up"):
                 yield f"ffn_{name}.weight", norm.new_zeros(BLOCK, len(norm))

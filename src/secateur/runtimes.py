@@ -408,10 +408,10 @@ def parse(runtime: Runtime | Elsewhere | Path | Callable[..., float] | str | Non
 
 
 def timed_by(
-    runtime: Runtime | Elsewhere | Path | Callable[..., float] | str | None, is_timed: bool
+    runtime: Runtime | Elsewhere | Path | Callable[..., float] | str | None, is_timed: bool, *, whole: bool = False
 ) -> Runtime | Elsewhere:
-    """`parse`, where something is timed; else a ValueError if a runtime is asked for. ImportError before anything is
-    computed where it is not installed.
+    """`parse`, where something is timed; else a ValueError if a runtime is asked for, or one which runs a ``whole``
+    model alone where parts are timed. ImportError before anything is computed where it is not installed.
 
     >>> timed_by("torch", True)
     Torch()
@@ -424,7 +424,9 @@ def timed_by(
             "runtime= says where a latency is measured, and none is asked for: make it the target, or budget it."
         )
     found = parse(runtime)
-    if not isinstance(found, Torch | Elsewhere) and hasattr(found, "package"):
+    if getattr(found, "whole", False) and not whole:
+        raise ValueError(f"{runtime!r} runs no part of a model alone, whose time a level could be; deploy takes it.")
+    if hasattr(found, "package"):
         found.package()
     return found
 

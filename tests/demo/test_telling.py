@@ -6,7 +6,7 @@ import jinja2
 import pytest
 
 from secateur.demo import load_digits
-from secateur.demo import result as telling
+from secateur.demo import running as telling
 from secateur.demo.trials import METHODS, Plan, choose_methods
 from secateur.inference import PackedLayer, Packing
 from secateur.report import Results, Run

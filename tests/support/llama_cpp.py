@@ -129,7 +129,8 @@ class Library(types.ModuleType):
 
     def llama_tokenize(self, model: Model, text: bytes, length: int, found: Any, room: int, *_: bool) -> int:
         cut = model.cut(text.decode())
-        assert cut is not None and len(cut) <= room and length == len(text)
+        assert cut is not None
+        assert (len(cut) <= room, length) == (True, len(text))
         found[: len(cut)] = cut
         return len(cut)
 

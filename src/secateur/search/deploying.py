@@ -182,6 +182,8 @@ class Deployed(ByText):
         for word, asked in self.asked.limits.items():
             share = f"{asked:.1%} of what the dense model takes in float32, " if asked <= 1 else ""
             how = f"; levels are timed in {self.asked.runtime}" if word == "latency" else " of the files"
+            if word == "latency" and isinstance(self.asked.runtime, LlamaCpp):
+                how = f" in {self.asked.runtime}; what is pruned is pruned by parameters"
             yield f"Asked: {share}{_amount(word, self.limits[word])}{how}."
         yield ""
         yield self._table()
@@ -296,13 +298,16 @@ def deploy(
         budget: ``{"latency": 0.25}``, a share of what the dense model takes in float32 in the runtime; above 1
             milliseconds. A result may be over it by 3 %, what is measured being no exact number. ``{"bytes": 0.25}``, a
             share of the files that the runtime loads of the dense model in float32; above 1 bytes. Or both.
-        out: the folder to write, which must not exist: ``model.onnx`` (of OpenVINO ``model.xml`` and ``model.bin``), of
-            a directory the files of its tokenizer, ``secateur.json``, which says what was measured, and ``check.npz``,
-            some inputs with the outputs that the runtime gave for them. Beside it is ``<out>.unfinished`` until it
-            does, with all that took long: a run that was killed goes on there, also with another budget.
+        out: the folder to write, which must not exist: ``model.onnx`` (of OpenVINO ``model.xml`` and ``model.bin``, of
+            llama.cpp ``model.gguf``), of a directory the files of its tokenizer, ``secateur.json``, which says what was
+            measured, and ``check.npz``, some inputs with the outputs that the runtime gave for them. Beside it is
+            ``<out>.unfinished`` until it does, with all that took long: a run that was killed goes on there, also with
+            another budget.
         runtime: ``"onnxruntime:int8"``, ``"onnxruntime:int4"`` (8 bits are tried, too; ONNX Runtime 1.22 or later),
             ``"onnxruntime"`` or ``"openvino"``, in which levels are timed; or a value of `secateur.runtimes` with
-            ``write`` and ``load``.
+            ``write`` and ``load``. ``"llamacpp:int8"`` or ``"llamacpp:int4"``: llama.cpp, of Llama, Mistral and Qwen2.
+            It runs no part of a model alone, so what is pruned is pruned by parameters, and timed as a whole, on
+            ``example_inputs`` (a single token is what the next one takes).
         score, include, exclude, shares, finals, seed, store, levels: as in `secateur.fit`.
         round_to: likewise; but of a model with convolutions multiples of 16 if left out, since runtimes compute so
             many channels at once: EfficientNet-Lite0 without half of its multiply-adds took 12.1 ms for 6.9 in ONNX
@@ -342,13 +347,13 @@ def deploy(
             'the budget of deploy is a latency, {"latency": 0.25}, or bytes of what the runtime loads, '
             f'{{"bytes": 0.25}}, and not {", ".join(words)}.'
         )
-    asked = replace(parse_budget(budget), runtime=runtimes.timed_by(runtime, True))
+    asked = replace(parse_budget(budget), runtime=runtimes.timed_by(runtime, True, whole=True))
     if isinstance(asked.runtime, LlamaCpp) and isinstance(model, Path | str):
         asked = replace(asked, runtime=replace(asked.runtime, tokenizer=Path(model)))
     if not isinstance(asked.runtime, Served):
         raise ValueError(
-            'deploy writes what a runtime loads: runtime= is "onnxruntime:int8", "onnxruntime:int4", "onnxruntime" or '
-            f'"openvino"; for {asked.runtime} there is secateur.fit.'
+            'deploy writes what a runtime loads: runtime= is "onnxruntime:int8", "onnxruntime:int4", "onnxruntime", '
+            f'"openvino", "llamacpp:int8" or "llamacpp:int4"; for {asked.runtime} there is secateur.fit.'
         )
     if type(steps) is not int or steps < 0:
         raise ValueError(f"steps is a whole number, 0 or more; got {steps!r}.")
