@@ -103,7 +103,7 @@ class LlamaCpp:
             tokens = _Tokens.read(self.tokenizer, shape.vocabulary)
             tokens.tell(writer, self._cut(tokens))
         for name, tensor in shape.tensors():
-            writer.add_tensor(name, tensor.detach().float().contiguous().numpy())
+            writer.add_tensor(name, tensor.detach().cpu().float().contiguous().numpy())
         _finish(writer)
         self._check(model, example_inputs, folder)
 

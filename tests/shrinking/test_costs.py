@@ -408,7 +408,7 @@ def test_what_one_token_passes_through_is_counted_by_hand_after_experts_and_unit
     assert active_params(model) == pytest.approx(experts + shared)
     torch.manual_seed(0)
     assert active_params(model) == pytest.approx((1 - done.got) * active_params(make("mixtral")), rel=1e-6)
-    assert done.got == pytest.approx(0.3, abs=0.02)
+    assert done.got == pytest.approx(0.3, abs=0.03)
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,10 @@ class CallSites:
         """The module that runs."""
         return self._model.get_submodule(self._running[-1][0])
 
+    def modules(self) -> Iterable[nn.Module]:
+        """All of the model."""
+        return self._model.modules()
+
     @property
     def visits(self) -> list[object]:
         """For each module that runs, the outer first, what is another for each of its calls."""
@@ -348,12 +352,24 @@ class Trace(TorchFunctionMode):
         self.equations.append(Equation(formula_of(number), dim, why))
 
     def told(self, dim: Expression, why: str) -> None:
-        """A size that the code does not ask for here is that of an integer of the running module which the code has
-        compared: where the model goes another way, as with a mask, it is asked for."""
+        """A size that the code does not ask for here, but, where the model goes another way, as with a mask, of an
+        integer of the running module. What all modules of its kind hold alike may be that: if the code compared it,
+        it is the dimension's, and else the dimension stays whole."""
+        if self.where is None:
+            return
+        runs = self.where.module
+        alike = [vars(each) for each in self.where.modules() if type(each) is type(runs)]
+        held = {
+            key: number
+            for key, number in vars(runs).items()
+            if isinstance(number, Known)
+            and all(isinstance(its := each.get(key), int) and int.__index__(its) == size_of(dim) for each in alike)
+        }
         asked = [part for each in self.equations if isinstance(each, Outcome) for part in (each.left, each.right)]
-        for number in vars(self.where.module).values() if self.where is not None else ():
-            if isinstance(number, Known) and int.__index__(number) == size_of(dim) and number.formula in asked:
-                self.agree(number, dim, why)
+        if len(held) == 1 and (number := next(iter(held.values()))).formula in asked:
+            self.agree(number, dim, why)
+        elif held:
+            freeze(dim, f"{why}, of which there are as many as {next(iter(held))} says")
 
     def number(self, dim: Expression) -> Known:
         """The size of a dimension, which remembers where it came from."""
