@@ -181,7 +181,7 @@ class OnnxRuntime:
 
     def __call__(self, model: nn.Module, example_inputs: Any, *, traced: bool = False) -> Callable[[], object]:
         self.package()
-        with _exported(model, example_inputs, traced) as folder, or_says(f"{self} does not run the model"):
+        with _exported(model, example_inputs, traced) as folder, _or_says(f"{self} does not run the model"):
             loaded = self.load(folder)
             feeds = loaded.feeds(example_inputs)
             if self.bits < 32:
@@ -217,7 +217,7 @@ class OnnxRuntime:
             self._write_alone(model, example_inputs, path, traced=False)
 
     def _write_alone(self, model: nn.Module, example_inputs: Any, path: Path, *, traced: bool) -> None:
-        with _exported(model, example_inputs, traced) as folder, or_says(f"{self} does not take it", ""):
+        with _exported(model, example_inputs, traced) as folder, _or_says(f"{self} does not take it", ""):
             if self.bits < 32:
                 self.rounded(folder, folder / "rounded", [self.load(folder).feeds(example_inputs)])
                 folder = folder / "rounded"
@@ -249,7 +249,7 @@ class OnnxRuntime:
             ValueError: it cannot.
         """
         folder.mkdir(exist_ok=True)
-        with or_says(f"{self} does not round the model", ""), _quiet():
+        with _or_says(f"{self} does not round the model", ""), _quiet():
             if self.calibrated:
                 _in_static_int8(source / _FILE, folder / _FILE, feeds, keep)
             else:
@@ -323,7 +323,7 @@ class OpenVINO:
 
     def __call__(self, model: nn.Module, example_inputs: Any, *, traced: bool = False) -> Callable[[], object]:
         self.package()
-        with _exported(model, example_inputs, traced) as folder, or_says(f"{self} does not run the model"):
+        with _exported(model, example_inputs, traced) as folder, _or_says(f"{self} does not run the model"):
             loaded = self._loaded(folder / _FILE)
             call = functools.partial(loaded.run, loaded.feeds(example_inputs))
             call()
@@ -335,7 +335,7 @@ class OpenVINO:
         openvino = self.package()
         with tempfile.TemporaryDirectory(prefix="secateur-") as exported:
             _export(model, example_inputs, Path(exported), any_size=True)
-            with or_says(f"{self} does not read the model", ""):
+            with _or_says(f"{self} does not read the model", ""):
                 openvino.save_model(openvino.convert_model(Path(exported, _FILE)), folder / _IR, compress_to_fp16=False)
 
     def load(self, folder: Path) -> Loaded:
@@ -523,7 +523,7 @@ def _export(
         raise ValueError("runtimes on processors take no bfloat16: convert it to float32 for this.")
     here = moved(example_inputs, device_of(model))
     path = folder / _FILE
-    with or_says("the model cannot be exported to ONNX", *[""] * any_size), _quiet():
+    with _or_says("the model cannot be exported to ONNX", *[""] * any_size), _quiet():
         if traced:
             torch.onnx.export(model, **_arguments(here), f=str(path), dynamo=False)
             _strip(path)
@@ -604,7 +604,7 @@ def _for_any_size(model: nn.Module, example_inputs: Any) -> Iterator[dict[str, A
 
 
 @contextlib.contextmanager
-def or_says(what: str, advice: str = ' Leave out runtime=, or give runtime="torch".') -> Iterator[None]:
+def _or_says(what: str, advice: str = ' Leave out runtime=, or give runtime="torch".') -> Iterator[None]:
     """ValueError, in a line, of whatever another library raises."""
     try:
         yield
