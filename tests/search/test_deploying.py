@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from torch import nn
@@ -15,9 +16,11 @@ from torch import nn
 from secateur import deploy, runtimes
 from secateur.checkpoints import CheckpointError, Run, locked, unfinished_folder
 from secateur.cli.measuring import with_threads
+from secateur.recovery.outputs import Steps
 from secateur.runtimes import OnnxRuntime
-from secateur.search import deploying
+from secateur.search import deploying, making
 from secateur.search.deploying import CHECK, InRuntime
+from secateur.search.fitting import Executor
 from support.families import make
 from support.forks import assert_killed, interrupted, killing
 from support.stacks import contents
@@ -104,7 +107,7 @@ def pruned(tmp_path_factory):
     model, out = blocks(), tmp_path_factory.mktemp("deployed") / "served"
     before = state_of(model)
     with with_threads(1):  # as the copies of a process have, which are killed
-        done = deployed(out, 0.16, model)
+        done = deployed(out, 0.16, model, steps=3)
     return done, is_unchanged(model, before)
 
 
@@ -313,20 +316,36 @@ def test_what_is_slower_than_the_dense_model_is_said():
     asked, limits = deploying.parse_budget({"latency": 2.0}), {"latency": 2.0}
     done = deploying.Deployed(asked, limits, [dense, near], dense, "change", None, 4, 1, 1.0, Path("out"))
     assert (done._note(dense), done._note(near)) == ("delivered", "slower than dense")
+    assert str(done).startswith("Delivered: the dense model")
+    smaller = replace(near, form="int4", ms=1.02)  # as a budget of bytes may deliver
+    done = deploying.Deployed(asked, limits, [dense, smaller], smaller, "change", None, 4, 1, 1.0, Path("out"))
+    first, second, *_ = str(done).splitlines()
+    assert first == "It is slower than the dense model: 1.02 ms, where that takes 1 in float32."
+    assert second.startswith("Delivered: the dense model, int4: it meets the budget")
 
 
 def test_a_run_that_was_killed_goes_on(pruned, tmp_path):
-    """Where the dense model is judged in int8, where the pruned one is, and before the folder has its name."""
+    """Where the dense model is judged in int8; where `fit` writes levels, and where it carries out what it chose; in a
+    step of `recover`; where the pruned graph is half written, and where it is judged; and before OUT has its name."""
     out = tmp_path / "served"
+    places = {
+        "judged": (deploying._Trying, "judged"),
+        "level": (making, "write_entry"),
+        "fitted": (Executor, "__call__"),
+        "step": (Steps, "_lost"),
+        "graph": (runtimes, "_strip"),
+        "publish": (Run, "publish"),
+    }
 
     def dying(moment, _, out):
-        killing(moment, judged=(deploying._Trying, "judged"), publish=(Run, "publish"))
-        deployed(out, 0.16)
+        killing(moment, **places)
+        deployed(out, 0.16, steps=3)
 
-    assert_killed(dying, ["judged:2", "judged:2", "publish:1"], None, out)
+    moments = ["judged:2", "level:2", "fitted:1", "step:2", "graph:1", "judged:2", "publish:1"]
+    assert_killed(dying, moments, None, out)
     with with_threads(1):
         with interrupted(deploying, "_assembled"):
-            deployed(out, 0.16)
+            deployed(out, 0.16, steps=3)
         assert not out.exists()
         for place in ("dense/int8", "fit-*/float32"):  # what was made before is not what it was
             graph, *_ = (tmp_path / "served.unfinished" / "result").glob(f"{place}/model.onnx")
@@ -335,9 +354,9 @@ def test_a_run_that_was_killed_goes_on(pruned, tmp_path):
             with pytest.raises(
                 CheckpointError, match=rf"is of .*/{graph.parent.name}, which is gone, or not what was wr"
             ):
-                deployed(out, 0.16)
+                deployed(out, 0.16, steps=3)
             graph.write_bytes(whole)
-        done = deployed(out, 0.16)
+        done = deployed(out, 0.16, steps=3)
     assert [(each.made, each.form, each.nbytes) for each in done.candidates] == [
         (each.made, each.form, each.nbytes) for each in pruned[0].candidates
     ]
@@ -450,6 +469,40 @@ def test_convolutions_are_calibrated_on_the_batches(tmp_path):
     one = torch.randn(1, 3, 12, 12)  # of another number of pictures than what it was exported with
     assert served(one).shape == (1, 10)
     runs_alone(done.out)
+
+
+def test_channels_leave_in_multiples_of_16_below_calibrated_int8(tmp_path):
+    torch.manual_seed(0)
+    second, head = nn.Conv2d(32, 64, 3, stride=2), (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
+    model = nn.Sequential(nn.Conv2d(3, 32, 3), nn.ReLU(), second, nn.BatchNorm2d(64), nn.ReLU(), *head).eval()
+    before, batches = state_of(model), [torch.randn(4, 3, 12, 12) for _ in range(4)]
+    done = deployed(tmp_path / "served", {"bytes": 0.26}, model, batches)
+    smallest, its = min(each.nbytes for each in done.candidates if each.made == "dense"), done.delivered
+    assert its.nbytes == nbytes(done.out) <= done.limits["bytes"] < smallest
+    assert (its.made.startswith("fit-params-"), its.form) == (True, "int8, calibrated")
+    weights = (each for each in onnx.load(done.out / "model.onnx").graph.initializer if len(each.dims) == 4)
+    widths = [each.dims[0] for each in weights]
+    assert sum(widths) < 96
+    assert not any(each % 16 for each in widths)
+    assert is_unchanged(model, before)
+    assert runs_alone(done.out) == 1
+
+
+def test_a_directory_whose_int8_takes_too_many_bytes_is_pruned(tmp_path):
+    """What is delivered takes fewer than that, also of texts of other lengths, and the directory stays as it was."""
+    make("bert", num_hidden_layers=1, intermediate_size=2048).save_pretrained(tmp_path / "dense")
+    before, generator = contents(tmp_path / "dense"), torch.Generator().manual_seed(1)
+    batches = [torch.randint(1, 30, (2, 12), generator=generator) for _ in range(4)]
+    done = deployed(tmp_path / "served", {"bytes": 0.48}, tmp_path / "dense", batches)
+    dense, its = [each for each in done.candidates if each.made == "dense"], done.delivered
+    assert its.nbytes == nbytes(done.out) <= done.limits["bytes"] < min(each.nbytes for each in dense)
+    assert (its.made.startswith("fit-params-"), its.form) == (True, "int8")
+    assert 0.2 < its.left < 0.9
+    loaded = OnnxRuntime().load(done.out)
+    ids = torch.randint(1, 30, (3, 7), generator=generator)
+    assert InRuntime(loaded)(input_ids=ids).logits.shape == (3, 7, 64)
+    assert contents(tmp_path / "dense") == before
+    assert runs_alone(done.out) == 2
 
 
 @pytest.mark.parametrize("family", ["llama", "bert"])
