@@ -3,11 +3,14 @@
 import importlib
 import json
 
+import numpy as np
+import onnxruntime
 import pytest
 import torch
 
 from secateur.runtimes import OnnxRuntime
 from support.commands import fails, run
+from support.families import make
 from support.stacks import contents
 
 
@@ -34,6 +37,26 @@ def test_a_folder_that_the_runtime_loads_and_a_page(folder):
     assert contents(folder / "dense") == before
     assert {"tokenizer.json", "model.onnx"} <= {path.name for path in (folder / "out").iterdir()}
     assert sorted(path.name for path in folder.iterdir()) == ["dense", "out", "page.html", "text.txt"]
+
+
+def test_what_is_pruned_and_trained_is_within_the_budget(folder):
+    """Below what dense int8 takes of a BERT, and its page may lie in the folder that is written."""
+    make("bert", num_hidden_layers=1, intermediate_size=2048).save_pretrained(folder / "dense")
+    before = contents(folder / "dense")
+    ended = call(folder, "--budget", "bytes=0.48", "--steps", 2, "--report", folder / "out" / "page.html")
+    assert ended.exit_code == 0, ended.output
+    assert ended.stdout.splitlines()[-1].startswith("In ")
+    record = json.loads((folder / "out" / "secateur.json").read_text())
+    graph, its = folder / "out" / "model.onnx", record["delivered"]
+    assert graph.stat().st_size == its["bytes"] <= record["budget"]["bytes"]
+    assert (its["form"], 0.2 < its["left"] < 0.9) == ("int8", True)
+    assert its["bytes"] < min(each["bytes"] for each in record["candidates"] if each["made"] == "dense")
+    assert "--steps 2" in record["arguments"]["command"]
+    session, known = onnxruntime.InferenceSession(graph), np.load(folder / "out" / "check.npz")
+    (found,) = session.run(None, {each.name: known[f"inputs/{each.name}"] for each in session.get_inputs()})
+    np.testing.assert_allclose(found.reshape(-1)[:1000], known["outputs/logits"], rtol=1e-4, atol=1e-4)
+    assert "pruned to " in (folder / "out" / "page.html").read_text()
+    assert contents(folder / "dense") == before
 
 
 def test_what_a_function_makes_and_batches_of_a_module(zoo, tmp_path):

@@ -197,7 +197,9 @@ def answering(body: Callable[[Asked], Iterator[Any]], asked: Asked) -> None:
                 raise ValueError(f"{asked.command} writes a page of its own; leave --report out.")
             from secateur.report import check_page
 
-            check_page(asked.report)
+            page: Path = asked.report
+            inside = asked.command == "deploy" and page.parent == asked.out  # what it writes may have its page
+            check_page(asked.out.parent / page.name if inside else page)
         for found in body(asked):
             answer = found if isinstance(found, Answer) else Answer(found)
             if int(os.environ.get("RANK", "0")) == 0:  # of several processes one speaks
