@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from secateur import sparsify
 from secateur.checkpoints import CheckpointError, verify_checkpoint
 from secateur.models import oneshot
+from secateur.search import fit
 from secateur.shrinking import shrink
 from support.commands import run
 from support.damaged import changed, tensor
@@ -146,16 +147,24 @@ def test_what_does_not_hold_is_named(made, tmp_path, change, problem):
     assert any(problem in each for each in found.problems), found.problems
 
 
-OTHER_FIELDS = [{"rms_norm_eps": 1.0}, {"dtype": "x"}, {"new": 1}]
+# each is valid: a model is made of it, and computes something else
+OTHER_FIELDS = [
+    {"rms_norm_eps": 1.0}, {"hidden_act": "gelu"}, {"rope_parameters.rope_theta": 5e5}, {"dtype": "x"}, {"new": 1},
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("fields", OTHER_FIELDS, ids=str)
-@pytest.mark.parametrize("of", ["plain", "twice"])
-def test_a_field_of_the_configuration_that_is_not_recorded_is_the_sources(made, twice, tmp_path, of, fields):
-    folder = shutil.copytree({"plain": made / "plain", "twice": twice}[of], tmp_path / "out")
-    changed("config.json", **fields)(folder)
+@pytest.mark.parametrize("of", ["plain", "twice", "fitted"])
+def test_a_field_of_the_configuration_that_is_not_recorded_is_the_sources(made, request, tmp_path, of, fields):
+    written = made / "plain" if of == "plain" else request.getfixturevalue(of)
+    folder = shutil.copytree(written, tmp_path / "out")
+    assert verify_checkpoint(folder, made / "dense").ok
+    ((place, value),) = fields.items()
+    around, _, last = place.rpartition(".")
+    inner = json.loads((folder / "config.json").read_text()).get(around, {})
+    changed("config.json", **({around: inner | {last: value}} if around else fields))(folder)
     found = verify_checkpoint(folder, made / "dense")
-    assert any(f"config.json: {next(iter(fields))}" in each for each in found.problems), found.problems
+    assert any(f"config.json: {place} is " in each for each in found.problems), found.problems
 
 
 def test_a_configuration_that_builds_no_model_does_not_hold(made, tmp_path):
@@ -188,6 +197,13 @@ def twice(made):
     given = batches("llama")
     oneshot(made / "small", given, 0.5, out=made / "sparse", include="*mlp.down_proj.weight")
     return made / "sparse"
+
+
+@pytest.fixture(scope="module")
+def fitted(made):
+    options = {"budget": {"params": 0.75}, "shares": (0.25, 0.5), "over": ("shrink", "oneshot"), "finals": 1}
+    fit(made / "dense", batches("llama", padding=False), out=made / "fitted", **options)
+    return made / "fitted"
 
 
 def test_what_was_shrunk_and_then_pruned_is_verified_by_either_source(made, twice, tmp_path):
