@@ -1,8 +1,10 @@
 """A directory fitted: whole or not there, a run that was killed goes on to the same bytes, hostile files are named."""
 
+import copy
 import errno
 import functools
 import json
+import pickle
 import shutil
 
 import pytest
@@ -18,6 +20,7 @@ from secateur.search.score import ModelLoss, split
 from support.families import batches, make
 from support.forks import interrupted
 from support.stacks import contents
+from support.unchanged import is_unchanged, state_of
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +98,18 @@ def test_what_was_chosen_is_read_as_it_was_written(dense, before, tmp_path):
     one, store = before
     two = fitted(dense, tmp_path / "two", store=shutil.copytree(store, tmp_path / "levels"))
     assert one.chosen == two.chosen
+
+
+@pytest.mark.parametrize("copied", [lambda made: pickle.loads(pickle.dumps(made)), copy.deepcopy])
+def test_a_pickle_stands_alone(dense, before, tmp_path, copied):
+    """Its levels are of files that may be gone."""
+    _, store = before
+    done = fitted(dense, tmp_path / "two", store=shutil.copytree(store, tmp_path / "levels"))
+    again, model = copied(done), model_of(dense)
+    shutil.rmtree(tmp_path / "levels")
+    assert str(again) == str(done)
+    with again.levels.assembled(model, again.choice):
+        assert not is_unchanged(model, state_of(model_of(dense)))
 
 
 def test_a_share_of_the_outputs_is_kept_by_what_is_written(dense, tmp_path):

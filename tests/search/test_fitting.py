@@ -2,6 +2,7 @@
 
 import copy
 import math
+import pickle
 import re
 import warnings
 
@@ -55,6 +56,15 @@ def test_the_model_inside_another_one_is_fitted():
     assert done[1].model is wrapped
     assert widths(inside) == widths(alone)
     assert done[1].choice == done[0].choice
+
+
+def test_what_came_of_it_can_be_pickled():
+    done = fit(blocks(2), inputs(), budget={"params": 0.7}, over=("shrink", "oneshot"), shares=(0.5,), finals=1)
+    again = pickle.loads(pickle.dumps(done))
+    assert str(again) == str(done)
+    assert again.json() == done.json()
+    assert widths(again.model) == widths(done.model)
+    assert torch.equal(again.model(inputs()[0]), done.model(inputs()[0]))
 
 
 def test_entries_leave_together_where_a_pattern_says_so():

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import pickle
 import sys
 import types
 
@@ -38,6 +39,19 @@ def test_each_cell_is_what_a_whole_run_measures(found):
         for at in range(1, len(each)):
             with said.levels.assembled(model, {name: at}):
                 assert said.scores[name][at] == pytest.approx(lost.of(model), rel=1e-5, abs=1e-9)
+
+
+def test_it_can_be_pickled(found):
+    model, said = found
+    again = pickle.loads(pickle.dumps(said))
+    assert str(again) == str(said)
+    assert again.scores == said.scores
+    name = next(iter(said.levels))
+    outputs = []
+    for each in (said, again):
+        with torch.no_grad(), each.levels.assembled(model, {name: 1}):
+            outputs.append(model(text()[0]))
+    assert torch.equal(*outputs)
 
 
 def test_the_model_stays_and_half_of_it_is_run_for_a_cell():

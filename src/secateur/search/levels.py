@@ -160,6 +160,9 @@ class _OfFile(LazyTensors):
         self.path = path
         self._file: Any = safe_open(path, "pt")
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, ({**self},)  # the file may be gone: a copy has the tensors themselves
+
     @functools.cached_property
     def known(self) -> tuple[str, ...]:
         return tuple(self._file.keys())
