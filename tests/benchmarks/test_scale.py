@@ -15,16 +15,27 @@ def test_the_page_is_what_is_reckoned_now():
     assert run.written(page) == page
 
 
-def test_shapes_are_those_of_the_whole_model():
+@pytest.mark.parametrize(
+    ("config", "inputs"),
+    [
+        ({**ONE_BILLION, "num_hidden_layers": 3}, (2048, 2048, 2048, 5632)),
+        (WIDER["8 B"], (4096, 4096, 4096, 14336)),
+    ],
+    ids=["1 B", "8 B"],
+)
+def test_shapes_are_those_of_the_whole_model(config, inputs):
     import torch
     import transformers
 
-    config = {**ONE_BILLION, "num_hidden_layers": 3}
     with torch.device("meta"):
         whole = transformers.LlamaForCausalLM(transformers.LlamaConfig.from_dict(config))
     found = shapes_of(config)
     assert found.parameters == sum(math.prod(each.shape) for each in whole.parameters())
-    assert found.inputs == (2048, 2048, 2048, 5632)
+    blocks = [sum(math.prod(each.shape) for each in block.parameters()) for block in whole.model.layers]
+    assert blocks == [found.block] * found.blocks
+    assert found.inputs == inputs
+    linear = [each for each in whole.model.layers[0].modules() if isinstance(each, torch.nn.Linear)]
+    assert tuple(tuple(each.weight.shape) for each in linear) == found.matrices
 
 
 @pytest.mark.parametrize("name", WIDER)
