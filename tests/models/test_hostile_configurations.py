@@ -5,6 +5,8 @@ import json
 import random
 import re
 import shutil
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -150,6 +152,34 @@ def test_a_command_ends_in_one_line(verb, changes, broken, tmp_path):
     assert len(ended.stderr.splitlines()) == 1
     assert re.match(r"secateur: .*config\.json", ended.stderr)
     assert not (tmp_path / "out").exists()
+
+
+# transformers logs of each, before anything else does: of one no model is made, the other's runs into NaN
+ROPE = {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 0.5}}
+LOGGED = [
+    ("oneshot", ROPE | {"rms_norm_eps": float("nan")}, "NaN"),
+    ("shrink", {"rope_parameters": {"rope_type": "own", "rope_theta": 1e4}}, r"config\.json"),
+    ("oneshot", ROPE, None),
+]
+
+
+@pytest.mark.parametrize(("verb", "changes", "wrong"), LOGGED, ids=str)
+def test_what_transformers_logs_is_not_beside_an_error(verb, changes, wrong, broken, tmp_path):
+    """In a process of its own, whose logging nobody has touched; where all is well it is there, in the end."""
+    configured(broken, **changes)
+    write_tokenizer(broken)
+    (tmp_path / "text.txt").write_text("the secateur is a small shear " * 100)
+    words = [*("--sparsity", "0.3", "--data", tmp_path / "text.txt", "--samples", "2", "--sequence-length", "8")]
+    called = [sys.executable, "-m", "secateur", verb, broken, "--out", tmp_path / "out", *words]
+    ended = subprocess.run([str(each) for each in called], capture_output=True, text=True)
+    lines = ended.stderr.splitlines()
+    if wrong is None:
+        assert ended.returncode == 0, ended.stderr
+        assert [at for at, line in enumerate(lines) if "[transformers]" in line] == [len(lines) - 1]
+        return
+    assert ended.returncode == 2
+    assert len(lines) == 1, ended.stderr
+    assert re.match(rf"secateur: .*{wrong}", ended.stderr)
 
 
 def test_bench_ends_in_one_line(broken):

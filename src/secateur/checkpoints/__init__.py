@@ -4,6 +4,7 @@ from secateur.checkpoints import slicing as slicing
 from secateur.checkpoints.families import UnknownModelError as UnknownModelError
 from secateur.checkpoints.families import blaming_config as blaming_config
 from secateur.checkpoints.families import family_of as family_of
+from secateur.checkpoints.families import logged_in_the_end as logged_in_the_end
 from secateur.checkpoints.families import meta_model_of as meta_model_of
 from secateur.checkpoints.families import most_parameters as most_parameters
 from secateur.checkpoints.families import parameters_counted as parameters_counted

@@ -7,11 +7,13 @@ names ``config.json``.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import logging
 import re
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,8 @@ def family_of(checkpoint: Checkpoint) -> tuple[Any, Any]:
             "a directory is pruned block by block through transformers: pip install 'secateur[transformers]', or load "
             "the model yourself and pass it."
         ) from None
+    if (run := _RUN.get()) is not None:
+        run()
     if not checkpoint.config:
         raise UnknownModelError(f"{root}: has no config.json, which says what model this is.")
     names = checkpoint.config.get("architectures")
@@ -116,6 +120,21 @@ def blaming_config(root: Path, what: str = "no model can be made of it") -> Iter
     except Exception as error:
         said = printable(" ".join(str(error).split()), 400)
         raise CheckpointError(f"{root / 'config.json'}: {what} ({type(error).__name__}: {said}).") from error
+
+
+_RUN = ContextVar[Callable[[], object] | None]("run", default=None)
+
+
+@contextlib.contextmanager
+def logged_in_the_end() -> Iterator[None]:
+    """What transformers logs once `family_of` has imported it is shown in the end, and not at all beside an error."""
+    with contextlib.ExitStack() as stack:
+        # a handler is there once transformers is
+        before = _RUN.set(functools.cache(lambda: stack.enter_context(_withheld())))
+        try:
+            yield
+        finally:
+            _RUN.reset(before)
 
 
 @contextlib.contextmanager

@@ -190,7 +190,9 @@ def command_line(verb: str, *arguments: object, **options: Any) -> str:
 
 def answering(body: Callable[[Asked], Iterator[Any]], asked: Asked) -> None:
     """Runs a command: what it yields is printed, or is the JSON on stdout, and stands on the page."""
-    with clear_errors(), terminable():
+    from secateur.checkpoints import logged_in_the_end
+
+    with clear_errors(), terminable(), logged_in_the_end():
         started = time.monotonic()
         if asked.report is not None:
             if not asked.subject:
