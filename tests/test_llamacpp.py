@@ -1,9 +1,14 @@
-"""llama.cpp as a runtime: files that it computes the model from, of any counts of heads and hidden units."""
+"""llama.cpp as a runtime: files that it computes the model from, of any counts of heads and hidden units.
+
+By a stand-in; with SECATEUR_LLAMACPP=1 in the environment by the real one, whose cache is in half precision.
+"""
 
 import contextlib
+import os
 import re
 import sys
 
+import gguf
 import numpy as np
 import pytest
 import torch
@@ -31,9 +36,15 @@ SIZES = {
 TOKENS = torch.arange(28).reshape(2, 14) * 7 % 300
 
 
+REAL = "SECATEUR_LLAMACPP" in os.environ
+NEAR = 3e-3 if REAL else 1e-5
+
+
 @pytest.fixture(autouse=True)
 def library(monkeypatch):
-    monkeypatch.setitem(sys.modules, "llama_cpp", library := Library())
+    library = Library()
+    if not REAL:
+        monkeypatch.setitem(sys.modules, "llama_cpp", library)
     return library
 
 
@@ -82,16 +93,20 @@ MODELS = {
 }
 
 
+def told(folder):
+    return {name: each.contents() for name, each in gguf.GGUFReader(folder / FILE).fields.items()}
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_the_file_computes_the_model(name, library, tmp_path):
     model, kind = MODELS[name][0](), MODELS[name][1]
     LlamaCpp().write(model, {"input_ids": TOKENS}, tmp_path)
     loaded = LlamaCpp().load(tmp_path)
-    assert loaded.run.model.kind == kind
+    assert told(tmp_path)["general.architecture"] == kind
     with torch.no_grad():
-        told = model(input_ids=TOKENS).logits
+        logits = model(input_ids=TOKENS).logits.numpy()
     [found] = loaded.run(loaded.feeds({"input_ids": TOKENS, "attention_mask": torch.ones_like(TOKENS)}))
-    torch.testing.assert_close(torch.from_numpy(found), told, rtol=1e-4, atol=1e-4)
+    assert np.linalg.norm(found - logits) < NEAR * np.linalg.norm(logits)
     del loaded
     assert not library.open
 
@@ -108,6 +123,50 @@ def test_rounded_files_are_smaller_and_near(tmp_path):
     assert 0 < errors[0] < 0.08 < errors[1] < 0.7
     assert sizes[1] < sizes[0] < 0.4 * (tmp_path / FILE).stat().st_size
     assert Timer(model, {"input_ids": TOKENS}, LlamaCpp(8), seconds=0.01)(model)[0] > 0
+
+
+def types_of(folder):
+    return {each.name: each.tensor_type.name for each in gguf.GGUFReader(folder / FILE).tensors}
+
+
+def test_what_reads_more_is_rounded_nearer(tmp_path):
+    model, four = llama(), LlamaCpp(4)
+    LlamaCpp().write(model, {"input_ids": TOKENS}, tmp_path)
+    four.rounded(tmp_path, tmp_path / "alike")
+    four.weigh(model, [{"input_ids": TOKENS[:1]}, {"input_ids": TOKENS[1:]}], tmp_path)
+    weights = {each.name: each.data for each in gguf.GGUFReader(tmp_path / "imatrix.gguf").tensors}
+    with torch.no_grad():
+        x = model.model.layers[0].input_layernorm(model.model.embed_tokens(TOKENS)).flatten(0, 1)
+    for name in ("attn_q", "attn_k", "attn_v"):
+        np.testing.assert_allclose(weights[f"blk.0.{name}.weight.in_sum2"][0], x.square().sum(0), rtol=1e-5)
+        assert weights[f"blk.0.{name}.weight.counts"].item() == 28
+
+    exact, alike = (
+        {each.name: each for each in gguf.GGUFReader(folder / FILE).tensors} for folder in (tmp_path, tmp_path / "alike")
+    )
+    errors, found = four.errors(tmp_path, {}), {}
+    for name in errors:
+        before, of = exact[name].data, weights[f"{name}.in_sum2"][0]
+        apart = gguf.dequantize(alike[name].data, alike[name].tensor_type) - before
+        found[name] = np.sqrt((apart**2 @ of).sum() / (before**2 @ of).sum())
+    assert set(errors) == set(four.matrices(tmp_path)) == {name.removesuffix(".counts") for name in weights if name.endswith("s")}
+    assert len(errors) == 7 * 3
+    assert not LlamaCpp(8).matrices(tmp_path)
+    assert all(errors[name] <= found[name] * (1 + 1e-6) for name in found)
+    assert sum(errors.values()) < 0.99 * sum(found.values())
+
+
+def test_matrices_that_are_kept_have_eight_bits(tmp_path):
+    model = llama()
+    LlamaCpp().write(model, {"input_ids": TOKENS}, tmp_path)
+    [exact] = LlamaCpp().load(tmp_path).run({"input_ids": TOKENS.numpy()})
+    keep, errors = ["blk.1.ffn_down.weight", "blk.0.attn_v.weight"], {}
+    for names in (keep, ()):
+        LlamaCpp(4).rounded(tmp_path, tmp_path / "near", keep=names)
+        [near] = LlamaCpp(4).load(tmp_path / "near").run({"input_ids": TOKENS.numpy()})
+        errors[bool(names)] = np.linalg.norm(near - exact)
+        assert {name for name, kind in types_of(tmp_path / "near").items() if kind == "Q8_0"} == {*names, "output.weight"}
+    assert errors[True] < errors[False]
 
 
 def directory(folder, *, model=None, cut=True):
@@ -127,11 +186,11 @@ def directory(folder, *, model=None, cut=True):
 def test_the_file_cuts_texts_as_the_tokenizer_does(cut, name, tmp_path):
     folder = directory(tmp_path / "dense", cut=cut)
     LlamaCpp(tokenizer=folder).write(llama(), {"input_ids": TOKENS}, tmp_path)
-    model = LlamaCpp().load(tmp_path).run.model
-    assert model.told["tokenizer.ggml.pre"] == name
-    tokens, kinds = model.told["tokenizer.ggml.tokens"], model.told["tokenizer.ggml.token_type"]
+    found = told(tmp_path)
+    assert found["tokenizer.ggml.pre"] == name or REAL  # where several ways cut these texts alike
+    tokens, kinds = found["tokenizer.ggml.tokens"], found["tokenizer.ggml.token_type"]
     assert (len(tokens), tokens[259], kinds[259], tokens[-1], kinds[-1]) == (300, "<end>", 3, "[PAD299]", 5)
-    assert model.told["tokenizer.ggml.eos_token_id"] == 259
+    assert found["tokenizer.ggml.eos_token_id"] == 259
 
 
 def test_deploy_delivers_a_file_of_llama_cpp(tmp_path):
@@ -148,6 +207,21 @@ def test_deploy_delivers_a_file_of_llama_cpp(tmp_path):
         [found] = LlamaCpp().load(folder).run({"input_ids": check["inputs/input_ids"]})
         np.testing.assert_allclose(found.reshape(-1)[:1000], check["outputs/logits"], rtol=1e-4, atol=1e-4)
     assert '"runtime": "llama.cpp of llama-cpp-python' in (folder / "secateur.json").read_text()
+
+
+def test_where_there_is_room_some_matrices_have_eight_bits(tmp_path):
+    source, out = directory(tmp_path / "dense", model=llama(tie_word_embeddings=True)), tmp_path / "out"
+    torch.manual_seed(1)
+    batches = [{"input_ids": torch.randint(0, 300, (4, 12))} for _ in range(4)]
+    done = deploy(source, batches, budget={"bytes": 0.22}, out=out, runtime="llamacpp:int4", finals=1)
+    plain = next(each for each in done.candidates if each.form == "int4")
+    its = done.delivered
+    assert plain.kept < its.kept
+    assert (its.made, its.form, its.loss < plain.loss) == ("dense", "int4", True)
+    assert its.nbytes <= done.limits["bytes"]
+    assert sum(kind == "Q8_0" for kind in types_of(out).values()) == its.kept + 1  # and the table
+    assert f"dense model, int4, {its.kept} matrices in more bits" in str(done)
+    assert f'"matrices_in_more_bits": {its.kept}' in (out / "secateur.json").read_text()
 
 
 @pytest.mark.parametrize("budget", [{"bytes": 0.2}, {"latency": 0.5}])
@@ -202,7 +276,7 @@ REFUSED = {
     "takes texts without padding": padded,
     "it is damaged, or of a kind": damaged,
     "GGUF is written with a tokenizer.json of pairs of bytes": no_pairs,
-    "its logits are 0.5 apart": other,
+    r"its logits are 0\.5[0-9e.-]* apart": other,
 }
 
 

@@ -7,10 +7,12 @@ which the model's tokenizer cuts it.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import importlib
 import json
+import re
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,13 +24,15 @@ import torch
 from torch import Tensor, nn
 
 from secateur.runtimes import Loaded, clock_of_threads
-from secateur.support import in_mode, run_example, tensors_in
+from secateur.support import batch_inputs, in_mode, run_example, tensors_in
 
 __all__ = ["BLOCK", "FILE", "LlamaCpp"]
 
 FILE = "model.gguf"
+_IMPORTANCE = "imatrix.gguf"  # beside it, as llama.cpp's own llama-imatrix writes it
 _LIKE_LLAMA = ("llama", "mistral", "qwen2")  # model types, which differ in biases and tokenizers alone
-_TYPES = {8: 7, 4: 2, 32: 0}  # llama_ftype: Q8_0, Q4_0, F32
+_TYPES = {8: 7, 4: 25, 32: 0}  # llama_ftype: Q8_0, IQ4_NL, F32
+_Q8_0 = 8  # ggml_type
 BLOCK = 32  # numbers that share a scale: rows of other lengths stay in 16 bits
 _CLOSE = 1e-2  # of the norm of the logits, that the file's may be from the model's
 # how a text is cut before pairs are joined, as llama.cpp calls it; which one is found by trying them
@@ -36,6 +40,10 @@ _CUTS = (
     "smollm", "gpt-2", "llama-bpe", "qwen2", "tekken", "deepseek-llm", "deepseek-coder", "starcoder", "falcon", "mpt",
     "refact", "command-r", "dbrx", "olmo", "stablelm2", "smaug-bpe", "gpt-4o", "superbpe", "default",
 )  # fmt: skip
+_ATTENTION = {"attn_q": "q_proj", "attn_k": "k_proj", "attn_v": "v_proj", "attn_output": "o_proj"}
+_HIDDEN = {"ffn_gate": "gate_proj", "ffn_up": "up_proj", "ffn_down": "down_proj"}
+_PRODUCT = re.compile(rf"blk\.\d+\.({'|'.join(_ATTENTION | _HIDDEN)})\.weight")
+_FLOATS = ctypes.POINTER(ctypes.c_float)
 _TEXT = (
     "It's 12345 o'clock,\n\n  isn't IT?\t\tÜber 3.14 naïve cafés  … 東京 2024 😀!! "
     "def f(x):\n    return x**2 ## end\r\n "
@@ -47,7 +55,8 @@ class LlamaCpp:
     """llama.cpp on the processor; ``pip install "secateur[llamacpp]"``, which compiles it, some minutes long.
 
     Attributes:
-        bits: 8: weights in 8 bits, 32 of them with a scale (Q8_0); 4: in 4 (Q4_0); 32: as they are.
+        bits: 8: weights in 8 bits, 32 of them with a scale (Q8_0); 4: in 4, by a table of 16 values (IQ4_NL), and those
+            that matter more nearer, where `weigh` was told texts; 32: as they are.
         tokenizer: a directory with the ``tokenizer.json`` that goes into the file; without it tokens are numbers.
 
     >>> LlamaCpp(8)
@@ -137,7 +146,7 @@ class LlamaCpp:
         library = self.package()
         how = library.llama_model_default_params()
         how.vocab_only = True
-        model = library.llama_load_model_from_file(str(path).encode(), how)
+        model = library.llama_model_load_from_file(str(path).encode(), how)
         if not model:
             return None
         text = _TEXT.encode()
@@ -152,31 +161,95 @@ class LlamaCpp:
         """What `write` or `rounded` wrote, with as many threads as torch has; it takes texts without padding."""
         library = self.package()
         how = library.llama_model_default_params()
-        model = library.llama_load_model_from_file(str(folder / FILE).encode(), how)
+        model = library.llama_model_load_from_file(str(folder / FILE).encode(), how)
         if not model:
             raise ValueError(
                 f"{self} does not read {folder / FILE}: it is damaged, or of a kind that it does not know."
             )
         return Loaded(("input_ids", "attention_mask"), ("logits",), _Texts(library, model))
 
+    def weigh(self, model: nn.Module, batches: Iterable[Any], folder: Path) -> None:
+        """Beside the file of `write`, ``imatrix.gguf``: the sums of squares of what each matrix reads on batches."""
+        import gguf
+
+        sums: dict[str, Tensor] = {}
+        rows: dict[str, int] = {}
+
+        def watched(name: str) -> Callable[[nn.Module, Any], None]:
+            def watch(_: nn.Module, inputs: Any) -> None:
+                x = inputs[0].detach().flatten(0, -2).cpu().double()
+                sums[name] = sums.get(name, 0) + x.square().sum(0)
+                rows[name] = rows.get(name, 0) + len(x)
+
+            return watch
+
+        with contextlib.ExitStack() as stack, torch.no_grad(), in_mode(model, training=False):
+            for name, part in _Shape.of(model).matrices():
+                stack.callback(part.register_forward_pre_hook(watched(name)).remove)
+            for batch in batches:
+                run_example(model, batch_inputs(batch))
+        writer = gguf.GGUFWriter(folder / _IMPORTANCE, "imatrix")
+        writer.add_type("imatrix")
+        writer.add_array("imatrix.datasets", ["batches"])
+        writer.add_uint32("imatrix.chunk_count", 1)
+        writer.add_uint32("imatrix.chunk_size", max(rows.values()))
+        for name, many in rows.items():
+            writer.add_tensor(f"{name}.in_sum2", sums[name][None].float().numpy())
+            writer.add_tensor(f"{name}.counts", np.float32([[many]]))
+        _finish(writer)
+
     def rounded(
         self, source: Path, folder: Path, feeds: Iterable[Mapping[str, Any]] = (), keep: Collection[str] = ()
     ) -> None:
         """Writes the file of a folder to another one in 8 bits, or in 4, by llama.cpp's own quantizer.
 
+        Args:
+            feeds: nothing; in 4 bits weights are rounded by what `weigh` wrote into the folder, if it did.
+            keep: tensors that get 8 bits where others get 4, by the names of `matrices`.
+
         Raises:
             ValueError: it cannot.
         """
-        del feeds, keep  # it calibrates nothing, and chooses by itself what stays
+        del feeds
         folder.mkdir(exist_ok=True)
         library = self.package()
         how = library.llama_model_quantize_default_params()
         how.ftype, how.nthread, how.pure = _TYPES[self.bits], torch.get_num_threads(), self.bits == 8
+        if self.bits == 4:
+            weights = [(name.encode(), its.ctypes.data_as(_FLOATS), its.size) for name, its in _importance(source)]
+            if weights:
+                how.imatrix = _ended(library.llama_model_imatrix_data, weights)
+            eight = [(f"^{re.escape(name)}$".encode(), _Q8_0) for name in keep]
+            how.tt_overrides = _ended(library.llama_model_tensor_override, eight)
         failed = library.llama_model_quantize(
             str(source / FILE).encode(), str(folder / FILE).encode(), ctypes.byref(how)
         )
         if failed:
             raise ValueError(f"{self} does not round the model.")
+
+    def matrices(self, folder: Path) -> dict[str, str]:
+        """``{tensor: tensor}`` of those that are rounded to 4 bits; none of 8, of which llama.cpp rounds all."""
+        import gguf
+
+        found = gguf.GGUFReader(folder / FILE).tensors if self.bits == 4 else ()
+        return {each.name: each.name for each in found if _PRODUCT.fullmatch(each.name)}
+
+    def errors(self, folder: Path, feeds: Mapping[str, Any]) -> dict[str, float]:
+        """``{tensor: share of its output's norm}`` by which the output moves if it is rounded, of those of `matrices`,
+        as if what it reads were independent and as large as `weigh` met it."""
+        import gguf
+
+        del feeds
+        with tempfile.TemporaryDirectory(prefix="secateur-") as place:
+            self.rounded(folder, Path(place))
+            near = {each.name: each for each in gguf.GGUFReader(Path(place, FILE)).tensors}
+            weights, found = dict(_importance(folder)), dict[str, float]()
+            for each in gguf.GGUFReader(folder / FILE).tensors:
+                if _PRODUCT.fullmatch(each.name):
+                    apart = gguf.dequantize(near[each.name].data, near[each.name].tensor_type) - each.data
+                    of = weights.get(each.name, np.ones(each.data.shape[1]))
+                    found[each.name] = float(np.sqrt((apart**2 @ of).sum() / max((each.data**2 @ of).sum(), 1e-300)))
+        return found
 
     def __str__(self) -> str:
         how = "" if self.bits == 32 else f", int{self.bits}"
@@ -366,6 +439,13 @@ class _Shape:
                 part = getattr(mlp, f"{name}_proj")
                 yield from ((f"ffn_{name}.{of}", tensor) for of, tensor in part.named_parameters())
 
+    def matrices(self) -> Iterator[tuple[str, nn.Module]]:
+        """Of the layers, by the names of their tensors."""
+        for at, its in enumerate(self.layers):
+            for branch, names in ((its.attention, _ATTENTION), (its.mlp, _HIDDEN)):
+                for name, part in names.items() if branch is not None else ():
+                    yield f"blk.{at}.{name}.weight", getattr(branch, part)
+
     def _of_zeros(self, its: _Layer, *, first: bool) -> Iterator[tuple[str, Tensor]]:
         norm = self.model.model.norm.weight
         if first and its.attention is None:
@@ -426,6 +506,24 @@ class _Tokens:
         writer.add_token_list(self.texts)
         writer.add_token_types(self.kinds)
         gguf.SpecialVocab(self.folder, load_merges=True, n_vocab=len(self.texts)).add_to_gguf(writer, quiet=True)
+
+
+def _importance(folder: Path) -> Iterator[tuple[str, Any]]:
+    """``(tensor, mean square of each of its inputs)`` of what was told to `LlamaCpp.weigh`, if it was."""
+    import gguf
+
+    if not (folder / _IMPORTANCE).exists():
+        return
+    found = {each.name: each.data for each in gguf.GGUFReader(folder / _IMPORTANCE).tensors}
+    for name, sums in found.items():
+        if name.endswith(".in_sum2"):
+            of = name.removesuffix(".in_sum2")
+            yield of, np.ascontiguousarray(sums[0] / found[f"{of}.counts"].item())
+
+
+def _ended(kind: Any, rows: Sequence[tuple[Any, ...]]) -> Any:
+    """A list as C reads it, which ends with zeros."""
+    return (kind * (len(rows) + 1))(*(kind(*row) for row in rows))
 
 
 def _finish(writer: Any) -> None:

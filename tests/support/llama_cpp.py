@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
+import re
 import types
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,23 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-TYPES = {7: gguf.GGMLQuantizationType.Q8_0, 2: gguf.GGMLQuantizationType.Q4_0}
+TYPES = {7: gguf.GGMLQuantizationType.Q8_0, 25: gguf.GGMLQuantizationType.IQ4_NL}
+VALUES = np.array(gguf.quants.IQ4_NL.kvalues, np.float32)
+
+
+def in_four_bits(weight: np.ndarray, importance: np.ndarray) -> np.ndarray:
+    """IQ4_NL: of 32 weights a scale in half precision, the best of some by these weights, and places in a table."""
+    blocks, squares = weight.reshape(-1, 32), np.broadcast_to(importance, weight.shape).reshape(-1, 32)
+    extreme = np.take_along_axis(blocks, np.abs(blocks).argmax(1)[:, None], 1)
+    best = np.full(len(blocks), np.inf)
+    rows = np.zeros((len(blocks), 18), np.uint8)
+    for share in (0.8, 0.9, 1.0, 1.1, 1.2):
+        scale = (share * extreme / VALUES[0]).astype(np.float16)
+        places = np.abs(blocks[:, :, None] - scale[:, :, None].astype(np.float32) * VALUES).argmin(2).astype(np.uint8)
+        error = (squares * (blocks - scale.astype(np.float32) * VALUES[places]) ** 2).sum(1)
+        row = np.concatenate([scale.view(np.uint8), places[:, :16] | places[:, 16:] << 4], 1)
+        rows[error < best], best = row[error < best], np.minimum(best, error)
+    return rows.reshape(len(weight), -1)
 
 
 class Model:
@@ -87,14 +105,31 @@ class Model:
         return its.encode(text).ids
 
 
+class Importance(ctypes.Structure):
+    _fields_ = (("name", ctypes.c_char_p), ("data", ctypes.POINTER(ctypes.c_float)), ("size", ctypes.c_size_t))
+
+
+class Override(ctypes.Structure):
+    _fields_ = (("pattern", ctypes.c_char_p), ("type", ctypes.c_int))
+
+
 class Quantizing(ctypes.Structure):
-    _fields_ = (("ftype", ctypes.c_int), ("nthread", ctypes.c_int), ("pure", ctypes.c_bool))
+    _fields_ = (
+        ("ftype", ctypes.c_int), ("nthread", ctypes.c_int), ("pure", ctypes.c_bool),
+        ("imatrix", ctypes.POINTER(Importance)), ("tt_overrides", ctypes.POINTER(Override)),
+    )  # fmt: skip
+
+
+def ended(rows: Any, name: str) -> Any:
+    """Of a list that ends with a null pointer."""
+    return itertools.takewhile(lambda each: getattr(each, name) is not None, rows) if rows else ()
 
 
 class Library(types.ModuleType):
     """The functions that are called of it."""
 
     __version__ = "0.0"
+    llama_model_imatrix_data, llama_model_tensor_override = Importance, Override
     llama_token = np.ctypeslib.as_ctypes_type(np.int32)
 
     def __init__(self) -> None:
@@ -111,7 +146,7 @@ class Library(types.ModuleType):
 
     llama_context_default_params = llama_model_default_params
 
-    def llama_load_model_from_file(self, path: bytes, how: Any) -> Model | None:
+    def llama_model_load_from_file(self, path: bytes, how: Any) -> Model | None:
         try:
             model = Model(Path(path.decode()))
         except Exception:  # as it gives nothing of what is damaged
@@ -169,16 +204,33 @@ class Library(types.ModuleType):
 
     def llama_model_quantize(self, source: bytes, out: bytes, how: Any) -> int:
         kind = TYPES[how._obj.ftype]
+        importance = {
+            each.name.decode(): np.ctypeslib.as_array(each.data, (each.size,))
+            for each in ended(how._obj.imatrix, "name")
+        }
+        kinds = {each.pattern.decode(): each.type for each in ended(how._obj.tt_overrides, "pattern")}
         reader = gguf.GGUFReader(Path(source.decode()))
         writer = gguf.GGUFWriter(Path(out.decode()), reader.fields["general.architecture"].contents())
         for name, field in reader.fields.items():
             if not name.startswith("GGUF.") and name != "general.architecture":
                 of = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
                 writer.add_key_value(name, field.contents(), field.types[0], sub_type=of)
+        names = {each.name for each in reader.tensors}
+        head = "output.weight" if "output.weight" in names else "token_embd.weight"
         for each in reader.tensors:
             blocks = len(each.shape) > 1 and each.shape[0] % 32 == 0
             how_each = kind if blocks else gguf.GGMLQuantizationType.F32
-            writer.add_tensor(each.name, gguf.quantize(np.asarray(each.data), how_each), raw_dtype=how_each)
+            if each.name == head and blocks:
+                how_each = gguf.GGMLQuantizationType.Q8_0
+            for pattern, its in kinds.items() if blocks else ():
+                if re.search(pattern, each.name):
+                    how_each = gguf.GGMLQuantizationType(its)
+            data = np.asarray(each.data)
+            if how_each == gguf.GGMLQuantizationType.IQ4_NL:
+                rounded = in_four_bits(data, importance.get(each.name, np.ones(data.shape[1], np.float32)))
+            else:
+                rounded = gguf.quantize(data, how_each)
+            writer.add_tensor(each.name, rounded, raw_dtype=how_each)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()

@@ -113,7 +113,7 @@ class Candidate:
         ms: of a pass on the first batch, next to the dense model in float32.
         loss: of its outputs on the batches held back, by what they are compared.
         nbytes: of its files.
-        kept: how many matrices stay in float.
+        kept: how many matrices keep more bits: float, or 8 of a model that llama.cpp has in 4.
         folder: where it is, in the unfinished run.
         files: the SHA-256 of each file there.
     """
@@ -144,7 +144,7 @@ class Candidate:
     @property
     def name(self) -> str:
         what = "dense" if self.made == DENSE else f"pruned to {self.left:.1%} of its parameters"
-        kept = f", {self.kept} {'matrix' if self.kept == 1 else 'matrices'} in float" if self.kept else ""
+        kept = f", {self.kept} {'matrix' if self.kept == 1 else 'matrices'} in more bits" if self.kept else ""
         return f"{what}, {self.form}{kept}"
 
 
@@ -285,7 +285,7 @@ def deploy(
     The dense model is exported, in float32, in 8 bits and, where they are asked for, in 4, and each is timed and judged
     in the runtime. Where the budget is less than it takes in the fastest form that was asked for, `secateur.fit` prunes
     a copy to the budget, timed in that form, and what it finishes is exported and measured in all forms, after as many
-    ``steps`` of training as you ask for. Where fewer bits leave time, the matrices that they hurt most stay in float,
+    ``steps`` of training as you ask for. Where fewer bits leave time, the matrices that they hurt most keep more,
     as many as the budget allows. What loses least of all that is within the budget is delivered. If that is the dense
     model in fewer bits, the first line says so.
 
@@ -585,10 +585,12 @@ class _Trying:
         return _size(copied) / _size(self.dense)
 
     def _written(self, made: str, model: nn.Module) -> None:
-        folder = _fresh(self._folder(made, FLOAT))
+        folder, runtime = _fresh(self._folder(made, FLOAT)), self.forms[FLOAT]
         try:
             with _without_cache(model), torch.no_grad():
-                self.forms[FLOAT].write(model.eval(), self.example, folder)
+                runtime.write(model.eval(), self.example, folder)
+                if isinstance(runtime, LlamaCpp) and INT4 in self.forms:
+                    runtime.weigh(model, self.rest[:_CALIBRATED_ON], folder)
         except BaseException:
             shutil.rmtree(folder.parent)
             raise
@@ -657,14 +659,15 @@ class _Trying:
         return self.found[0].ms / ratio(rounds["other"], rounds["dense"]), loss
 
     def _without_the_worst(self, best: Candidate, limits: Mapping[str, float]) -> None:
-        """The same with the matrices in float that rounding hurts most: one, two, four, as long as they are within."""
+        """The same with the matrices in more bits that rounding hurts most: one, two, four, as long as they are within.
+        """
         runtime = self.forms[best.form]
         exact = next(each.loss for each in self.found if each.made == best.made and each.form == FLOAT)
-        if best.loss - exact <= _MATTERS * best.loss or not isinstance(runtime, OnnxRuntime):
+        if best.loss - exact <= _MATTERS * best.loss or not isinstance(runtime, OnnxRuntime | LlamaCpp):
             return
         source, units = self._folder(best.made, FLOAT), dict[str, list[str]]()
         places = runtime.matrices(source)
-        each_alone = len(places) > _UNITS and not runtime.calibrated
+        each_alone = len(places) > _UNITS and best.form != CALIBRATED
         for operation, module in places.items():
             name = operation if each_alone else module if len(places) <= _UNITS else re.sub(r"\d+", "*", module)
             units.setdefault(name, []).append(operation)
@@ -824,4 +827,4 @@ def _assembled(
 def _told(each: Candidate) -> dict[str, Any]:
     """Of a candidate what a record says."""
     numbers = {"left": each.left, "ms": each.ms, "loss": each.loss, "bytes": each.nbytes}
-    return {"made": each.made, "form": each.form, "matrices_in_float": each.kept, **numbers}
+    return {"made": each.made, "form": each.form, "matrices_in_more_bits": each.kept, **numbers}
