@@ -195,7 +195,7 @@ class LlamaCpp:
         writer.add_uint32("imatrix.chunk_size", max(rows.values()))
         for name, many in rows.items():
             writer.add_tensor(f"{name}.in_sum2", sums[name][None].float().numpy())
-            writer.add_tensor(f"{name}.counts", np.float32([[many]]))
+            writer.add_tensor(f"{name}.counts", np.array([[many]], np.float32))
         _finish(writer)
 
     def rounded(

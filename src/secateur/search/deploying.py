@@ -659,8 +659,7 @@ class _Trying:
         return self.found[0].ms / ratio(rounds["other"], rounds["dense"]), loss
 
     def _without_the_worst(self, best: Candidate, limits: Mapping[str, float]) -> None:
-        """The same with the matrices in more bits that rounding hurts most: one, two, four, as long as they are within.
-        """
+        """The same with more bits for the matrices that rounding hurts most: one, two, four, while they are within."""
         runtime = self.forms[best.form]
         exact = next(each.loss for each in self.found if each.made == best.made and each.form == FLOAT)
         if best.loss - exact <= _MATTERS * best.loss or not isinstance(runtime, OnnxRuntime | LlamaCpp):
