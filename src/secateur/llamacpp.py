@@ -56,7 +56,7 @@ class LlamaCpp:
 
     Attributes:
         bits: 8: weights in 8 bits, 32 of them with a scale (Q8_0); 4: in 4, by a table of 16 values (IQ4_NL), and those
-            that matter more nearer, where `weigh` was told texts; 32: as they are.
+            that read more nearer, where `weigh` met batches; 32: as they are.
         tokenizer: a directory with the ``tokenizer.json`` that goes into the file; without it tokens are numbers.
 
     >>> LlamaCpp(8)
@@ -509,7 +509,7 @@ class _Tokens:
 
 
 def _importance(folder: Path) -> Iterator[tuple[str, Any]]:
-    """``(tensor, mean square of each of its inputs)`` of what was told to `LlamaCpp.weigh`, if it was."""
+    """``(tensor, mean square of each of its inputs)``, as `LlamaCpp.weigh` wrote them, if it did."""
     import gguf
 
     if not (folder / _IMPORTANCE).exists():
