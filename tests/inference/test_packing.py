@@ -306,7 +306,7 @@ def test_a_failing_pack_changes_nothing(clock):
         (model, torch.zeros(4, 48, device="meta")),
         (nn.Sequential(nn.Linear(48, 4)).to("meta"), torch.zeros(4, 48)),
     ):
-        with pytest.raises(ValueError, match="the meta device has no values"):
+        with pytest.raises(ValueError, match="the meta device"):
             pack(without, x)
     with pytest.raises(ValueError, match="no linear layer or convolution"):
         pack(nn.ReLU(), torch.randn(4, 48))

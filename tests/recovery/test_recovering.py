@@ -185,7 +185,7 @@ def test_weights_that_are_no_numbers_are_named(pair, which):
         model = copy.deepcopy(model).to("meta")
     else:
         teacher = copy.deepcopy(teacher).to("meta")
-    with pytest.raises(ValueError, match="is on the meta device and has no values; load the model first"):
+    with pytest.raises(ValueError, match="is on the meta device and has no values; load the weights first"):
         recover(model, teacher, tokens, steps=1)
 
 

@@ -445,7 +445,7 @@ def test_what_is_wrong_is_said_before_anything_is_computed(tmp_path, monkeypatch
         deploy(None, None, budget={"latency": 0.5}, steps=-1, out=out)
     with pytest.raises(CheckpointError, match="already exists"):
         deploy(None, None, budget={"latency": 0.5}, out=tmp_path)
-    with pytest.raises(ValueError, match=r"0\.up\.weight has no values; load the weights"):
+    with pytest.raises(ValueError, match=r"0\.up\.weight is on the meta device and has no values; load the weights"):
         deploy(blocks().to("meta"), given(), budget={"latency": 0.5}, out=out)
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(ImportError, match=r"^ONNX Runtime is not installed: pip install \"secateur\[onnx\]\"$"):

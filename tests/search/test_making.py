@@ -169,7 +169,7 @@ def test_a_weight_that_two_blocks_hold_has_no_levels_of_units():
 def test_a_model_without_values_is_refused():
     with torch.device("meta"):
         model = words()
-    with pytest.raises(ValueError, match=r"embed\.weight has no values"):
+    with pytest.raises(ValueError, match=r"embed\.weight is on the meta device"):
         make_levels(model, text())
 
 

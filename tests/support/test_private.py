@@ -32,6 +32,15 @@ class Seen(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+def test_what_accelerate_offloads(tmp_path):
+    accelerate = pytest.importorskip("accelerate")
+    for place, offloads in (("cpu", False), ("disk", True)):
+        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        assert not private.offloads(model)
+        model = accelerate.dispatch_model(model, {"0": "cpu", "1": place}, offload_dir=tmp_path, force_hooks=True)
+        assert private.offloads(model) == offloads
+
+
 def test_dispatch_mode_sees_what_no_function_of_torch_was_called_for():
     found = []
 

@@ -18,7 +18,17 @@ from secateur.coupling.groups import Coupling
 from secateur.coupling.numbers import numbers_that_remember
 from secateur.coupling.residual_streams import Branch, Flow, branches_of, in_all
 from secateur.coupling.trace import CallSites, Dims, Trace, Unseen
-from secateur.support import in_mode, moved, private, restored, run_example, seeded, tensors_in, tensors_of
+from secateur.support import (
+    in_mode,
+    moved,
+    private,
+    refuse_unloaded,
+    restored,
+    run_example,
+    seeded,
+    tensors_in,
+    tensors_of,
+)
 
 # ---- Units that are chosen between, such as the experts of a mixture: which dimensions hold them.
 #
@@ -90,7 +100,7 @@ def find_coupling(
         also: gives, after the first pass, tensors that it made on the way: their dimensions are `Coupling.also`.
 
     Raises:
-        ValueError: a lazy module was not run yet.
+        ValueError: a lazy module was not run yet, or accelerate offloads weights.
 
     >>> model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
     >>> (group,) = find_coupling(model, torch.zeros(1, 3)).groups
@@ -100,6 +110,8 @@ def find_coupling(
     tensors = tensors_of(model)
     if lazy := [name for name, tensor in tensors.items() if nn.parameter.is_lazy(tensor)]:
         raise ValueError(f"{lazy[0]} has no shape yet; run the model once on an example before.")
+    if private.offloads(model):  # what lends it weights would put others in their places
+        refuse_unloaded(model)
     trace = Trace()
     for tensor in tensors.values():
         trace.declare(tensor, [Axis(size) for size in tensor.shape])

@@ -27,6 +27,7 @@ from secateur.support import (
     is_sharded,
     loss_of,
     moved,
+    refuse_unloaded,
     repeatable,
     replicating_group,
     run_batch,
@@ -212,6 +213,7 @@ def collect(
     inner = unwrapped(model)
     places = places_of(inner, weights)
     group = replicating_group(*next(iter(places.values()))[0][1:3])
+    refuse_unloaded(inner, weights)
     sharded = [name for name in places if is_sharded(weights[name])]
     if sharded and (impossible := [word for word in ("hessian_grad", "flow") if word in words]):
         raise TypeError(f"{sharded[0]} is sharded, and {impossible[0]} can't be gathered on shards; gather it before.")

@@ -66,6 +66,7 @@ from secateur.support import (
     percent,
     private,
     refuse_sharded,
+    refuse_unloaded,
     run_example,
     tensors_in,
     to_int8,
@@ -270,8 +271,9 @@ def pack(
     model = unwrapped(model)
     refuse_sharded(model, "pack")
     device = device_of(model) or torch.device("cpu")
-    if any(each.is_meta for each in (*model.parameters(), *tensors_in(example_inputs))):
-        raise ValueError("layers are timed, for which the meta device has no values: load the model, give real inputs.")
+    refuse_unloaded(model)
+    if any(each.is_meta for each in tensors_in(example_inputs)):
+        raise ValueError("layers are timed, for which the meta device has no values: give real inputs.")
     if semi_structured and (why := why_no_semi_structured_device(device)):
         raise ValueError(f"{why}; leave semi_structured out.")
     chosen = _layers(model, include, exclude)

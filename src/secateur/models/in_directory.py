@@ -37,7 +37,7 @@ from secateur.models.result import OneShot, PrunedBlock, PrunedTensor, Tally, wr
 from secateur.models.solving import OneShotRequest, complete, digest, held_batches
 from secateur.models.walk import check_pruned, never_run, walk
 from secateur.selection import LazyScores
-from secateur.support import Between, on_rank_zero, printable, track
+from secateur.support import Between, on_rank_zero, printable, refuse_unloaded, track
 from secateur.targets import stored_inputs_first
 
 _Share = Annotated[float, Between(0, 1)]
@@ -60,9 +60,8 @@ def prune_in_memory(model: nn.Module, batches: Iterable[Any], request: OneShotRe
 
 
 def _refuse_unready(model: nn.Module) -> None:
-    for name, parameter in model.named_parameters():
-        if parameter.device.type == "meta":
-            raise ValueError(f"{name} is on the meta device and has no values; load the model, or pass its directory.")
+    refuse_unloaded(model)
+    for name, _ in model.named_parameters():
         if name.endswith("_orig"):
             raise ValueError(
                 f"{name}: a mask is attached, and what the model multiplies with is no parameter; make it permanent "

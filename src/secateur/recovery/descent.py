@@ -24,6 +24,7 @@ from secateur.support import (
     local,
     private,
     rank_and_world,
+    refuse_unloaded,
     sharded_as,
     summed,
     times_the_mean,
@@ -282,6 +283,7 @@ def moving(model: nn.Module, trained: Collection[str], masks: Mapping[str, Tenso
             half precision, or made under inference_mode.
     """
     every = dict(model.named_parameters())
+    refuse_unloaded(model, trained)
     for name in trained:
         _check(name, every[name])
     if any(is_sharded(every[name]) for name in trained):
@@ -309,14 +311,7 @@ def moving(model: nn.Module, trained: Collection[str], masks: Mapping[str, Tenso
             each.data = data
 
 
-def check_loaded(name: str, parameter: nn.Parameter) -> None:
-    """ValueError for a parameter without values."""
-    if parameter.is_meta:
-        raise ValueError(f"{name} is on the meta device and has no values; load the model first.")
-
-
 def _check(name: str, parameter: nn.Parameter) -> None:
-    check_loaded(name, parameter)
     if is_sharded(parameter) and is_narrow(parameter):
         raise ValueError(
             f"{name} is sharded in {parameter.dtype}: shard it in float32, and let autocast= or fully_shard's "

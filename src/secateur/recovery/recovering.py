@@ -26,7 +26,6 @@ from secateur.models import (
 from secateur.recovery.descent import (
     Descent,
     Moving,
-    check_loaded,
     count_zeros,
     movers_for,
     moving,
@@ -64,6 +63,7 @@ from secateur.support import (
     moved,
     rank_and_world,
     refuse,
+    refuse_unloaded,
     repeatable,
     unchanged,
     unwrapped,
@@ -465,8 +465,7 @@ def check_alike(model: nn.Module) -> None:
 
 
 def _check_values(model: nn.Module) -> None:
-    for name, each in model.named_parameters():
-        check_loaded(name, each)
+    refuse_unloaded(model)
     check_finite(model)
 
 

@@ -27,7 +27,7 @@ from secateur.search.choosing import PASSES, ByItself, LevelSearch, kept_by
 from secateur.search.costs import BESIDE, TARGETS, Budget, Judged, beside, nonzeros, parse_budget
 from secateur.search.latency import step_of
 from secateur.search.levels import Levels
-from secateur.search.making import FINE, UNSTRUCTURED, check_alike, made_by_all, make_levels
+from secateur.search.making import FINE, UNSTRUCTURED, check_alike, check_values, made_by_all, make_levels
 from secateur.search.result import KINDS, Chosen, Fitted, cost_text
 from secateur.search.score import ModelLoss, Score, check_word, guarded_of, split
 from secateur.search.sensitivity import Sensitivity, given
@@ -222,6 +222,7 @@ def fit(
     if forward is not None and example_inputs is None:
         raise ValueError("with forward= the batches do not say what the model is called with; pass example_inputs=.")
     given, model = model, unwrapped(model, resized="shrink" in asked.over)
+    check_values(model)
     with alone():
         reach = reached_by_name(model, batches, forward=forward)
     known = asked.given(model)

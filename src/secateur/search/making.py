@@ -88,6 +88,7 @@ from secateur.support import (
     on_rank_zero,
     rank_and_world,
     refuse_sharded,
+    refuse_unloaded,
     unwrapped,
 )
 
@@ -268,9 +269,10 @@ def _matching(globs: Iterable[str], names: Iterable[str]) -> list[str]:
 
 
 def check_values(model: nn.Module) -> None:
+    refuse_unloaded(model)
     for name, parameter in model.named_parameters():
-        if nn.parameter.is_lazy(parameter) or parameter.is_meta:
-            raise ValueError(f"{name} has no values; load the weights, or run a lazy model once, before.")
+        if nn.parameter.is_lazy(parameter):
+            raise ValueError(f"{name} has no shape yet; run the model once on an example before.")
 
 
 @dataclass(eq=False)

@@ -64,6 +64,7 @@ from secateur.support import (
     private,
     refuse,
     refuse_sharded,
+    refuse_unloaded,
     tensors_of,
     unwrapped,
 )
@@ -471,8 +472,7 @@ def _check_values(model: nn.Module) -> None:
     """Raises ValueError for a model that has nothing to rank."""
     if not any(True for _ in model.parameters()):
         raise ValueError(f"{type(model).__name__} has no parameters, so nothing of it can leave.")
-    if meta := [name for name, parameter in model.named_parameters() if parameter.is_meta]:
-        raise ValueError(f"{meta[0]} is on the meta device and has no values to rank; load the weights first.")
+    refuse_unloaded(model)
 
 
 def _held(batches: Iterable[Any]) -> list[Any]:

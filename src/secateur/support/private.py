@@ -344,6 +344,13 @@ def padding_of(convolution: Any) -> list[int]:
     return padding
 
 
+def offloads(model: nn.Module) -> bool:
+    """Whether accelerate gives weights to a model only while it runs: ``device_map`` says "disk", or "cpu" beside a
+    device."""
+    hooks = [hook for each in model.modules() if (hook := getattr(each, "_hf_hook", None)) is not None]
+    return any(getattr(each, "offload", False) for hook in hooks for each in (hook, *getattr(hook, "hooks", ())))
+
+
 def parameters_of(module: nn.Module) -> dict[str, nn.Parameter | None]:
     """The table of the parameters that are registered with a module itself."""
     return module._parameters

@@ -11,7 +11,7 @@ import random
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
 
@@ -506,6 +506,19 @@ def refuse_sharded(model: nn.Module, verb: str) -> None:
                 "save the model (get_model_state_dict with full_state_dict=True) and load it without, or name its "
                 "directory."
             )
+
+
+def refuse_unloaded(model: nn.Module, names: Container[str] | None = None) -> None:
+    """Raises ValueError for a parameter without values, of those that are named or of all.
+
+    >>> refuse_unloaded(nn.Linear(1, 1, device="meta"))
+    Traceback (most recent call last):
+    ValueError: weight is on the meta device and has no values; load the weights first.
+    """
+    for name, parameter in model.named_parameters():
+        if parameter.is_meta and (names is None or name in names):
+            said = ", without a device_map that offloads them" if private.offloads(model) else " first"
+            raise ValueError(f"{name} is on the meta device and has no values; load the weights{said}.")
 
 
 def is_fully_sharded(model: nn.Module) -> bool:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from secateur.pipeline import Masks, check_mask
 from secateur.regrowth import Held
-from secateur.support import Undo, is_sharded, local, private, unwrapped
+from secateur.support import Undo, is_sharded, local, private, refuse_unloaded, unwrapped
 from secateur.targets import find_layers
 from secateur.training.choosing import (
     EvidenceSource,
@@ -85,8 +85,7 @@ def weights_to_prune(
     weights: dict[str, Tensor] = {**find_layers(model, include=include, exclude=exclude)}
     if attached := [name for name in weights if name.endswith("_orig")]:
         raise ValueError(f"{attached[0]} belongs to a mask that is attached: detach(model) first.")
-    if meta := [name for name, weight in weights.items() if weight.device.type == "meta"]:
-        raise ValueError(f"{meta[0]} is on the meta device, where there are no values; load the weights first.")
+    refuse_unloaded(model, weights)
     return weights
 
 
