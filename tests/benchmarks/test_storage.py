@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.storage import hostile
+from benchmarks.storage import hostile, lines
 
 
 @pytest.mark.parametrize(
@@ -21,3 +21,10 @@ def test_hostile_arguments_are_refused_or_do_no_harm(tmp_path):
     (found,) = hostile.counted(tmp_path, "arguments", ["prune"], range(40))
     assert "crashed" not in found
     assert found["refused"] > 10
+
+
+@pytest.mark.parametrize("kind", lines.AROUND)
+def test_a_line_that_is_not_too_long_is_read(kind):
+    found = lines.main(kind, pieces=2)
+    assert found["came"] == "2 batches"
+    assert found["more GB"] < 0.5
