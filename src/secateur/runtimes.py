@@ -525,7 +525,8 @@ def _export(
     path = folder / _FILE
     with _or_says("the model cannot be exported to ONNX", *[""] * any_size), _quiet():
         if traced:
-            torch.onnx.export(model, **_arguments(here), f=str(path), dynamo=False)
+            with private.without_graphs_printed():
+                torch.onnx.export(model, **_arguments(here), f=str(path), dynamo=False)
             _strip(path)
             return
         how = [*_for_any_size(model, here), {}] if any_size else [{}]

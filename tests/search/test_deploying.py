@@ -573,3 +573,16 @@ def test_what_exporters_print_is_not_shown(tmp_path, capfd):
     with pytest.raises(ValueError, match=r"cannot be exported to ONNX: .*data-dependent"):
         deployed(tmp_path / "served", 1.0, Turning())
     assert "def forward" not in "".join(capfd.readouterr())
+
+
+def test_what_the_tracing_exporter_prints_is_not_shown_either(capfd):
+    """Levels are timed by it first; of heads that share keys it fails, and printed a graph into what `--json` gives."""
+    few = torch.randn(1, 2, 3, 4)
+    with pytest.raises(ValueError, match="cannot be exported to ONNX"):
+        OnnxRuntime()(SharedKeys(), (torch.randn(1, 4, 3, 4), few, few), traced=True)
+    assert capfd.readouterr().out == ""
+
+
+class SharedKeys(nn.Module):
+    def forward(self, q, k, v):
+        return nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)

@@ -290,6 +290,18 @@ def multiply_all(tensors: list[Tensor], factors: list[Tensor]) -> None:
 
 
 @contextlib.contextmanager
+def without_graphs_printed() -> Iterator[None]:
+    """The exporter to ONNX that traces prints a graph at which it fails to the process's standard output: not here."""
+    inner: Any = torch._C
+    before = inner._jit_onnx_log
+    inner._jit_onnx_log = lambda *_: None  # its own switch is turned on again by the exporter
+    try:
+        yield
+    finally:
+        inner._jit_onnx_log = before
+
+
+@contextlib.contextmanager
 def never_traced() -> Iterator[None]:
     """Torch 2.7 exports to ONNX by tracing what it cannot export otherwise: of a branch, the side that was taken."""
     from torch.onnx._internal.exporter import _capture_strategies
