@@ -5,8 +5,10 @@ import copy
 import dis
 import functools
 import inspect
+import io
 import sys
 import types
+import warnings
 
 import pytest
 import torch
@@ -585,3 +587,16 @@ def test_never_traced_exports_no_side_of_a_branch():
 
     with private.never_traced(), pytest.raises(Exception, match="data-dependent"):
         torch.onnx.export(Turning(), (torch.ones(2),), dynamo=True, verbose=False)
+
+
+def test_without_graphs_printed_the_exporter_that_traces_fails_in_silence(capfd):
+    class SharedKeys(nn.Module):
+        def forward(self, q, k):
+            return nn.functional.scaled_dot_product_attention(q, k, k, is_causal=True, enable_gqa=True)
+
+    given = (torch.randn(1, 4, 3, 4), torch.randn(1, 2, 3, 4))
+    with warnings.catch_warnings(), private.without_graphs_printed():
+        warnings.simplefilter("ignore")
+        with pytest.raises(Exception, match="enable_gqa"):
+            torch.onnx.export(SharedKeys(), given, f=io.BytesIO(), dynamo=False)
+    assert capfd.readouterr().out == ""
