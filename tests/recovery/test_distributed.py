@@ -16,7 +16,7 @@ from secateur.checkpoints import open_checkpoint
 from secateur.recovery import Sampled, recover
 from secateur.recovery import directory as recovery
 from support.families import make
-from support.forks import leave_group, on_ranks
+from support.forks import leave_group, on_ranks, prepared_by_accelerate
 
 pytestmark = [
     pytest.mark.distributed,
@@ -149,6 +149,9 @@ def in_a_process(rank, folder, ranks, alone):
     assert_that_of_one(model, recover(model, teacher, texts(), **TEXT), alone["text"])
     if ranks == 2:
         assert_refused(rank)
+        model, teacher = subjects()
+        prepared = prepared_by_accelerate(rank, model)
+        assert_that_of_one(model, recover(prepared, teacher, batches(), **ASKED, **WAYS["kl"]), alone["kl"])
     leave_group()
 
 

@@ -16,7 +16,7 @@ from secateur.support import alone
 from support.families import make
 from support.fitting import blocks
 from support.fitting import inputs as several
-from support.forks import leave_group, on_ranks
+from support.forks import leave_group, on_ranks, prepared_by_accelerate
 from support.stacks import contents
 
 pytestmark = [
@@ -59,6 +59,10 @@ def in_a_process(rank, folder, alone):
     assert all(torch.equal(each, before[name]) for name, each in subject.state_dict().items())
     distributed.barrier()
     assert dict(Sensitivity.load(folder / "store").scores) == alone.scores
+    prepared = prepared_by_accelerate(rank, subject)
+    assert dict(sensitivity(prepared, inputs(), shares=SHARES).scores) == alone.scores
+    with pytest.raises(ValueError, match=r"^DistributedDataParallel sends gradients .* pass model\.module, .*\.$"):
+        fit(prepared, inputs(), budget={"params": 0.6}, shares=SHARES)
     again = sensitivity(subject, inputs(), shares=SHARES, store=folder / "store")
     assert again.passes == found.passes  # nothing was measured again
     with pytest.raises(ValueError, match="no score here"):

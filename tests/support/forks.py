@@ -49,6 +49,18 @@ def leave_group():
     os._exit(0)
 
 
+def prepared_by_accelerate(rank, model):
+    """What ``Accelerator.prepare`` makes of a model and its optimizer, in a process of a group that is there."""
+    from accelerate import Accelerator
+
+    told = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": distributed.get_world_size(), "MASTER_PORT": 0}
+    os.environ.update({name: str(value) for name, value in told.items()})
+    os.environ.update(MASTER_ADDR="127.0.0.1", ACCELERATE_USE_CPU="true")  # asked for, and not used
+    prepared, _ = Accelerator(cpu=True).prepare(model, torch.optim.SGD(model.parameters()))
+    assert isinstance(prepared, torch.nn.parallel.DistributedDataParallel)
+    return prepared
+
+
 def killing(moment, **places):
     """Counts the calls of functions, given as ``name=(owner, attribute)``, from here on, and kills this process at the
     n-th of one: ``"name:n"``. For a process that is forked: nothing is put back."""
