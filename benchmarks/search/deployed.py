@@ -166,6 +166,8 @@ def bench(subject: Subject, budgets: Sequence[float], options: argparse.Namespac
             runtime.rounded(folder / "float32", place)
         else:
             runtime.write(subject.model, subject.example, place)
+        if isinstance(runtime, LlamaCpp) and runtime.bits == 32:
+            runtime.weigh(subject.model, subject.batches[: 3 * len(subject.batches) // 4], place)  # as deploy does
     if kind is OnnxRuntime:
         dense["dense, plain int8"] = plain(folder)
     served = dense | served
