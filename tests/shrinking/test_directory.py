@@ -174,7 +174,7 @@ def test_what_is_wrong_in_the_small_one_stays_whole_in_the_large(dense, monkeypa
     done = shrink(dense, sparsity=0.2, allocate="uniform")
     assert done.frozen["model.layers.2.mlp.gate_proj.weight", 0] == "the smaller model computed something else"
     assert "intermediate_size" not in done.fields
-    assert "num_attention_heads" in done.fields
+    assert {"num_attention_heads", "hidden_size"} & {*done.fields}  # what leaves instead
 
 
 def test_one_tensor_at_a_time(dense, monkeypatch):

@@ -235,6 +235,7 @@ def test_of_a_directory_they_are_those_of_the_loaded_model_and_a_run_goes_on_wit
     done = shrink(tmp_path / "dense", out=tmp_path / "small", **how)
     model = type(make("llama")).from_pretrained(tmp_path / "dense").eval()
     example = {"input_ids": torch.tensor([[7, 6, 5, 4, 1]]), "use_cache": False}
+    example["attention_mask"] = torch.tensor([[1, 1, 1, 1, 0]])
     mine = shrink(model, example, uniform=True, **how)
     assert done.got == pytest.approx(mine.got, abs=0.02)
     assert done.gates.before == pytest.approx(mine.gates.before, rel=1e-2, abs=1e-9)
