@@ -1,8 +1,8 @@
 """Heads that are named leave, as if what they give were zero; anything that is not just these is refused."""
 
 import contextlib
-import inspect
 import copy
+import inspect
 import json
 import re
 
