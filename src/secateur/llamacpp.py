@@ -55,8 +55,8 @@ class LlamaCpp:
     """llama.cpp on the processor; ``pip install "secateur[llamacpp]"``, which compiles it, some minutes long.
 
     Attributes:
-        bits: 8: weights in 8 bits, 32 of them with a scale (Q8_0); 4: in 4, by a table of 16 values (IQ4_NL), and those
-            that read more nearer, where `weigh` met batches; 32: as they are.
+        bits: 8: weights in 8 bits, 32 of them with a scale (Q8_0); 4: in 4, by a table of 16 values (IQ4_NL), and by
+            how large their inputs are, where `weigh` wrote it; 32: as they are.
         tokenizer: a directory with the ``tokenizer.json`` that goes into the file; without it tokens are numbers.
 
     >>> LlamaCpp(8)
