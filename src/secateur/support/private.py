@@ -293,12 +293,12 @@ def multiply_all(tensors: list[Tensor], factors: list[Tensor]) -> None:
 def without_graphs_printed() -> Iterator[None]:
     """The exporter to ONNX that traces prints a graph at which it fails to the process's standard output: not here."""
     inner: Any = torch._C
-    before = inner._jit_onnx_log
-    inner._jit_onnx_log = lambda *_: None  # its own switch is turned on again by the exporter
+    before = inner._jit_set_onnx_log_enabled
+    inner._jit_set_onnx_log_enabled = lambda _: None  # the exporter switches it on, whatever it is asked for
     try:
         yield
     finally:
-        inner._jit_onnx_log = before
+        inner._jit_set_onnx_log_enabled = before
 
 
 @contextlib.contextmanager
