@@ -320,6 +320,12 @@ class _Layer:
     keys: int
     hidden: int
 
+    def parts(self) -> Iterator[tuple[str, nn.Module]]:
+        """Its matrix products, by the names that files give them."""
+        for branch, names in ((self.attention, _ATTENTION), (self.mlp, _HIDDEN)):
+            for name, part in names.items() if branch is not None else ():
+                yield name, getattr(branch, part)
+
 
 @dataclass(frozen=True)
 class _Shape:
@@ -421,30 +427,22 @@ class _Shape:
             raise ValueError("the head has a bias, which GGUF of this architecture has not.")
 
     def _of_layer(self, its: _Layer) -> Iterator[tuple[str, Tensor]]:
-        block, attention, mlp = its.block, its.attention, its.mlp
-        if attention is not None:
-            yield "attn_norm.weight", block.input_layernorm.weight
-            scale = attention.scaling * self.width**0.5  # which is 1, unless dimensions of heads left
-            for name, part, heads, factor in (
-                ("attn_q", attention.q_proj, its.heads, scale),
-                ("attn_k", attention.k_proj, its.keys, 1.0),
-            ):
-                for of, tensor in part.named_parameters():
-                    yield f"{name}.{of}", _paired(tensor, heads) * factor
-            for name, part in (("attn_v", attention.v_proj), ("attn_output", attention.o_proj)):
-                yield from ((f"{name}.{of}", tensor) for of, tensor in part.named_parameters())
-        if mlp is not None:
-            yield "ffn_norm.weight", block.post_attention_layernorm.weight
-            for name in ("gate", "up", "down"):
-                part = getattr(mlp, f"{name}_proj")
-                yield from ((f"ffn_{name}.{of}", tensor) for of, tensor in part.named_parameters())
+        turned: dict[str, tuple[int, float]] = {}
+        if its.attention is not None:
+            yield "attn_norm.weight", its.block.input_layernorm.weight
+            scale = its.attention.scaling * self.width**0.5  # which is 1, unless dimensions of heads left
+            turned = {"attn_q": (its.heads, scale), "attn_k": (its.keys, 1.0)}
+        if its.mlp is not None:
+            yield "ffn_norm.weight", its.block.post_attention_layernorm.weight
+        for name, part in its.parts():
+            heads, factor = turned.get(name, (0, 1.0))
+            for of, tensor in part.named_parameters():
+                yield f"{name}.{of}", _paired(tensor, heads) * factor if heads else tensor
 
     def matrices(self) -> Iterator[tuple[str, nn.Module]]:
         """Of the layers, by the names of their tensors."""
         for at, its in enumerate(self.layers):
-            for branch, names in ((its.attention, _ATTENTION), (its.mlp, _HIDDEN)):
-                for name, part in names.items() if branch is not None else ():
-                    yield f"blk.{at}.{name}.weight", getattr(branch, part)
+            yield from ((f"blk.{at}.{name}.weight", part) for name, part in its.parts())
 
     def _of_zeros(self, its: _Layer, *, first: bool) -> Iterator[tuple[str, Tensor]]:
         norm = self.model.model.norm.weight
