@@ -27,6 +27,7 @@ from secateur import deploy, fit, shrink
 from secateur.kinds import Branches
 from secateur.llamacpp import FILE, LlamaCpp
 from secateur.runtimes import Timer, parse, timed_by
+from secateur.search import deploying
 from tests.support.llama_cpp import Library
 
 SIZES = {
@@ -212,7 +213,11 @@ def test_deploy_delivers_a_file_of_llama_cpp(tmp_path):
     assert '"runtime": "llama.cpp of llama-cpp-python' in (folder / "secateur.json").read_text()
 
 
-def test_where_there_is_room_some_matrices_have_eight_bits(tmp_path):
+def test_where_there_is_room_some_matrices_have_eight_bits(tmp_path, monkeypatch):
+    """Those that 4 bits move most, as the file of importance says: no text is run for it."""
+    ran, one = [], deploying._one
+    monkeypatch.setattr(deploying, "_one", lambda *given: ran.append(None) or one(*given))
+    monkeypatch.setattr(deploying, "_UNITS", 8)
     source, out = directory(tmp_path / "dense", model=llama(tie_word_embeddings=True)), tmp_path / "out"
     torch.manual_seed(1)
     batches = [{"input_ids": torch.randint(0, 300, (4, 12))} for _ in range(4)]
@@ -225,6 +230,7 @@ def test_where_there_is_room_some_matrices_have_eight_bits(tmp_path):
     assert sum(kind == "Q8_0" for kind in types_of(out).values()) == its.kept + 1  # and the table
     assert f"dense model, int4, {its.kept} matrices in more bits" in str(done)
     assert f'"matrices_in_more_bits": {its.kept}' in (out / "secateur.json").read_text()
+    assert len(ran) == 1  # for the outputs beside it
 
 
 @pytest.mark.parametrize("budget", [{"bytes": 0.2}, {"latency": 0.5}])

@@ -674,7 +674,9 @@ class _Trying:
         def compute() -> dict[str, float]:
             if not each_alone:
                 return {name: self._loss_without(best, its) for name, its in units.items()}
-            feeds, _ = _one(self.forms[FLOAT].load(source), batch_inputs(self.rest[0]))
+            feeds: Mapping[str, Any] = {}  # what llama.cpp's matrices read was met by `weigh`
+            if isinstance(runtime, OnnxRuntime):
+                feeds, _ = _one(self.forms[FLOAT].load(source), batch_inputs(self.rest[0]))
             return {name: -error for name, error in runtime.errors(source, feeds).items()}
 
         losses = self.run.stage(f"{best.made}: {best.form} without", dict[str, float], compute)
