@@ -156,14 +156,18 @@ def test_a_page_that_could_not_be_written_is_told_before(tmp_path: Path, monkeyp
 @in_chromium
 def test_its_tables_sort_and_it_is_no_wider_than_the_window(tmp_path: Path) -> None:
     lost = Column.portion("lost", show=lambda value: "0.000412345" if value == 0.5 else "0.1")
-    rows = [("encoder.layer.0.intermediate.dense", 0.5), ("b", 0.1)]
-    got = [*made().got, Table.of("lost", rows, Column.name("group"), lost, title="Lost")]
+    rows = [("encoder.layer.0.intermediate.dense", 0.5), ("to 79.1% of all", 0.1)]
+    placed = {"places": [10.1, 2.9], "joined": False, "series": ["dense", "small"]}
+    told = Table.of("lost", rows, Column.name("group"), lost, title="Lost").drawn("lost", "By size", "Each.", **placed)
+    got = [*made().got, told]
     path = write_account(made(got=got), tmp_path / "page.html")
+    assert "79.<wbr>" not in path.read_text(encoding="utf-8")  # no line ends in a number
     dom = chromium(tmp_path / "profile", f"{path.as_uri()}#sort=table-1:zeros:descending", "--dump-dom")
     assert column(dom, "table-1", 1) == ["1.0", "0.9", "0.5", "0.25", ""]  # what was not measured comes last
     driver = """
-        const named = document.querySelectorAll("tbody th, .keys li");
-        const cut = Array.from(named, each => each.scrollWidth > each.clientWidth + 1);
+        const drawnBySize = Array.from(document.querySelectorAll("figure")).at(-1).querySelector("div");
+        const named = [drawnBySize, ...document.querySelectorAll("tbody th, .keys li")];
+        const cut = named.map(each => each.scrollWidth > each.clientWidth + 1);
         const drawn = document.querySelectorAll("#table-2 .level");
         const bars = Array.from(drawn, each => each.getBoundingClientRect().left);
         const wider = document.documentElement.scrollWidth > innerWidth;

@@ -83,6 +83,9 @@ def test_what_has_nothing_to_do_with_its_neighbour_is_not_joined():
     joined, _ = drawn(names, values, **form)
     widths = [re.findall(r"stroke-width: ([0-9.]+)", str(each.svg)) for each in (joined, plot)]
     assert widths[0] != widths[1]
+    chosen, keys = drawn(names, values, joined=False, chosen="leaves", most=0.5, **form)
+    assert [key.sign for key in keys] == ["●", "★"]
+    assert ["stroke-dasharray" in str(each.svg) for each in (plot, chosen)] == [False, True]  # the line
 
 
 BLOCKS = [f"model.layers.{block}.{part}.weight" for block in (0, 1, 10) for part in ("up", "down")]

@@ -44,6 +44,7 @@ class Plot:
     title: str
     caption: str
     svg: Any  # Markup
+    small: bool  # it is whole on a telephone, too
 
 
 def svg_of(figure: Any, prefix: str, label: str) -> Any:
@@ -175,16 +176,18 @@ def chart_of(chart: Chart, prefix: str) -> tuple[Plot, list[Key]] | None:
             series.setdefault(kind, []).append((place, 100 * value if chart.share else value))
     if len({value for points in series.values() for _, value in points}) < 2 or len(series) > _MOST:
         return None
-    figure = Figure(figsize=(8.4, 3.6))
-    axes = figure.add_axes((0.095, 0.14, 0.885, 0.75))
+    small = chart.places is not None
+    figure = Figure(figsize=(4.8, 3.3) if small else (8.4, 3.6))
+    axes = figure.add_axes((0.14, 0.15, 0.82, 0.73) if small else (0.095, 0.14, 0.885, 0.75))
     keys = []
     for number, (kind, points) in enumerate(series.items()):
         color = number % len(SERIES)
-        marker = MARKERS[(number + number // len(SERIES)) % len(MARKERS)]
+        marker = "*" if kind == chart.chosen else MARKERS[(number + number // len(SERIES)) % len(MARKERS)]
+        size = 15 if kind == chart.chosen else 5.5 if chart.joined else 7 if small else 4.5
         xs, ys = zip(*points, strict=True)
         axes.plot(
             xs, ys, color=SERIES[color], marker=marker, linewidth=0.8 if chart.joined else 0, clip_on=False,
-            markersize=5.5 if chart.joined else 4.5, markeredgecolor=PAPER, markeredgewidth=0.6,
+            markersize=size, markeredgecolor=PAPER, markeredgewidth=0.6,
         )  # fmt: skip
         keys.append(Key(color, _SIGNS[marker], kind))
     if chart.places is None:
@@ -193,17 +196,19 @@ def chart_of(chart: Chart, prefix: str) -> tuple[Plot, list[Key]] | None:
     else:
         edge = (max(chart.places) - min(chart.places)) / 40 or 0.5
         axes.set_xlim(min(chart.places) - edge, max(chart.places) + edge)
-        axes.locator_params(axis="x", integer=True)
+        axes.locator_params(axis="x", nbins=6, integer=True)
+        if chart.most is not None:
+            axes.axvline(chart.most, color=_INK, linewidth=0.8, linestyle="--")
     if chart.share and max(value for points in series.values() for _, value in points) > 50:
         axes.set_ylim(0, 104)
     elif chart.from_zero:
         axes.set_ylim(0, None)
     label: dict[str, Any] = {"parse_math": False}
-    axes.text(-0.07, 1.04, f"{chart.label} (%)" if chart.share else chart.label, transform=axes.transAxes, **label)
+    axes.text(-0.12 if small else -0.07, 1.04, f"{chart.label} (%)" if chart.share else chart.label, transform=axes.transAxes, **label)
     axes.set_xlabel(chart.along, labelpad=9 if chart.places is None else 4)  # markers at zero reach below the axis
     axes.tick_params(length=0)
     axes.spines["left"].set_visible(False)
-    return Plot(chart.title, chart.caption, svg_of(figure, prefix, f"{chart.title}: {chart.caption}")), keys
+    return Plot(chart.title, chart.caption, svg_of(figure, prefix, f"{chart.title}: {chart.caption}"), small), keys
 
 
 def _kind(name: str) -> str:

@@ -234,20 +234,23 @@ class Deployed(ByText):
             title="What was measured",
         )
         along = next(iter(self.limits))
-        most = _amount(along, self.limits[along] * (1 + CLOSE * (along == "latency")))
-        name = {"latency": "milliseconds", "bytes": "bytes"}[along]
+        close, unit, name = {"latency": (CLOSE, 1.0, "milliseconds"), "bytes": (0.0, 1e6, "megabytes")}[along]
+        most = self.limits[along] * (1 + close)
+        line = ", the line," if any(each.costs[along] > most for each in self.candidates) else ""
         what = "score" if self.dense_score is not None else {"cosine": "cosine"}.get(self.compared, "share left")
         chart = Chart(
             f"The {what} against {name}",
-            f"Each candidate in the runtime; up to {most} it is within the budget.",
+            f"Each candidate in the runtime; up to {_amount(along, most)}{line} it is within the budget.",
             [each.name for each in self.candidates],
             [self._quality(each) for each in self.candidates],
             what,
             series=[self._series(each) for each in self.candidates],
-            places=[each.costs[along] for each in self.candidates],
+            places=[each.costs[along] / unit for each in self.candidates],
             along=f"{name} of {'a pass' if along == 'latency' else 'its files'}",
             joined=False,
             from_zero=False,
+            chosen=self._series(self.delivered),
+            most=most / unit,
         )
         return replace(table, charts=[chart])
 

@@ -127,7 +127,8 @@ class Chart:
     ``series`` says which things are one series, if their names do not; ``places`` where each is from left to right,
     and ``along`` what that is. Only where neighbours have to do with one another are they ``joined`` by a line.
     ``grid`` says the row and the column that each has in a map of the numbers; by their names, a row is a kind and a
-    column a block. The numbers begin at 0 unless they are not ``from_zero``.
+    column a block. The numbers begin at 0 unless they are not ``from_zero``. The series ``chosen`` is drawn as a large
+    star, and at ``most`` of what is along there is a line.
 
     >>> Chart("Zeros", "Of each layer.", ["a", "b"], [0.5], "zeros")
     Traceback (most recent call last):
@@ -147,6 +148,8 @@ class Chart:
     joined: bool = True
     grid: Sequence[tuple[str, int]] | None = None
     from_zero: bool = True
+    chosen: str | None = None
+    most: float | None = None
 
     def __post_init__(self) -> None:
         if len(self.names) != len(self.values):
