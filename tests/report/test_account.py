@@ -159,9 +159,11 @@ def test_its_tables_sort_and_it_is_no_wider_than_the_window(tmp_path: Path) -> N
     rows = [("encoder.layer.0.intermediate.dense", 0.5), ("to 79.1% of all", 0.1)]
     placed = {"places": [10.1, 2.9], "joined": False, "series": ["dense", "small"]}
     told = Table.of("lost", rows, Column.name("group"), lost, title="Lost").drawn("lost", "By size", "Each.", **placed)
-    got = [*made().got, told]
+    got = [*made().got, "", "Lost", told]
     path = write_account(made(got=got), tmp_path / "page.html")
-    assert "79.<wbr>" not in path.read_text(encoding="utf-8")  # no line ends in a number
+    page = path.read_text(encoding="utf-8")
+    assert "79.<wbr>" not in page  # no line ends in a number
+    assert page.count(">Lost<") == 2  # a part and its table's caption, and no line of one word
     dom = chromium(tmp_path / "profile", f"{path.as_uri()}#sort=table-1:zeros:descending", "--dump-dom")
     assert column(dom, "table-1", 1) == ["1.0", "0.9", "0.5", "0.25", ""]  # what was not measured comes last
     driver = """

@@ -133,3 +133,4 @@ def test_a_map_may_say_where_things_are():
     assert found is None or [label for label, _ in found.rows] == ["expert 0"]  # a row of one field says nothing
     with pytest.raises(ValueError, match="3 values and 1 beside"):
         mapped(["x", "y", "z"], [1.0, 2.0, 4.0], grid=[("expert 0", 0)])
+    assert mapped(["100%", "88.7%", "77.4%"], [0.0, 0.1, 0.4], places=[0, 11.3, 22.6]) is None  # budgets are no blocks

@@ -100,7 +100,8 @@ class Map(NamedTuple):
 
 
 def map_of(chart: Chart) -> Map | None:
-    """A row for each kind of thing, a column for each block; None where there are no blocks, or nothing differs.
+    """A row for each kind of thing, a column for each block; None where there are no blocks, things are along
+    an amount, or nothing differs.
 
     >>> names = ["a.0.up", "a.0.down", "a.1.up", "a.1.down", "head"]
     >>> found = map_of(Chart("Error", "", names, [0.1, 0.2, 0.3, 0.4, 9.0], "error"))
@@ -109,6 +110,8 @@ def map_of(chart: Chart) -> Map | None:
     >>> found.rows[1][1]
     [(0.5, 'a.0.down: 0.2'), (1.0, 'a.1.down: 0.4')]
     """
+    if chart.grid is None and chart.places is not None:
+        return None
     places = [_place(name) for name in chart.names] if chart.grid is None else chart.grid
     found: dict[str, dict[int, tuple[float, str]]] = {}
     for name, place, value in zip(chart.names, places, chart.values, strict=True):
@@ -204,7 +207,13 @@ def chart_of(chart: Chart, prefix: str) -> tuple[Plot, list[Key]] | None:
     elif chart.from_zero:
         axes.set_ylim(0, None)
     label: dict[str, Any] = {"parse_math": False}
-    axes.text(-0.12 if small else -0.07, 1.04, f"{chart.label} (%)" if chart.share else chart.label, transform=axes.transAxes, **label)
+    axes.text(
+        -0.12 if small else -0.07,
+        1.04,
+        f"{chart.label} (%)" if chart.share else chart.label,
+        transform=axes.transAxes,
+        **label,
+    )
     axes.set_xlabel(chart.along, labelpad=9 if chart.places is None else 4)  # markers at zero reach below the axis
     axes.tick_params(length=0)
     axes.spines["left"].set_visible(False)

@@ -84,7 +84,11 @@ def write_account(account: Account, path: str | os.PathLike[str]) -> Path:
         command=account.command,
         versions=({} if account.seconds is None else {"time": f"{account.seconds:.1f} s"}) | dict(account.versions),
         asked=[(name, _in_words(value)) for name, value in account.asked.items() if _was_asked(value)],
-        got=[part for part in account.got if isinstance(part, Table) or part],
+        got=[
+            part
+            for part, after in zip(account.got, [*account.got[1:], ""], strict=True)
+            if isinstance(part, Table) or (part and not (isinstance(after, Table) and part in after.title))
+        ],  # a line over a table is the head of a part here
         sections=sections,
         data={"command": account.command, "seconds": account.seconds} | json_of(account.got),
         style=markupsafe.Markup(style),
