@@ -11,7 +11,7 @@ import copy
 import functools
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -228,12 +228,13 @@ class LevelSearch:
         units = [name for name in free if name not in layers]
         if not units:
             return [[name] for name in layers]
-        self._seen = [self._said_of(self.inner, self.example, find_coupling)]
+        self._seen = [self._said_of(self.inner, self.example, self.coupling)]
         if self.in_directory:
             meta = self._seen[0][0].configured
             if meta is not None:
                 built = meta.build({})
-                self._seen.append(self._said_of(built, example_for(built), coupling_on_meta))
+                example = example_for(built)
+                self._seen.append(self._said_of(built, example, coupling_on_meta(built, example)))
         tied: dict[Any, list[str]] = {}
         for name in units:
             roles = tuple(self._tie_of(name, seen) for seen, _ in self._seen)
@@ -254,9 +255,9 @@ class LevelSearch:
                 self.stays |= dict.fromkeys(names, why)
         return [*([name] for name in layers), *found]
 
-    def _said_of(self, model: nn.Module, example: Any, find: Callable[[nn.Module, Any], Coupling]) -> tuple[_Seen, Any]:
+    def _said_of(self, model: nn.Module, example: Any, coupling: Coupling) -> tuple[_Seen, Any]:
         """What may leave, with its groups tied, and the example that it was traced with."""
-        scope = Scope.of(find(model, example))
+        scope = Scope.of(coupling)
         if has_configuration(model):
             configured = Configured(model, scope)
             return _Seen(configured.scope, configured), shorter(example)
