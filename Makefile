@@ -1,19 +1,21 @@
-# make demo   sets everything up and runs the demo      make test   sets everything up and runs every check of the library
-# make examples   runs what the pages and examples/ show
+# make demo   sets everything up and runs the demo      make test   sets everything up and checks the library
+# make long   the tests of whole runs                   make examples   runs what the pages and examples/ show
 # Both need nothing but Python >= 3.11, pip and make, and work offline the second time; the kernels and their tests are
 # left out where there is no C compiler. All paths are relative, so that a folder with a space in its name works.
 PYTHON ?= python3
 VENV := .venv
 # a worker a core, four at most: each imports torch and takes up to a gigabyte
 WORKERS := -n auto --maxprocesses 4 --dist worksteal
-# laws of the library; pages, examples/ and benchmarks have a target of their own
+# laws of the library; pages, examples/ and benchmarks have a target of their own, and so has what takes three seconds or
+# more of a processor: whole runs that are killed, several processes, what is deployed
 LAWS := -m "not examples"
+QUICK := -m "not examples and not long"
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONPATH :=
 # what is compiled once is there for every process that tests start, and for the next run
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo docs tutorial test examples lint types doctests unit tested shuffled portable sanitize matrix matrix-quick wheel tried release wild wild-quick detectors real clean
+.PHONY: demo docs tutorial test examples long lint types doctests unit tested shuffled portable sanitize matrix matrix-quick wheel tried release wild wild-quick detectors real clean
 demo: $(VENV)/.demo
 	$(VENV)/bin/python -m secateur demo --out demo-report
 
@@ -90,7 +92,10 @@ doctests: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -p no:xdist --doctest-modules src/secateur
 
 unit: $(VENV)/.test
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest $(WORKERS) $(LAWS) tests
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest $(WORKERS) $(QUICK) tests
+
+long: $(VENV)/.test
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest $(WORKERS) --durations=10 -m "long and not examples" tests
 
 # commands and code of the pages, examples/ and benchmarks, on small stand-ins; all models of the zoo, every family
 examples: $(VENV)/.test
@@ -98,7 +103,7 @@ examples: $(VENV)/.test
 
 # the tests and the doctests, as one run: the cores are busy to its end, and torch is imported once
 tested: $(VENV)/.test
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest $(WORKERS) $(LAWS) --durations=25 --doctest-modules tests src/secateur
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest $(WORKERS) $(QUICK) --durations=25 --doctest-modules tests src/secateur
 
 # the tests in another order each time, or in that of make shuffled ORDER=7; the seeds are those of tests/support/alone.py
 shuffled: $(VENV)/.test

@@ -197,6 +197,7 @@ def test_the_file_cuts_texts_as_the_tokenizer_does(cut, name, tmp_path):
     assert found["tokenizer.ggml.eos_token_id"] == 259
 
 
+@pytest.mark.long
 def test_deploy_delivers_a_file_of_llama_cpp(tmp_path):
     source = directory(tmp_path / "dense", model=llama(tie_word_embeddings=True))
     torch.manual_seed(1)
@@ -213,6 +214,7 @@ def test_deploy_delivers_a_file_of_llama_cpp(tmp_path):
     assert '"runtime": "llama.cpp of llama-cpp-python' in (folder / "secateur.json").read_text()
 
 
+@pytest.mark.long
 def test_where_there_is_room_some_matrices_have_eight_bits(tmp_path, monkeypatch):
     """Those that 4 bits move most, as the file of importance says: no text is run for it."""
     ran, one = [], deploying._one
@@ -234,6 +236,7 @@ def test_where_there_is_room_some_matrices_have_eight_bits(tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("budget", [{"bytes": 0.2}, {"latency": 0.5}])
+@pytest.mark.long
 def test_what_is_pruned_is_pruned_by_parameters(budget, tmp_path):
     """Also for a time: no part of a model runs in llama.cpp alone, whose time a level could be."""
     batches = [{"input_ids": TOKENS + at} for at in range(4)]

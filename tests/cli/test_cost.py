@@ -26,6 +26,7 @@ def proportional(path):
         writer.writerows(rows)
 
 
+@pytest.mark.long
 def test_probes_of_a_directory_come_back_as_the_price_of_a_fit(folder):
     before = contents(folder / "dense")
     ended = run("cost", folder / "dense", "--tokens", 16, "--emit", folder / "probes", "--report", folder / "page.html")
@@ -47,6 +48,7 @@ def test_probes_of_a_directory_come_back_as_the_price_of_a_fit(folder):
     assert contents(folder / "dense") == before
 
 
+@pytest.mark.long
 def test_json_has_the_counts(folder):
     found = json.loads(run("cost", folder / "dense", "--tokens", 4, "--emit", folder / "probes", "--json").stdout)
     assert {each["operation"] for each in found["probes"]} >= {"linear"}

@@ -21,6 +21,7 @@ def call(folder, *words, out="out"):
     )  # fmt: skip
 
 
+@pytest.mark.long
 def test_a_folder_that_the_runtime_loads_and_a_page(folder):
     before, threads = contents(folder / "dense"), torch.get_num_threads()
     ended = call(folder, "--budget", "latency=1000", "--threads", 2, "--report", folder / "page.html")
@@ -39,6 +40,7 @@ def test_a_folder_that_the_runtime_loads_and_a_page(folder):
     assert sorted(path.name for path in folder.iterdir()) == ["dense", "out", "page.html", "text.txt"]
 
 
+@pytest.mark.long
 def test_what_is_pruned_and_trained_is_within_the_budget(folder):
     """Below what dense int8 takes of a BERT, and its page may lie in the folder that is written."""
     make("bert", num_hidden_layers=1, intermediate_size=2048).save_pretrained(folder / "dense")

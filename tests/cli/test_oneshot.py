@@ -100,6 +100,7 @@ def loss_of(directory, numbers):
     return float(LlamaForCausalLM.from_pretrained(directory)(batch, labels=batch).loss)
 
 
+@pytest.mark.long
 def test_killed_resumed_verified_loaded_and_better_than_sparsegpt(tmp_path):
     trained(language(16 * 256, seed=1)).save_pretrained(tmp_path / "dense", max_shard_size="20KB")
     write_tokenizer(tmp_path / "dense")
@@ -146,6 +147,7 @@ def test_a_short_text_is_used_and_one_line_says_so(folder):
     assert "empty.txt has no tokens" in ended.stderr
 
 
+@pytest.mark.long
 def test_of_texts_with_names_the_result_says_what_each_never_reaches(folder):
     (folder / "one.txt").write_text(" ".join([WORDS[0]] * 300))
     data = f"all:3={folder / 'text.txt'},one={folder / 'one.txt'}"

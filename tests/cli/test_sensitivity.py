@@ -26,6 +26,7 @@ def call(folder, *words, data="text.txt"):
     )
 
 
+@pytest.mark.long
 def test_a_table_a_page_and_a_folder(folder):
     ended = call(
         folder, "--report", folder / "page.html", "--store", folder / "levels", "--share", 0.25, "--share", 0.5

@@ -31,6 +31,7 @@ def test_of_several_processes_the_first_says_at_once_what_is_wrong(tmp_path, mon
         assert waits == waited
 
 
+@pytest.mark.long
 def test_a_full_disk_is_one_line(model, tmp_path):
     """A limit on file sizes stands in for the full disk: the copy fails in the middle."""
 
@@ -96,6 +97,7 @@ main(["prune", sys.argv[1], "--out", sys.argv[2], "-s", "0.5"])
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)]
 )
+@pytest.mark.long
 def test_signals(model, tmp_path, number, code):
     command = [sys.executable, "-c", STALLED, model, tmp_path / "out"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

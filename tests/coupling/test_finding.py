@@ -37,6 +37,7 @@ def test_several_inputs_and_modes_are_joined():
     assert not find_coupling(Either(), {"x": x}, more_inputs=[{"x": x, "sort": True}]).groups
 
 
+@pytest.mark.long
 def test_code_that_asks_for_values_is_followed_on_meta_as_well():
     from transformers import LlamaConfig, LlamaForCausalLM
 

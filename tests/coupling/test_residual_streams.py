@@ -259,6 +259,7 @@ def test_a_norm_that_is_read_stays_and_the_branch_leaves():
 # ---- what stays in place --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_it_is_an_ordinary_module_afterwards():
     model, x = Stack("norm after", "scaled", "f(x).add_(x)", "dropped"), torch.randn(5, 4)
     shrink(model, x, 0.3, leave=Branches(0.75))

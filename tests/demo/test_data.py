@@ -5,6 +5,7 @@ import pytest
 from secateur.demo import load_digits
 
 
+@pytest.mark.long
 def test_the_split_is_by_class_and_leaks_nothing() -> None:
     data = load_digits()
     assert (len(data.train_images), len(data.test_images)) == (1078, 719)

@@ -10,6 +10,7 @@ from secateur.report import load_results
 from support.demos import WEIGHTS
 
 
+@pytest.mark.long
 def test_without_the_baselines_it_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

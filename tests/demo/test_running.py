@@ -32,6 +32,7 @@ def test_the_process_is_left_as_it_was(finished: tuple[Path, str, bool]) -> None
     assert finished[2]
 
 
+@pytest.mark.long
 def test_the_same_seeds_give_the_same_figures_in_the_default_folder(
     results: Results, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

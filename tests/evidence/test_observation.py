@@ -104,5 +104,6 @@ def on_each_rank(rank, folder):
 
 @pytest.mark.distributed
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.long
 def test_ranks_agree(tmp_path):
     on_ranks(on_each_rank, str(tmp_path))

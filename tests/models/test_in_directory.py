@@ -57,6 +57,7 @@ def dying(moment, source, out):
     out.with_name("counts.json").write_text(json.dumps([calls["write"], len(done.layers)]))
 
 
+@pytest.mark.long
 def test_a_run_that_was_killed_at_any_moment_goes_on_to_the_same_bytes(llama, tmp_path):
     out, whole = tmp_path / "out", tmp_path / "whole"
     assert forked(lambda: dying("never", llama, whole)) == 0

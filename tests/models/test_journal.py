@@ -86,6 +86,7 @@ def killed_at(number, source, out):
     return os.waitstatus_to_exitcode(forked(body))
 
 
+@pytest.mark.long
 def test_killed_at_any_step_it_goes_on_to_the_same_bytes(source, tmp_path):
     for name in ("tokenizer.json", "generation_config.json"):  # two more are copied, which is enough
         (source / name).unlink()

@@ -93,6 +93,7 @@ def numbers_of(program, folder, *numbers, **environment):
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the peak is what Linux says of a process")
+@pytest.mark.long
 def test_thirty_blocks_are_pruned_in_the_memory_of_three(tmp_path):
     depths = (3, 30)
     for layers in depths:

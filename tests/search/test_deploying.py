@@ -135,6 +135,7 @@ def test_the_budget_holds_and_what_loses_least_is_delivered(pruned):
     assert not unfinished_folder(done.out).exists()
 
 
+@pytest.mark.long
 def test_what_is_pruned_is_trained_before_it_is_exported(tmp_path):
     """Towards the dense model, on what is not held back: the same shapes, less loss on what is."""
     model, batches = blocks(), given(32)
@@ -209,6 +210,7 @@ def test_of_many_matrices_those_whose_outputs_move_most_stay_in_float(tmp_path):
     runs_alone(done.out)
 
 
+@pytest.mark.long
 def test_4_bits_compete_where_they_are_asked_for(tmp_path):
     """Less than int8 takes: dense in 4 bits, or pruned in one of the two; and matrices in float where there is time."""
     pytest.importorskip("onnxruntime.quantization.matmul_nbits_quantizer")  # from 1.22 on
@@ -324,6 +326,7 @@ def test_what_is_slower_than_the_dense_model_is_said():
     assert second.startswith("Delivered: the dense model, int4: it meets the budget")
 
 
+@pytest.mark.long
 def test_a_run_that_was_killed_goes_on(pruned, tmp_path):
     """Where the dense model is judged in int8; where `fit` writes levels, and where it carries out what it chose; in a
     step of `recover`; where the pruned graph is half written, and where it is judged; and before OUT has its name."""
@@ -488,6 +491,7 @@ def test_channels_leave_in_multiples_of_16_below_calibrated_int8(tmp_path):
     assert runs_alone(done.out) == 1
 
 
+@pytest.mark.long
 def test_a_directory_whose_int8_takes_too_many_bytes_is_pruned(tmp_path):
     """What is delivered takes fewer than that, also of texts of other lengths, and the directory stays as it was."""
     make("bert", num_hidden_layers=1, intermediate_size=2048).save_pretrained(tmp_path / "dense")
@@ -506,6 +510,7 @@ def test_a_directory_whose_int8_takes_too_many_bytes_is_pruned(tmp_path):
 
 
 @pytest.mark.parametrize("family", ["llama", "bert"])
+@pytest.mark.long
 def test_a_directory_with_its_tokenizer(tmp_path, family):
     make(family).to(torch.bfloat16).save_pretrained(tmp_path / "dense")
     for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "chat_template.jinja", "notes.txt"):

@@ -58,6 +58,7 @@ KEEP = {**MLPS, "budget": None, "keep": 0.9}
 
 
 @pytest.mark.parametrize("given", [BOTH, KEEP], ids=["both", "keep"])
+@pytest.mark.long
 def test_a_run_that_was_stopped_goes_on_to_the_same_bytes(dense, tmp_path, monkeypatch, given):
     """Twice: by a full disk, and where it went on, by hand."""
     fitted(dense, tmp_path / "once", **given)
@@ -87,6 +88,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bytes(dense, tmp_path, monke
     assert {path.name for path in tmp_path.iterdir()} == {"once", "again"}
 
 
+@pytest.mark.long
 def test_another_budget_is_chosen_anew(dense, before, tmp_path):
     one, store = before
     two = fitted(dense, tmp_path / "two", store=shutil.copytree(store, tmp_path / "levels"), budget={"params": 0.9})
@@ -112,6 +114,7 @@ def test_a_pickle_stands_alone(dense, before, tmp_path, copied):
         assert not is_unchanged(model, state_of(model_of(dense)))
 
 
+@pytest.mark.long
 def test_a_share_of_the_outputs_is_kept_by_what_is_written(dense, tmp_path):
     done = fitted(dense, tmp_path / "out", **KEEP, over=("shrink", "oneshot"))
     held = ModelLoss(model_of(dense), split(text())[1])
@@ -121,6 +124,7 @@ def test_a_share_of_the_outputs_is_kept_by_what_is_written(dense, tmp_path):
     assert done.got["params"] < done.dense["params"]
 
 
+@pytest.mark.long
 def test_what_keeps_too_little_is_not_there(dense, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(directory.Executor, "lost_of", lambda *_: 1.0)
@@ -171,6 +175,7 @@ def measured(dense):
 
 
 @pytest.mark.parametrize("name", ["out.levels", "out.unfinished", "out"])
+@pytest.mark.long
 def test_what_sensitivity_wrote_stays_whatever_its_name(dense, measured, tmp_path, monkeypatch, name):
     """Named by the way there, or as a link to it."""
     monkeypatch.chdir(tmp_path)
@@ -203,6 +208,7 @@ def test_levels_in_the_folder_of_a_run_are_not_what_it_begins_with(dense, tmp_pa
     assert contents(lie) == before
 
 
+@pytest.mark.long
 def test_a_choice_is_of_what_was_asked_and_of_these_batches(dense, measured, tmp_path, monkeypatch):
     """Of levels that are given the digest says nothing of it."""
     given = {"shares": None, "levels": measured, "store": tmp_path / "store"}
@@ -229,6 +235,7 @@ def test_a_choice_is_of_what_was_asked_and_of_these_batches(dense, measured, tmp
             fitted(dense, tmp_path / str(number), **{**given, **other})
 
 
+@pytest.mark.long
 def test_a_choice_by_a_function_is_not_that_of_no_score(dense, tmp_path):
     given = {**MLPS, "store": tmp_path / "store"}
     fitted(dense, tmp_path / "one", score=lambda model: 1.0, **given)
@@ -236,6 +243,7 @@ def test_a_choice_by_a_function_is_not_that_of_no_score(dense, tmp_path):
         fitted(dense, tmp_path / "two", **given)
 
 
+@pytest.mark.long
 def test_of_another_choice_what_one_verb_made_is_removed(dense, tmp_path):
     with interrupted(directory, "oneshot"):
         fitted(dense, tmp_path / "out", **BOTH)
@@ -247,6 +255,7 @@ def test_of_another_choice_what_one_verb_made_is_removed(dense, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+@pytest.mark.long
 def test_what_one_verb_made_is_made_again_where_it_is_damaged(dense, tmp_path, name):
     with interrupted(directory, "oneshot"):
         fitted(dense, tmp_path / "out", **BOTH)
@@ -269,6 +278,7 @@ def unlike_the_choice(monkeypatch):
     monkeypatch.setattr(directory, "shrink", other)
 
 
+@pytest.mark.long
 def test_what_keeps_other_units_than_were_chosen_is_not_there(dense, tmp_path, monkeypatch):
     """And nothing else: the same choice would fail again."""
     with monkeypatch.context() as patch:
@@ -287,6 +297,7 @@ def test_what_keeps_other_units_than_were_chosen_is_not_there(dense, tmp_path, m
     assert not (tmp_path / "store" / FILE).exists()
 
 
+@pytest.mark.long
 def test_what_shrink_reaches_is_reached(dense, tmp_path):
     """The stream's width has no levels."""
     done = fitted(dense, tmp_path / "out", budget={"params": 0.5}, shares=(0.1,))
@@ -297,6 +308,7 @@ def test_what_shrink_reaches_is_reached(dense, tmp_path):
     assert written.config.hidden_size < model_of(dense).config.hidden_size
 
 
+@pytest.mark.long
 def test_an_impossible_budget_leaves_levels(dense, tmp_path):
     with pytest.raises(
         ValueError, match=r"cannot come to 60 .* pass shares= with larger ones(.|\n)* is kept in .*remove it"
@@ -318,6 +330,7 @@ def test_an_impossible_budget_leaves_levels(dense, tmp_path):
     assert contents(tmp_path / "out.unfinished" / "result" / "levels") == before
 
 
+@pytest.mark.long
 def test_a_result_that_nobody_looked_at_yet_is_made_anew(dense, tmp_path):
     """Killed between the last verb and the look at what it wrote."""
     with interrupted(directory, "_check_counts"):

@@ -93,6 +93,7 @@ def test_uniform_keeps_equal_widths():
     assert len(set(widths(model))) == 1
 
 
+@pytest.mark.long
 def test_a_uniform_fit_loads_by_from_pretrained(tmp_path):
     model, batches = make("llama").eval(), family_batches("llama")
     dense = parameters(model)
@@ -219,6 +220,7 @@ def close(dense):
         ("mixtral", {"active_params": 0.8, "kv_bytes": 0.5}),
     ],
 )
+@pytest.mark.long
 def test_what_is_kept_of_a_token_and_what_it_passes_through_are_within_the_budget(family, budget):
     torch.manual_seed(0)
     model, tokens = make(family), torch.arange(3, 9)[None]
@@ -239,6 +241,7 @@ def cached(model, tokens):
     return sum(each.keys.nbytes + each.values.nbytes for each in kept.layers) / tokens.numel()
 
 
+@pytest.mark.long
 def test_of_entries_that_became_zero_no_token_passes_through():
     torch.manual_seed(0)
     model = make("mixtral")
@@ -274,6 +277,7 @@ def test_a_share_of_the_outputs_is_kept_where_there_is_no_score(score, loss_at):
     assert "% of the dense model is kept, as " in str(done)
 
 
+@pytest.mark.long
 def test_each_text_keeps_its_own_share():
     every = inputs()
     texts = {"mine": every[:2], "theirs": [each * torch.tensor([5.0] + [0.2] * 5) for each in every[2:]]}
@@ -411,6 +415,7 @@ def least_of(levels, over, word):
     word=st.sampled_from(["params", "bytes", "macs"]),
     share=st.floats(0.3, 0.95),
 )
+@pytest.mark.long
 def test_a_budget_is_never_exceeded_counted_on_the_result(levels_of, pattern, over, word, share):
     model, levels = blocks(2, 8, 20), levels_of[pattern]
     before = state_of(model)
@@ -549,6 +554,7 @@ def test_levels_of_entries_are_of_one_solver_and_pattern(asked):
 
 
 # ---- what a configuration says --------------------------------------------------------------------------------------
+@pytest.mark.long
 def test_of_what_a_configuration_says_at_once_all_or_nothing_leaves(tmp_path):
     """Of one layer's units alone no configuration says that they left."""
     model = make("llama").eval()
@@ -567,6 +573,7 @@ def test_of_what_a_configuration_says_at_once_all_or_nothing_leaves(tmp_path):
     assert is_unchanged(alone, before)
 
 
+@pytest.mark.long
 def test_what_is_left_in_a_directory_is_counted(tmp_path):
     model = make("llama").eval()
     model.save_pretrained(tmp_path / "dense")

@@ -65,6 +65,7 @@ def dying(moment, source, out):
 
 
 @pytest.mark.usefixtures("known")
+@pytest.mark.long
 def test_a_run_that_was_killed_at_any_moment_goes_on_to_the_same_bytes(dense, tmp_path):
     out, whole = tmp_path / "out", tmp_path / "whole"
     assert forked(lambda: dying("never", dense, whole)) == 0
@@ -150,6 +151,7 @@ def test_a_file_whose_header_changed_meanwhile_is_not_published(dense, stopped, 
 
 
 @pytest.mark.usefixtures("known")
+@pytest.mark.long
 def test_no_room_is_told_before_anything_is_sliced(dense, tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1))
     with pytest.raises(CheckpointError, match="1e-09 GB are free"):
@@ -174,6 +176,7 @@ def one_of_two(rank, address, source, out):
     leave_group()
 
 
+@pytest.mark.long
 def test_two_processes_share_the_text_and_make_one_model(dense, tmp_path):
     shrunk(dense, tmp_path / "alone")
     on_ranks(one_of_two, f"tcp://127.0.0.1:{port()}", dense, tmp_path / "both")

@@ -142,6 +142,7 @@ def runs(name):
         ("longcat", {"n_routed_experts": 4}),
     ],
 )
+@pytest.mark.long
 def test_experts_that_python_counts_leave_with_what_the_configuration_says(name, said):
     """Half of the keys of pairs, of which the configuration says the square; a list of counts; a number of a place."""
     model, inputs = zoo.ZOO[f"mixture_{name}"]()

@@ -127,6 +127,7 @@ def test_a_save_that_fails_leaves_the_save_before(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.long
 def test_loading_that_fails_at_any_step_is_taken_back(tmp_path, device):
     model = made()
     plans_for(model)
@@ -249,6 +250,7 @@ def refused_or_whole(saved, spoil):
     assert refused > 300
 
 
+@pytest.mark.long
 def test_no_plan_that_was_changed_does_half(saved):
     values, draw = unprinted(saved), random.Random(0)
 
@@ -261,6 +263,7 @@ def test_no_plan_that_was_changed_does_half(saved):
     refused_or_whole(saved, spoil)
 
 
+@pytest.mark.long
 def test_no_weights_that_were_damaged_are_half_loaded(saved):
     whole, draw = (saved / "model.safetensors").read_bytes(), random.Random(0)
     length = int.from_bytes(whole[:8], "little") + 8

@@ -104,6 +104,7 @@ def test_gates_cost_what_may_be_left_and_no_gradient_changes_that(tied, target):
         assert gradient.abs().max() < 1e-6 * budget.whole < budget.whole * any_.abs().max()
 
 
+@pytest.mark.long
 def test_what_leaves_is_what_was_asked_and_the_same_for_the_same():
     model, calibration = trained(60), text(count=12, seed=5)
     first, second = copy.deepcopy(model), copy.deepcopy(model)
@@ -169,6 +170,7 @@ def test_gates_find_units_that_are_useless_to_the_model_and_not_to_the_next_matr
     assert done.gates.after < 1e-12 < 1e-4 < done.gates.before
 
 
+@pytest.mark.long
 def test_nothing_that_is_asked_changes_nothing_and_the_callers_mode_does_not_matter():
     model, calibration = pictures(), [torch.randn(2, 3, 8, 8) for _ in range(3)]
     state = state_of(model)
@@ -183,6 +185,7 @@ def test_nothing_that_is_asked_changes_nothing_and_the_callers_mode_does_not_mat
 
 
 # ---- what goes wrong ------------------------------------------------------------------------------------------------
+@pytest.mark.long
 def test_a_call_that_fails_leaves_the_model_as_it_was():
     model, calibration = words(), text()
     state, calls = state_of(model), 0
@@ -229,6 +232,7 @@ def test_gates_of_other_groups_are_not_these():
 
 
 # ---- of a directory -------------------------------------------------------------------------------------------------
+@pytest.mark.long
 def test_of_a_directory_they_are_those_of_the_loaded_model_and_a_run_goes_on_with_them(tmp_path, monkeypatch):
     make("llama").save_pretrained(tmp_path / "dense")
     how = {"sparsity": 0.3, "batches": batches_of("llama"), "choose": "gates", "verify": False}

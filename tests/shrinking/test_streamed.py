@@ -83,6 +83,7 @@ STREAM = {"llama": {"include": "model.embed_tokens.weight"}, "bert": {"allocate"
 
 
 @pytest.mark.parametrize(("family", "dtype"), [("llama", "float32"), ("llama", "bfloat16"), ("bert", "float32")])
+@pytest.mark.long
 def test_normalizations_over_a_width_that_narrows_move_as_in_memory(tmp_path, family, dtype):
     """In blocks, before them, and behind."""
     source = saved(tmp_path / "dense", family, getattr(torch, dtype))
@@ -182,6 +183,7 @@ def dying(moment, source, out):
     out.with_name("counts.json").write_text(json.dumps(calls))
 
 
+@pytest.mark.long
 def test_a_run_that_was_killed_at_any_moment_goes_on_to_the_same_bytes(known, tmp_path):
     out, whole = tmp_path / "out", tmp_path / "whole"
     assert forked(lambda: dying("never", known, whole)) == 0
@@ -313,6 +315,7 @@ def start(rank, port, folder):
 
 @pytest.mark.distributed
 @pytest.mark.skipif(not distributed.is_available(), reason="torch was built without torch.distributed")
+@pytest.mark.long
 def test_two_processes_come_to_what_one_comes_to(llama, tmp_path):
     done = unproved(llama, tmp_path / "one", 0.3, batches=batches("llama", count=4))
     with socket.socket() as server:

@@ -120,5 +120,6 @@ def in_a_process(rank, folder):
     leave_group()
 
 
+@pytest.mark.long
 def test_replicas_and_shards_choose_what_one_process_would(tmp_path):
     on_ranks(in_a_process, str(tmp_path), ranks=RANKS)
