@@ -6,6 +6,9 @@ for the order of a few sums; and on a GPU. A tensor of the CPU that meets one of
 
 import copy
 import ctypes
+import os
+import runpy
+import shutil
 import signal
 import tempfile
 import traceback
@@ -16,32 +19,36 @@ from pathlib import Path
 import pytest
 import torch
 from accelerate import dispatch_model
-from torch import multiprocessing, nn
-from torch.nn.utils import prune as of_torch
+from torch import nn
 from transformers import MixtralConfig, MixtralForCausalLM
 
 from benchmarks.oneshot.device import device_memory
 from secateur import (
     Pruner,
-    criteria,
     env,
     fit,
     load_compressed,
     oneshot,
     pack,
-    prune,
     recover,
     sensitivity,
     shrink,
-    solvers,
     sparsify,
 )
 from secateur.coupling import find_coupling
-from support.device import DEVICES, on_device
+from support import device as of_devices
+from support.device import CPU, DEVICES, distance, let_go, on_device
+from support.forks import forked
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 each_device = pytest.mark.parametrize("device", DEVICES)
 standin_only = pytest.mark.parametrize("device", [name for name in DEVICES if name == "standin"])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_longer():
+    yield
+    let_go()
 
 
 # ----------------------------------------------------------------------------------------------- what the device is
@@ -69,20 +76,24 @@ def meets_the_cpu(device):
         there.numpy()
 
 
+def test_without_a_compiler_there_is_no_standin(monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert "standin" not in runpy.run_path(of_devices.__file__)["DEVICES"]
+
+
 @each_device
 def test_tensors_of_two_devices_do_not_meet(device):
     on_device(device, meets_the_cpu)
 
 
 def reads_its_memory(device):
-    ctypes.string_at(torch.ones(3, device=device).data_ptr(), 4)
+    status = forked(lambda: ctypes.string_at(torch.ones(3, device=device).data_ptr(), 4))
+    assert os.WTERMSIG(status) == signal.SIGSEGV
 
 
 @standin_only
 def test_its_memory_cannot_be_read_from_elsewhere(device):
-    with pytest.raises(multiprocessing.ProcessExitedException) as found:
-        on_device(device, reads_its_memory)
-    assert found.value.exit_code == -signal.SIGSEGV
+    on_device(device, reads_its_memory)
 
 
 def is_a_device(device):
@@ -111,6 +122,44 @@ def test_it_computes_as_the_cpu(device):
     on_device(device, is_a_device)
 
 
+def draws_and_waits(device):
+    torch.manual_seed(3)
+    of_device, here = torch.get_device_module(device), torch.get_rng_state()
+    first, state = torch.rand(3, device=device), of_device.get_rng_state(device)
+    dropped = nn.functional.dropout(torch.ones(64, device=device))
+    assert torch.equal(torch.get_rng_state(), here), "the CPU's generator stays where it is"
+    of_device.set_rng_state(state, device)
+    assert torch.equal(nn.functional.dropout(torch.ones(64, device=device)), dropped)
+    with torch.random.fork_rng([0], device_type=device.type):
+        inside = torch.randn(4, device=device)
+    assert torch.equal(torch.randn(4, device=device), inside)
+    drawn = torch.randperm(9, generator=torch.Generator(device).manual_seed(5), device=device)
+    assert torch.equal(torch.randperm(9, generator=torch.Generator(device).manual_seed(5), device=device), drawn)
+    torch.manual_seed(3)
+    assert torch.equal(torch.rand(3, device=device), first)
+    with pytest.raises(RuntimeError, match="generator"):
+        torch.randn(3, generator=torch.Generator(), device=device)
+
+    batch = torch.arange(4.0).pin_memory()
+    assert (batch[1:].is_pinned(), torch.ones(2).is_pinned()) == (True, False)
+    if device.type == "standin":  # which is late for sure
+        there = batch.to(device, non_blocking=True)
+        batch.zero_()
+        assert there.tolist() == [0.0] * 4
+        back = torch.ones(4, device=device).to("cpu", non_blocking=True)
+        assert not back.isfinite().any()
+        torch.accelerator.synchronize()
+        assert back.tolist() == [1.0] * 4
+    model = nn.Linear(4, 4).to(device)
+    sparsify(model, 0.5, criterion="wanda", batches=[torch.randn(8, 4).pin_memory()])
+    assert int((model.weight == 0).sum()) == 8
+
+
+@each_device
+def test_it_draws_from_a_generator_of_its_own_pins_memory_and_is_late(device):
+    on_device(device, draws_and_waits)
+
+
 # ------------------------------------------------------------------------------------------------------- every verb
 
 
@@ -120,8 +169,9 @@ def check(device, verb):
     def keep():
         raised.append(traceback.format_exc())
 
-    env._CHECKS = {verb: env._CHECKS[verb]}
-    (row,) = env.checked(device, on_error=keep)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(env, "_CHECKS", {verb: env._CHECKS[verb]})
+        (row,) = env.checked(device, on_error=keep)
     assert row.holds, "".join([str(row), *raised])
     if device.type == "standin" and not row.says.startswith("left out"):
         assert row.memory > 0
@@ -133,85 +183,6 @@ def check(device, verb):
 @pytest.mark.parametrize("verb", env._CHECKS)
 def test_a_verb_gives_what_it_gives_on_the_cpu(device, verb):
     on_device(device, check, verb)
-
-
-# ------------------------------------------------------------------------------------------- every word, and the rest
-
-CPU = torch.device("cpu")
-
-
-def distance(device, verb):
-    """Of what a verb gives there, ``verb(device) -> tensors``, and here."""
-    found = []
-    for each in (device, CPU):
-        torch.manual_seed(0)
-        found.append({name: tensor.detach().cpu() for name, tensor in verb(each).items()})
-    return env._distance(*found)
-
-
-def loss(outputs, labels):
-    return nn.functional.cross_entropy(outputs, labels.to(outputs.device))
-
-
-def by_criteria(device):
-    for word in sorted({*criteria._words()} - {"movement", "soft_movement"}):  # which a Pruner gathers
-
-        def verb(each, word=word):
-            model = env._convolutions(each)
-            sparsify(model, 0.5, criterion=word, batches=env._images(2), loss=loss)
-            return model.state_dict()
-
-        assert distance(device, verb) <= 1e-6, word
-
-
-@each_device
-def test_criteria(device):
-    on_device(device, by_criteria)
-
-
-def by_solvers(device):
-    rounding = solvers.with_rounding("sparsegpt")
-    for solver in ("wanda", "dsnot", "sparsegpt", "alps", solvers.with_refit("ria"), rounding):
-
-        def verb(each, solver=solver):
-            model = env._transformer(each)
-            oneshot(model, env._vectors(2), 0.5, solver=solver)
-            return model.state_dict()
-
-        # where a sum in another order turns a choice, what is repaired after it is another, too
-        assert distance(device, verb) <= 0.1, solver
-
-
-@each_device
-def test_solvers(device):
-    on_device(device, by_solvers)
-
-
-def drop_in(device):
-    layer = nn.Conv2d(8, 16, 3).to(device)
-    ours, theirs = copy.deepcopy(layer), copy.deepcopy(layer)
-    mask = (torch.rand(layer.weight.shape) < 0.7).to(device)
-    for package, each in ((prune, ours), (of_torch, theirs)):
-        torch.manual_seed(1)
-        package.custom_from_mask(each, "weight", mask)
-        package.l1_unstructured(each, "weight", 0.3)
-        package.random_unstructured(each, "weight", 50)  # drawn where the weight is, by both
-        package.ln_structured(each, "weight", 3, n=2, dim=0)
-        package.random_structured(each, "weight", 1, dim=1)
-        package.l1_unstructured(each, "bias", 0.5)
-    x = torch.randn(2, 8, 6, 6).to(device)
-    assert torch.equal(ours(x), theirs(x))
-    assert ours.state_dict().keys() == theirs.state_dict().keys()
-    assert all(torch.equal(value, theirs.state_dict()[name]) for name, value in ours.state_dict().items())
-    assert copy.deepcopy(ours).cpu().weight.device == CPU
-    for package, each in ((prune, ours), (of_torch, theirs)):
-        package.remove(each, "weight")
-    assert torch.equal(ours.weight, theirs.weight)
-
-
-@each_device
-def test_the_drop_in_is_torchs(device):
-    on_device(device, drop_in)
 
 
 def of_directories(device):

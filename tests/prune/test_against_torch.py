@@ -97,7 +97,7 @@ def user_hook(module: nn.Module, inputs: Any) -> None:
     """Registered before the pruning, so that positions can be compared."""
 
 
-def build(rng: random.Random, seed: int) -> tuple[Side, Side, str, torch.dtype]:
+def build(rng: random.Random, seed: int, device: str | torch.device) -> tuple[Side, Side, str, torch.dtype]:
     kind = rng.choice(list(MODULES))
     torch.manual_seed(seed)
     dtype = rng.choice(DTYPES)
@@ -107,6 +107,7 @@ def build(rng: random.Random, seed: int) -> tuple[Side, Side, str, torch.dtype]:
         order = torch.randperm(parameter.numel()) + 1
         signs = torch.randint(0, 2, order.shape) * 2 - 1
         parameter.data = (order * signs / 64).view_as(parameter).to(dtype)
+    module.to(device)
     if rng.random() < 0.15:
         rng.choice(list(module.parameters())).requires_grad_(False)
     with_hook, with_optimizer, momentum = rng.random() < 0.3, rng.random() < 0.08, rng.choice((0.0, 0.9))
@@ -266,7 +267,7 @@ def pruning_step(rng: random.Random, names: tuple[str, ...], soft: bool) -> Step
         tensor = getattr(side.module, name)
         shape = tensor.shape if rng_scores < 0.9 else (*tensor.shape, 1)
         generator = torch.Generator().manual_seed(seed)
-        return torch.randperm(torch.Size(shape).numel(), generator=generator).view(shape).to(tensor.dtype)
+        return torch.randperm(torch.Size(shape).numel(), generator=generator).view(shape).to(tensor)
 
     rng_scores = rng.random() if rng.random() < 0.2 else None
 
@@ -294,7 +295,8 @@ def pruning_step(rng: random.Random, names: tuple[str, ...], soft: bool) -> Step
             return side.threshold.apply(m, name, 0.1 if not isinstance(how, float) else how / 8)
         if kind == "mask":
             generator = torch.Generator().manual_seed(seed)
-            mask = torch.randint(0, 2, getattr(m, name).shape, generator=generator)
+            tensor = getattr(m, name)
+            mask = torch.randint(0, 2, tensor.shape, generator=generator).to(tensor.device)
             return p.custom_from_mask(m, name, mask.bool() if as_class else mask)
         method = p.RandomUnstructured if as_class else p.L1Unstructured
         return p.global_unstructured([(m, each) for each in chosen], method, amount=how)
@@ -317,7 +319,8 @@ def other_step(rng: random.Random, kind: str, names: tuple[str, ...], soft: bool
 
     def forward(side: Side) -> Any:
         torch.manual_seed(seed)
-        example = MODULES[kind][1](next(side.module.parameters()).dtype)
+        first = next(side.module.parameters())
+        example = MODULES[kind][1](first.dtype).to(first.device)
         out = side.module(example)
         out = out[0] if isinstance(out, tuple) else out
         if out.requires_grad:
@@ -379,8 +382,16 @@ def other_step(rng: random.Random, kind: str, names: tuple[str, ...], soft: bool
     )
 
 
+def generators(device: torch.device) -> Tensor:
+    """The state of the CPU's, and of the device's."""
+    states = [torch.get_rng_state()]
+    if device.type != "cpu":
+        states.append(torch.get_device_module(device).get_rng_state(device))
+    return torch.cat(states)
+
+
 def attempt(side: Side, step: Step, seed: int) -> tuple[Any, Any]:
-    """(outcome, state of the random generator); torch's module is put back after a failure, as ours is by itself."""
+    """(outcome, states of the random generators); torch's module is put back after a failure, as ours is by itself."""
     torch.manual_seed(seed)
     module = side.module
     # Kept for torch's side only: a second reference to a parameter would have ours look for another owner.
@@ -414,13 +425,13 @@ def attempt(side: Side, step: Step, seed: int) -> tuple[Any, Any]:
     elif isinstance(outcome, ours.BasePruningMethod):
         assert any(outcome is hook for hook in module._forward_pre_hooks.values())
         outcome = describe_hook(outcome)
-    return outcome, torch.get_rng_state()
+    return outcome, generators(next(module.parameters()).device)
 
 
-def run(seed: int) -> str:
+def run(seed: int, device: str | torch.device = "cpu") -> str:
     """Runs one program on both; says how it ended."""
     rng = random.Random(seed)
-    left, right, kind, dtype = build(rng, seed)
+    left, right, kind, dtype = build(rng, seed, device)
     names = MODULES[kind][2]
     soft = rng.random() < 0.5
     stale: set[str] = set()
@@ -493,12 +504,12 @@ def outcome_of(call: Any) -> Any:
     return result
 
 
-def one_call(rng: random.Random, prune: Any, seed: int) -> Any:
+def one_call(rng: random.Random, prune: Any, seed: int, device: str | torch.device) -> Any:
     """A method, a container or a helper used on its own, on a tensor without a module."""
     shape = tuple(rng.randint(1, 4) for _ in range(rng.randint(1, 4)))
     generator = torch.Generator().manual_seed(seed)
-    t = torch.randn(shape, generator=generator)
-    default = (torch.rand(shape, generator=generator) < 0.8).to(rng.choice((torch.float32, torch.int64)))
+    t = torch.randn(shape, generator=generator).to(device)
+    default = (torch.rand(shape, generator=generator) < 0.8).to(device, rng.choice((torch.float32, torch.int64)))
     how, dim = amount(rng), rng.choice((0, 1, 2, -1, -2, 4, -6))
     # Orders for which torch accepts several axes; the others are row 14.
     n = rng.choice((1, 2, 3, 0.5))
@@ -537,10 +548,14 @@ def one_call(rng: random.Random, prune: Any, seed: int) -> Any:
     return outcome_of(helper)
 
 
+def call_alike(seed: int, device: str | torch.device = "cpu") -> None:
+    left, right = (one_call(random.Random(seed), library, seed, device) for library in (theirs, ours))
+    if isinstance(left, Tensor):
+        assert same(left, right), seed
+    else:
+        assert left == right, seed
+
+
 def test_methods_containers_and_helpers_on_their_own():
     for seed in range(PROGRAMS // 2):
-        left, right = (one_call(random.Random(seed), library, seed) for library in (theirs, ours))
-        if isinstance(left, Tensor):
-            assert same(left, right), seed
-        else:
-            assert left == right, seed
+        call_alike(seed)

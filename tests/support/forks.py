@@ -30,11 +30,17 @@ STEPS = {
 }
 
 
-def on_ranks(body, *arguments, ranks=2):
-    """``body(rank, *arguments)`` in so many processes, forked from one that has done nothing but import torch."""
+def forking():
+    """What forks processes from one that has done nothing but import torch."""
     context = multiprocessing.get_context("forkserver")
     needed = ["secateur", "torch._dynamo", "torch.distributed.fsdp", "transformers.modeling_utils"]
     context.set_forkserver_preload(needed)
+    return context
+
+
+def on_ranks(body, *arguments, ranks=2):
+    """``body(rank, *arguments)`` in so many processes that `forking` makes."""
+    forking()
     multiprocessing.start_processes(body, args=arguments, nprocs=ranks, start_method="forkserver")
 
 

@@ -74,7 +74,7 @@ def evidence_for(criterion, weight):
 
     def drawn(shape):
         values = torch.randn(shape, generator=generator, dtype=torch.float64).mul(4).round().div(4)
-        return values.to(weight.dtype)
+        return values.to(weight)
 
     inputs = (1, *weight.shape[1:])
     made = {

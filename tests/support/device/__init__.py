@@ -3,22 +3,27 @@
 Law: the stand-in is compiled once for each torch, and registered in a process of its own, since that cannot be undone.
 """
 
+import concurrent.futures
 import contextlib
 import ctypes
+import functools
 import hashlib
 import shutil
 import subprocess
 import types
+import warnings
 from pathlib import Path
 
 import torch
 from filelock import FileLock
 
-from support.forks import on_ranks
+from secateur import env
+from support.forks import forking
 
 SOURCE = Path(__file__).with_name("standin.cpp")
 ROOT = Path(__file__).parents[3]
 COMPILER = shutil.which("g++") or shutil.which("clang++")
+CPU = torch.device("cpu")
 DEVICES = [*(["standin"] if COMPILER else []), *(["cuda"] if torch.cuda.is_available() else [])]
 
 
@@ -41,34 +46,73 @@ def compiled() -> Path:
 def register() -> None:
     """The device "standin" is there in this process, from here on."""
     library = ctypes.CDLL(str(compiled()))
-    for name in ("standin_taken", "standin_most"):
+    for name in ("standin_taken", "standin_most", "standin_state"):
         getattr(library, name).restype = ctypes.c_size_t
     torch.utils.rename_privateuse1_backend("standin")
     module = types.ModuleType("torch.standin")
-    # its random numbers are drawn by the CPU, whose generator has the state
-    nothing = torch.empty(0, dtype=torch.uint8)
     said = {"is_available": True, "device_count": 1, "current_device": 0, "is_initialized": True}
-    said |= {"_is_in_bad_fork": False, "get_rng_state": nothing, "set_rng_state": None, "manual_seed_all": None}
-    said |= {"get_amp_supported_dtype": [torch.float16, torch.bfloat16], "synchronize": None}
-    said |= {"device": contextlib.nullcontext()}
+    said |= {"_is_in_bad_fork": False, "device": contextlib.nullcontext()}
+    said |= {"get_amp_supported_dtype": [torch.float16, torch.bfloat16]}
     for name, value in said.items():
         setattr(module, name, lambda *_, value=value: value)
     module.memory_allocated = lambda *_: library.standin_taken()
     module.max_memory_allocated = lambda *_: library.standin_most()
     module.reset_peak_memory_stats = lambda *_: library.standin_forget()
+    module.synchronize = lambda *_: library.standin_synchronize()
+    module.manual_seed = module.manual_seed_all = lambda seed: library.standin_seed(ctypes.c_uint64(seed))
+
+    def get_rng_state(*_):
+        state = torch.empty(library.standin_state(None), dtype=torch.uint8, device="cpu")
+        library.standin_state(ctypes.c_void_p(state.data_ptr()))
+        return state
+
+    def set_rng_state(state, *_):
+        library.standin_set_state(ctypes.c_void_p(state.data_ptr()))
+
+    module.get_rng_state, module.set_rng_state = get_rng_state, set_rng_state
     torch._register_device_module("standin", module)
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
 
 
 def on_device(device, body, *arguments):
-    """``body(device, *arguments)`` in a process that has the device."""
+    """``body(device, *arguments)`` in a process that has the device: the same for all until `let_go`.
+
+    Raises what the body raised; BrokenProcessPool if the process died of it.
+    """
+    return _process(device).submit(_with_device, device, body, *arguments).result()
+
+
+@functools.cache
+def _process(device):
     if device == "standin":
         compiled()
-    on_ranks(_with_device, device, body, *arguments, ranks=1)
+    how = {"max_workers": 1, "mp_context": forking(), "initializer": _begin, "initargs": (device,)}
+    return concurrent.futures.ProcessPoolExecutor(**how)
 
 
-def _with_device(_rank, device, body, *arguments):
+def distance(device, verb):
+    """Of what a verb gives there, ``verb(device) -> tensors``, and here."""
+    found = []
+    for each in (device, CPU):
+        torch.manual_seed(0)
+        found.append({name: tensor.detach().cpu() for name, tensor in verb(each).items()})
+    return env._distance(*found)
+
+
+def let_go():
+    """The processes that have devices end."""
+    for device in DEVICES:
+        _process(device).shutdown()
+    _process.cache_clear()
+
+
+def _begin(device):
     torch.set_num_threads(1)
     if device == "standin":
         register()
-    body(torch.device(device), *arguments)
+
+
+def _with_device(device, body, *arguments):
+    with warnings.catch_warnings():
+        torch.manual_seed(0)
+        return body(torch.device(device), *arguments)

@@ -2,13 +2,17 @@
 //
 // Law: its memory can be read and written while an operator runs, and at no other time: whoever follows one of its
 // pointers from elsewhere is stopped by the operating system. A tensor of the CPU that meets one of the device is an
-// error, but for single numbers and indices, as on a GPU. Results are the CPU's, bit for bit.
+// error, but for single numbers and indices, as on a GPU. Results are the CPU's, bit for bit, but for random numbers:
+// they are drawn from a generator of its own. Copies that nobody waits for, to and from pinned memory, come late.
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstring>
 #include <map>
 #include <mutex>
+#include <utility>
+#include <vector>
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
@@ -97,6 +101,33 @@ void Allocator::copy_data(void* into, const void* from, size_t bytes) const {
   default_copy_data(into, from, bytes);
 }
 
+// Memory of the CPU that a device reads and writes by itself.
+std::map<char*, size_t> pinned;
+
+void unpin(void* at) {
+  std::lock_guard<std::mutex> guard(lock);
+  pinned.erase(static_cast<char*>(at));
+  std::free(at);
+}
+
+bool is_pinned(const void* pointer) {
+  std::lock_guard<std::mutex> guard(lock);
+  auto found = pinned.upper_bound(static_cast<char*>(const_cast<void*>(pointer)));
+  return pointer && found != pinned.begin() && pointer < (--found)->first + found->second;
+}
+
+struct Pinning final : c10::Allocator {
+  c10::DataPtr allocate(size_t bytes) override {
+    void* at = bytes ? std::malloc(bytes) : nullptr;
+    std::lock_guard<std::mutex> guard(lock);
+    if (at) pinned[static_cast<char*>(at)] = bytes;
+    return {at, at, &unpin, c10::Device(c10::kCPU)};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &unpin; }
+  void copy_data(void* into, const void* from, size_t bytes) const override { default_copy_data(into, from, bytes); }
+};
+Pinning pinning;
+
 // ---- Operators: those that make tensors and views, those that copy; and all others.
 
 at::Tensor empty(c10::IntArrayRef size, std::optional<c10::ScalarType> dtype, std::optional<c10::Layout>,
@@ -122,10 +153,28 @@ at::Tensor as_of_cpu(const at::Tensor& tensor) {
   return same;
 }
 
-at::Tensor copy_from(const at::Tensor& from, const at::Tensor& into, bool) {
-  if (from.numel() || into.numel()) {
-    Open first(from.storage().data()), second(into.storage().data());
-    as_of_cpu(into).copy_(as_of_cpu(from));
+void copy_now(const at::Tensor& from, const at::Tensor& into) {
+  at::AutoDispatchBelowADInplaceOrView below;
+  Open first(from.storage().data()), second(into.storage().data());
+  as_of_cpu(into).copy_(as_of_cpu(from));
+}
+
+// Copies that nobody waits for are made when the next operator runs, or somebody does wait.
+std::vector<std::pair<at::Tensor, at::Tensor>> late;
+
+void catch_up() {
+  for (const auto& [from, into] : std::exchange(late, {})) copy_now(from, into);
+}
+
+at::Tensor copy_from(const at::Tensor& from, const at::Tensor& into, bool without_waiting) {
+  if (!from.numel() && !into.numel()) return into;
+  catch_up();
+  const auto& of_cpu = from.device().is_cpu() ? from : into;
+  if (without_waiting && is_pinned(of_cpu.storage().data())) {
+    if (into.device().is_cpu()) std::memset(into.storage().mutable_data(), 0xff, into.storage().nbytes());
+    late.emplace_back(from, into);
+  } else {
+    copy_now(from, into);
   }
   return into;
 }
@@ -188,8 +237,39 @@ void check(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
               " and cpu! (", op.schema().name(), ")");
 }
 
+struct Generator final : at::CPUGeneratorImpl {
+  explicit Generator(uint64_t seed = c10::default_rng_seed_val) : at::CPUGeneratorImpl(seed) {
+    device_ = HERE;
+    key_set_ = KEYS;
+  }
+};
+
+const at::Generator& default_generator() {
+  static const at::Generator generator = at::make_generator<Generator>(c10::detail::getNonDeterministicRandom());
+  return generator;
+}
+
+// While it lives, the CPU's generator is where one of the device is, which follows it.
+struct Drawing {
+  at::Generator of_cpu = at::detail::getDefaultCPUGenerator(), own;
+  at::Tensor before = of_cpu.get_state();
+  explicit Drawing(at::Generator from) : own(std::move(from)) { of_cpu.set_state(own.get_state()); }
+  Drawing(const Drawing&) = delete;
+  ~Drawing() {
+    own.set_state(of_cpu.get_state());
+    of_cpu.set_state(before);
+  }
+};
+
 void on_the_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   check(op, *stack);
+  catch_up();
+  if (!op.hasTag(at::Tag::nondeterministic_seeded)) return at::native::cpu_fallback(op, stack, /*error_on_views=*/true);
+  auto from = default_generator();
+  for (auto& value : torch::jit::last(*stack, op.schema().arguments().size()))
+    if (value.isGenerator()) from = std::exchange(const_cast<c10::IValue&>(value), c10::IValue()).toGenerator();
+  TORCH_CHECK(from.device() == HERE, "Expected a 'standin' device type for generator but found '", from.device(), "'");
+  Drawing drawing(from);
   at::native::cpu_fallback(op, stack, /*error_on_views=*/true);
 }
 
@@ -229,6 +309,11 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> batch_norm(
   return {y.to(HERE), first.to(HERE), second.to(HERE)};
 }
 
+// Of whole numbers, too, as on a GPU.
+at::Tensor histc(const at::Tensor& x, int64_t bins, const at::Scalar& low, const at::Scalar& high) {
+  return at::histc(x.cpu().to(at::kDouble), bins, low, high).to(x.options());
+}
+
 TORCH_LIBRARY_IMPL(_, PrivateUse1, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&on_the_cpu>());
 }
@@ -249,6 +334,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("set_", &set_to_nothing);
   library.impl("convolution_overrideable", &convolution);
   library.impl("native_batch_norm", &batch_norm);
+  library.impl("histc", &histc);
   library.impl("convolution_backward_overrideable", &convolution_backward);
 }
 
@@ -266,14 +352,7 @@ TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
   KERNEL_PRIVATEUSEONE(scaled_dot_product_attention, lower_precision_fp)
 }
 
-// ---- What torch asks a device for: there is one, with one stream; its generator is one of the CPU's.
-
-struct Generator final : at::CPUGeneratorImpl {
-  Generator() : at::CPUGeneratorImpl(c10::detail::getNonDeterministicRandom()) {
-    device_ = HERE;
-    key_set_ = KEYS;
-  }
-};
+// ---- What torch asks a device for: there is one, with one stream.
 
 struct Hooks final : at::PrivateUse1HooksInterface {
   bool isBuilt() const override { return true; }
@@ -285,11 +364,9 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   c10::DeviceIndex exchangeDevice(c10::DeviceIndex) const override { return 0; }
   c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex) const override { return 0; }
   c10::Device getDeviceFromPtr(void*) const override { return HERE; }
-  c10::Allocator* getPinnedMemoryAllocator() const override { return c10::GetAllocator(c10::kCPU); }
-  const at::Generator& getDefaultGenerator(c10::DeviceIndex) const override {
-    static const at::Generator generator = at::make_generator<Generator>();
-    return generator;
-  }
+  bool isPinnedPtr(const void* pointer) const override { return is_pinned(pointer); }
+  c10::Allocator* getPinnedMemoryAllocator() const override { return &pinning; }
+  const at::Generator& getDefaultGenerator(c10::DeviceIndex) const override { return default_generator(); }
   at::Generator getNewGenerator(c10::DeviceIndex) const override { return at::make_generator<Generator>(); }
   void resizePrivateUse1Bytes(const c10::Storage& storage, size_t bytes) const override {
     auto grown = allocator.allocate(bytes);
@@ -310,6 +387,8 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::Stream getStream(c10::Device) const noexcept override { return c10::Stream(c10::Stream::DEFAULT, HERE); }
   c10::Stream getNewStream(c10::Device, int = 0) const override { return c10::Stream(c10::Stream::DEFAULT, HERE); }
   c10::Stream exchangeStream(c10::Stream) const noexcept override { return c10::Stream(c10::Stream::DEFAULT, HERE); }
+  void synchronizeDevice(const c10::DeviceIndex) const override { catch_up(); }
+  void synchronizeStream(const c10::Stream&) const override { catch_up(); }
 };
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard)
 
@@ -323,3 +402,19 @@ const bool registered = [] {
 extern "C" size_t standin_taken() { return taken; }
 extern "C" size_t standin_most() { return most; }
 extern "C" void standin_forget() { most = taken; }
+extern "C" void standin_synchronize() { catch_up(); }
+extern "C" void standin_seed(uint64_t seed) {
+  auto generator = default_generator();
+  generator.set_current_seed(seed);
+}
+extern "C" size_t standin_state(uint8_t* into) {
+  const auto state = default_generator().get_state();
+  if (into) std::memcpy(into, state.data_ptr(), state.nbytes());
+  return state.nbytes();
+}
+extern "C" void standin_set_state(const uint8_t* from) {
+  auto generator = default_generator();
+  auto state = at::empty({static_cast<int64_t>(standin_state(nullptr))}, at::kByte);
+  std::memcpy(state.data_ptr(), from, state.nbytes());
+  generator.set_state(state);
+}
