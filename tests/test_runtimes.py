@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import secateur
-from secateur import fit, shrink
+from secateur import deploy, fit, shrink
 from secateur.runtimes import OnnxRuntime, OpenVINO, Timer, Torch, parse
 from support.measured import ByParameters
 from support.unchanged import is_unchanged, state_of
@@ -98,6 +98,11 @@ def test_4_bits_that_the_runtime_is_too_old_for_are_said(monkeypatch):
     ):
         with pytest.raises(ImportError, match=said):
             call()
+    monkeypatch.setitem(sys.modules, "nncf", None)
+    with pytest.raises(ImportError, match=r"^NNCF, which rounds for OpenVINO, is not installed: pip install nncf "):
+        deploy(None, None, budget={"latency": 0.5}, out=None, runtime="openvino:int8")
+    with pytest.raises(ValueError, match=r"^bits is 32 or 8; got 4\.$"):
+        OpenVINO(4)
 
 
 @pytest.mark.parametrize(("bits", "calibrated"), [(16, False), (4, True), (32, True), ("8", False)])
@@ -276,7 +281,9 @@ def test_a_failing_export_changes_nothing():
     assert is_unchanged(model, before)
 
 
-@pytest.mark.parametrize("word", ["torch", "onnxruntime", "onnxruntime:int8", "onnxruntime:int4", "openvino"])
+@pytest.mark.parametrize(
+    "word", ["torch", "onnxruntime", "onnxruntime:int8", "onnxruntime:int4", "openvino", "openvino:int8"]
+)
 def test_words_are_values(word):
     assert parse(parse(word)) == parse(word)
     assert parse(None) == Torch()

@@ -1,15 +1,15 @@
 """What `deploy` delivers, beside the dense model in int8 and int4 in the same runtime, on data that nothing else saw.
 
     python -m benchmarks.search.deployed minilm --model DIR --budgets 0.25,0.3
+    python -m benchmarks.search.deployed minilm --model DIR --budgets 0.6 --runtime openvino:int8
     python -m benchmarks.search.deployed smollm2 --model DIR --budgets 0.3
     python -m benchmarks.search.deployed smollm2 --model DIR --budgets 0.3 --tokens 1 --runtime llamacpp:int4
     python -m benchmarks.search.deployed lite0 --packages DIR --budgets 0.5
     python -m benchmarks.search.deployed crepe --packages DIR --budgets 0.5
 
-Budgets are shares of what the dense model takes in float32 in ONNX Runtime, or in llama.cpp; one thread. MiniLM runs
-one sentence of 32 tokens, SmolLM2 one text of 64, or of ``--tokens``, and gives the logits of all of it, the networks
-one batch. Rows have the milliseconds in turns, how many times as fast that is as dense int8, and the quality on unseen
-data.
+Budgets are shares of what the dense model takes in float32 in the runtime; one thread. MiniLM runs one
+sentence of 32 tokens, SmolLM2 one text of 64, or of ``--tokens``, and gives the logits of all of it, the networks one
+batch. Rows have the milliseconds in turns, how many times as fast that is as dense int8, and quality on unseen data.
 Plain int8 is `quantize_dynamic` of the exported graph with its matrix products alone, as anybody calls it: tables, and
 a head tied to one, stay in float.
 """
@@ -36,7 +36,7 @@ from benchmarks.support.language_models import MiniLM, SmolLM2
 from benchmarks.support.tables import head, row
 from secateur import deploy
 from secateur.llamacpp import LlamaCpp
-from secateur.runtimes import OnnxRuntime
+from secateur.runtimes import OnnxRuntime, OpenVINO
 from secateur.search.deploying import InRuntime
 from secateur.support import alternating, ratio
 
@@ -103,6 +103,7 @@ def network(name: str, options: argparse.Namespace) -> Subject:
     )
 
 
+KINDS = {"llamacpp": LlamaCpp, "openvino": OpenVINO}
 SUBJECTS: dict[str, Callable[[argparse.Namespace], Subject]] = {
     "minilm": minilm,
     "smollm2": smollm2,
@@ -158,12 +159,15 @@ def bench(subject: Subject, budgets: Sequence[float], options: argparse.Namespac
             continue
         print(f"{done}\n{time.process_time() - started:.0f} s of the processor\n", flush=True)
         served[f"asked {budget:g}: {done.delivered.name}"] = out
-    dense = {f"dense, {name}": folder / name for name in ("float32", "int8", "int4")}
-    kind: Any = LlamaCpp if options.runtime.startswith("llamacpp") else OnnxRuntime
-    for place, runtime in zip(dense.values(), (kind(32), kind(8), kind(4)), strict=True):
+    kind: Any = KINDS.get(options.runtime.partition(":")[0], OnnxRuntime)
+    dense = {f"dense, {name}": folder / name for name in ("float32", "int8", "int4")[: 2 if kind is OpenVINO else 3]}
+    for place, bits in zip(dense.values(), (32, 8, 4), strict=False):
         place.mkdir()
-        if runtime.bits < 32:
-            runtime.rounded(folder / "float32", place)
+        runtime = kind(bits)
+        if bits < 32:
+            read = kind().load(folder / "float32")
+            some = subject.batches[: 3 * len(subject.batches) // 4] if kind is OpenVINO else ()
+            runtime.rounded(folder / "float32", place, [read.feeds(each) for each in some])
         else:
             runtime.write(subject.model, subject.example, place)
         if isinstance(runtime, LlamaCpp) and runtime.bits == 32:
@@ -174,7 +178,7 @@ def bench(subject: Subject, budgets: Sequence[float], options: argparse.Namespac
     loaded = {name: kind().load(place) for name, place in served.items()}
     feeds = loaded["dense, float32"].feeds(subject.example)
     calls = {name: functools.partial(each.run, feeds) for name, each in loaded.items()}
-    times = alternating(calls, _ROUNDS, clock=time.thread_time)
+    times = alternating(calls, _ROUNDS, clock=kind().clock)
     print(head(["", "ms", "times as fast as dense int8", *subject.columns]))
     for name, each in loaded.items():
         ms, faster = 1e3 * statistics.median(times[name]), ratio(times[name], times["dense, int8"])

@@ -313,38 +313,85 @@ class OnnxRuntime:
 class OpenVINO:
     """OpenVINO on the processor; ``pip install openvino "secateur[onnx]"``.
 
+    Attributes:
+        bits: 8: matrix products, convolutions and tables in 8 bits, by ranges of their inputs that are known, as
+            ``nncf.quantize`` does it; ``pip install nncf``, too. What is only timed is calibrated on the example. 32:
+            as they are.
+
     >>> OpenVINO() == parse("openvino")
     True
     """
 
+    bits: int = 32
+
+    def __post_init__(self) -> None:
+        if self.bits not in (32, 8):
+            raise ValueError(f"bits is 32 or 8; got {self.bits!r}.")
+
     def package(self) -> Any:
         """Of it; ImportError with what to install."""
+        if self.bits == 8:
+            with _quiet():
+                _installed("nncf", "NNCF, which rounds for OpenVINO,", 'nncf openvino "secateur[onnx]"')
         return _installed("openvino", "OpenVINO", 'openvino "secateur[onnx]"')
 
     def __call__(self, model: nn.Module, example_inputs: Any, *, traced: bool = False) -> Callable[[], object]:
         self.package()
         with _exported(model, example_inputs, traced) as folder, _or_says(f"{self} does not run the model"):
             loaded = self._loaded(folder / _FILE)
-            call = functools.partial(loaded.run, loaded.feeds(example_inputs))
+            feeds = loaded.feeds(example_inputs)
+            if self.bits == 8:
+                loaded = self._loaded(self._in_int8(folder / _FILE, [feeds]))
+            call = functools.partial(loaded.run, feeds)
             call()
         return call
 
     def write(self, model: nn.Module, example_inputs: Any, folder: Path) -> None:
-        """``model.xml`` and ``model.bin`` in a folder, for any number of examples and tokens, as ``model.onnx`` is by
-        `OnnxRuntime.write`."""
+        """``model.xml`` and ``model.bin`` in a folder, in float, for any number of examples and tokens, as
+        ``model.onnx`` is by `OnnxRuntime.write`."""
         openvino = self.package()
         with tempfile.TemporaryDirectory(prefix="secateur-") as exported:
             _export(model, example_inputs, Path(exported), any_size=True)
             with _or_says(f"{self} does not read the model", ""):
                 openvino.save_model(openvino.convert_model(Path(exported, _FILE)), folder / _IR, compress_to_fp16=False)
 
+    def rounded(
+        self, source: Path, folder: Path, feeds: Iterable[Mapping[str, Any]] = (), keep: Collection[str] = ()
+    ) -> None:
+        """Writes the graph of a folder to another one in 8 bits.
+
+        Args:
+            feeds: what inputs are calibrated on.
+            keep: operations that stay in float, by their names.
+
+        Raises:
+            ValueError: it cannot.
+        """
+        folder.mkdir(exist_ok=True)
+        with _or_says(f"{self} does not round the model", ""):
+            self.package().save_model(self._in_int8(source / _IR, feeds, keep), folder / _IR, compress_to_fp16=False)
+
+    def _in_int8(self, path: Path, feeds: Iterable[Mapping[str, Any]], keep: Collection[str] = ()) -> Any:
+        openvino, nncf = self.package(), importlib.import_module("nncf")
+        graph, given = openvino.Core().read_model(str(path)), [dict(each) for each in feeds]
+        convolved = any("Convolution" in each.get_type_name() for each in graph.get_ops())
+        with _quiet():
+            return nncf.quantize(
+                graph,
+                nncf.Dataset(given),
+                subset_size=len(given),
+                model_type=None if convolved else nncf.ModelType.TRANSFORMER,  # whose attention stays near
+                ignored_scope=nncf.IgnoredScope(names=[*keep]),
+            )
+
     def load(self, folder: Path) -> Loaded:
-        """The graph that `write` wrote, with as many threads as torch has."""
+        """The graph that `write` or `rounded` wrote, with as many threads as torch has."""
         return self._loaded(folder / _IR)
 
-    def _loaded(self, path: Path) -> Loaded:
+    def _loaded(self, graph: Any) -> Loaded:
         how = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": "f32"}
-        compiled = self.package().Core().compile_model(str(path), "CPU", {"PERFORMANCE_HINT": "LATENCY", **how})
+        given = str(graph) if isinstance(graph, Path) else graph
+        compiled = self.package().Core().compile_model(given, "CPU", {"PERFORMANCE_HINT": "LATENCY", **how})
         request = compiled.create_infer_request()
         inputs, outputs = (tuple(each.any_name for each in some) for some in (compiled.inputs, compiled.outputs))
         return Loaded(inputs, outputs, lambda feeds: [*request.infer(dict(feeds)).values()])
@@ -354,7 +401,7 @@ class OpenVINO:
         return time.perf_counter  # it has threads of its own
 
     def __str__(self) -> str:
-        return f"OpenVINO {metadata.version('openvino')}"
+        return f"OpenVINO {metadata.version('openvino')}{', int8' if self.bits == 8 else ''}"
 
 
 def _llama_cpp(bits: int) -> Runtime:
@@ -369,6 +416,7 @@ _WORDS: Mapping[str, Callable[[], Runtime]] = {
     "onnxruntime:int8": functools.partial(OnnxRuntime, 8),
     "onnxruntime:int4": functools.partial(OnnxRuntime, 4),
     "openvino": OpenVINO,
+    "openvino:int8": functools.partial(OpenVINO, 8),
     "llamacpp": functools.partial(_llama_cpp, 32),
     "llamacpp:int8": functools.partial(_llama_cpp, 8),
     "llamacpp:int4": functools.partial(_llama_cpp, 4),

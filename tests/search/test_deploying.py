@@ -1,10 +1,12 @@
 """`deploy`: the runtime alone loads what is delivered, the budget holds there, and what was begun goes on; no clock."""
 
 import json
+import os
 import re
 import subprocess
 import sys
 from dataclasses import dataclass, field, replace
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +19,11 @@ from secateur import deploy, runtimes
 from secateur.checkpoints import CheckpointError, Run, locked, unfinished_folder
 from secateur.cli.measuring import with_threads
 from secateur.recovery.outputs import Steps
-from secateur.runtimes import OnnxRuntime
+from secateur.runtimes import OnnxRuntime, OpenVINO
 from secateur.search import deploying, making
 from secateur.search.deploying import CHECK, InRuntime
 from secateur.search.fitting import Executor
+from support import open_vino
 from support.families import make
 from support.forks import assert_killed, interrupted, killing
 from support.stacks import contents
@@ -453,6 +456,32 @@ def test_what_is_wrong_is_said_before_anything_is_computed(tmp_path, monkeypatch
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(ImportError, match=r"^ONNX Runtime is not installed: pip install \"secateur\[onnx\]\"$"):
         deploy(None, None, budget={"latency": 0.5}, out=out)
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What NNCF was asked for, by a stand-in; with SECATEUR_OPENVINO=1 in the environment by the real one."""
+    found = []
+    if "SECATEUR_OPENVINO" not in os.environ:
+        version = metadata.version
+        monkeypatch.setitem(sys.modules, "openvino", open_vino.openvino())
+        monkeypatch.setitem(sys.modules, "nncf", open_vino.nncf(found))
+        monkeypatch.setattr(metadata, "version", lambda name: "0.0" if name == "openvino" else version(name))
+    return found
+
+
+def test_int8_of_openvino_is_calibrated_on_what_is_not_held_back(asked, tmp_path):
+    model, batches = cnn(), [torch.randn(4, 3, 12, 12) for _ in range(4)]
+    done = deploy(model, batches, budget={"bytes": 0.6}, out=tmp_path / "out", runtime="openvino:int8")
+    assert [each.form for each in done.candidates] == ["float32", "int8, calibrated"]
+    assert (done.delivered.made, done.delivered.form, done.delivered.loss < 0.05) == ("dense", "int8, calibrated", True)
+    assert {each.name for each in done.out.iterdir()} == {CHECK, "model.xml", "model.bin", "secateur.json"}
+    assert json.loads((done.out / "secateur.json").read_text())["runtime"].endswith(", int8")
+    found = InRuntime(OpenVINO().load(done.out))(batches[0][:3])
+    torch.testing.assert_close(found, model(batches[0][:3]), atol=0.2, rtol=0.2)
+    OpenVINO(8)(blocks(), given()[0])()  # as levels are timed
+    if asked:
+        assert asked == [(3, None), (1, "transformer")]  # attention has ways of its own
 
 
 def cnn():

@@ -42,7 +42,7 @@ from secateur.checkpoints import (
 from secateur.llamacpp import BLOCK, LlamaCpp
 from secateur.models import ByText, NamedTexts, digest, example_of, loaded_model, reached_by_name
 from secateur.recovery import recover
-from secateur.runtimes import Loaded, OnnxRuntime, Runtime
+from secateur.runtimes import Loaded, OnnxRuntime, OpenVINO, Runtime
 from secateur.search.costs import Budget, parse_budget
 from secateur.search.directory import LEVELS, check_outside
 from secateur.search.fitting import FINALS, fit
@@ -310,10 +310,10 @@ def deploy(
             ``<out>.unfinished`` until it does, with all that took long: a run that was killed goes on there, also with
             another budget.
         runtime: ``"onnxruntime:int8"``, ``"onnxruntime:int4"`` (8 bits are tried, too; ONNX Runtime 1.22 or later),
-            ``"onnxruntime"`` or ``"openvino"``, in which levels are timed; or a value of `secateur.runtimes` with
-            ``write`` and ``load``. ``"llamacpp:int8"`` or ``"llamacpp:int4"``: llama.cpp, of Llama, Mistral and Qwen2.
-            It runs no part of a model alone, so what is pruned is pruned by parameters, and timed as a whole, on
-            ``example_inputs`` (a single token is what the next one takes).
+            ``"onnxruntime"``, ``"openvino"`` or ``"openvino:int8"`` (with NNCF), in which levels are timed; or a value
+            of `secateur.runtimes` with ``write`` and ``load``. ``"llamacpp:int8"`` or ``"llamacpp:int4"``: llama.cpp,
+            of Llama, Mistral and Qwen2. It runs no part of a model alone, so what is pruned is pruned by parameters,
+            and timed as a whole, on ``example_inputs`` (a single token is what the next one takes).
         score, include, exclude, shares, finals, seed, store, levels: as in `secateur.fit`.
         round_to: likewise; but of a model with convolutions multiples of 16 if left out, since runtimes compute so
             many channels at once: EfficientNet-Lite0 without half of its multiply-adds took 12.1 ms for 6.9 in ONNX
@@ -359,7 +359,8 @@ def deploy(
     if not isinstance(asked.runtime, Served):
         raise ValueError(
             'deploy writes what a runtime loads: runtime= is "onnxruntime:int8", "onnxruntime:int4", "onnxruntime", '
-            f'"openvino", "llamacpp:int8" or "llamacpp:int4"; for {asked.runtime} there is secateur.fit.'
+            '"openvino", "openvino:int8", "llamacpp:int8" or "llamacpp:int4"; '
+            f"for {asked.runtime} there is secateur.fit."
         )
     if type(steps) is not int or steps < 0:
         raise ValueError(f"steps is a whole number, 0 or more; got {steps!r}.")
@@ -494,9 +495,12 @@ class _Trying:
         if isinstance(mine, LlamaCpp):
             rounded = {INT8: 8} | ({INT4: 4} if mine.bits == 4 else {})
             return {form: replace(mine, bits=bits) for form, bits in ({FLOAT: 32} | rounded).items()}
+        found: dict[str, Served] = {FLOAT: mine}
+        if isinstance(mine, OpenVINO) and mine.bits == 8:
+            found = {FLOAT: replace(mine, bits=32), CALIBRATED: mine}
         if not isinstance(mine, OnnxRuntime):
-            return {FLOAT: mine}
-        found: dict[str, Served] = {
+            return found
+        found = {
             FLOAT: replace(mine, bits=32, calibrated=False),
             INT8: replace(mine, bits=8, calibrated=False),
         }
@@ -638,7 +642,7 @@ class _Trying:
 
     def rounded(self, made: str, form: str, folder: Path, keep: Sequence[str]) -> None:
         runtime, source = self.forms[form], self._folder(made, FLOAT)
-        assert isinstance(runtime, OnnxRuntime | LlamaCpp)
+        assert isinstance(runtime, OnnxRuntime | OpenVINO | LlamaCpp)
         feeds: Iterable[Mapping[str, Any]] = ()
         if form == CALIBRATED:
             loaded = self.forms[FLOAT].load(source)

@@ -121,10 +121,10 @@ def fit(
             values that its cache keeps of each token.
         runtime: where a latency is measured, of each level and of the result, with as many threads as torch has:
             ``"torch"``, which is meant if left out, ``"onnxruntime"``, ``"onnxruntime:int8"``, ``"onnxruntime:int4"``,
-            ``"openvino"``, or a value of `secateur.runtimes`. Of a machine that is not this one, the table that it
-            wrote with the probes of `secateur.search.write_probes` (``"board.csv"``), or a function ``(operation,
-            shapes) -> milliseconds`` of what operations take, such as ``("linear", ((1, 64, 384), (1536, 384),
-            (1536,)))``: nothing is timed then, and what is promised is by these prices.
+            ``"openvino"``, ``"openvino:int8"``, or a value of `secateur.runtimes`. Of a machine that is not this one,
+            the table that it wrote with the probes of `secateur.search.write_probes` (``"board.csv"``), or a function
+            ``(operation, shapes) -> milliseconds`` of what operations take, such as ``("linear", ((1, 64, 384), (1536,
+            384), (1536,)))``: nothing is timed then, and what is promised is by these prices.
         keep: the share of the dense model's score that has to be kept, while ``target`` gets as small as it can. Where
             ``score`` is no function it is a share of the outputs on the batches held back: of "cosine" the mean cosine,
             of "kl" exp(-divergence), of "change" the share of their variance. Or ``{"mine": 0.99, "theirs": 0.9}``, of

@@ -221,9 +221,9 @@ def shrink(
             a directory), ``"units"``; of mixtures ``"active_params"`` (those that one token passes through), of what
             reads text ``"kv_bytes"`` (what its cache keeps of a token).
         runtime: where that time is measured, with as many threads as torch has: ``"torch"``, which is meant if left
-            out, ``"onnxruntime"``, ``"onnxruntime:int8"``, ``"onnxruntime:int4"``, ``"openvino"``, or a value of
-            `secateur.runtimes`. Each model that is timed is exported. Or by what each operation takes on another
-            machine: a table (``"board.csv"``) or a function, as of `secateur.fit`.
+            out, ``"onnxruntime"``, ``"onnxruntime:int8"``, ``"onnxruntime:int4"``, ``"openvino"``, ``"openvino:int8"``,
+            or a value of `secateur.runtimes`. Each model that is timed is exported. Or by what each operation takes on
+            another machine: a table (``"board.csv"``) or a function, as of `secateur.fit`.
         evidence: ``{name: {keyword: Tensor}}`` for a criterion that names some; see `secateur.evidence.collect`.
         batches: real inputs: what a DataLoader yields, or
             `secateur.read_calibration`. They are run through it twice, in evaluation mode, a block at a time; padding
