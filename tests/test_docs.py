@@ -103,16 +103,11 @@ def test_benchmarks_and_models_that_pages_and_docstrings_name_are_there():
             assert (page.parent / command).exists(), f"{page.relative_to(ROOT)} names {command}"
 
 
-def test_the_tutorial_on_minilm_is_the_page_with_less_text():
+def test_the_tutorial_on_minilm_is_the_page():
     from docs import run_tutorial as tutorial
 
     page = tutorial.PAGE.read_text(encoding="utf-8")
-    whole, short = (tutorial.blocks(page, short=each) for each in (False, True))
-    assert [code for _, code in whole] == BLOCK.findall(page)
-    for line, code in whole:
+    found = tutorial.blocks(page)
+    assert [code for _, code in found] == BLOCK.findall(page)
+    for line, code in found:
         assert page.splitlines()[line - 1] == code.splitlines()[0]
-    for words in tutorial.SHORTER:
-        assert sum(code.count(words) for _, code in whole) == 1, words
-    differ = [line for (_, one), (_, other) in zip(whole, short, strict=True)
-              for line, less in zip(one.splitlines(), other.splitlines(), strict=True) if line != less]  # fmt: skip
-    assert len(differ) == len(tutorial.SHORTER)
