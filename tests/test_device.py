@@ -37,7 +37,7 @@ from secateur import (
 )
 from secateur.coupling import find_coupling
 from support import device as of_devices
-from support.device import CPU, DEVICES, distance, let_go, on_device
+from support.device import CPU, DEVICES, TOLERANCE, distance, let_go, on_device
 from support.forks import forked
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -175,8 +175,7 @@ def check(device, verb):
     assert row.holds, "".join([str(row), *raised])
     if device.type == "standin" and not row.says.startswith("left out"):
         assert row.memory > 0
-        # sums in another order alone: AdamW of `recover` makes them large where a slope is nearly zero
-        assert row.distance <= (1e-2 if "recover" in verb else 1e-6)
+        assert row.distance <= TOLERANCE.get(verb, (0.0,))[0], row.distance
 
 
 @each_device
@@ -216,8 +215,8 @@ class OnTwo(nn.Module):
 
     def __init__(self, device):
         super().__init__()
-        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16)) for _ in range(4))
-        for layer in self.layers[2:]:
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16)) for _ in range(3))
+        for layer in self.layers[1:]:
             layer.to(device)
 
     def forward(self, x):
@@ -234,13 +233,12 @@ def on_two_devices(device):
         lambda model: oneshot(model, batches, 0.5),
         lambda model: shrink(model, sparsity=0.3, batches=batches),
         lambda model: recover(model, copy.deepcopy(model), batches, steps=2, local=1),
-        lambda model: fit(model, batches, budget={"params": 0.7}, shares=(0.25, 0.5), finals=1),
     ):
 
         def made(each, verb=verb):
             model = OnTwo(each)
             verb(model)
-            assert {weight.device.type for weight in model.layers[3].parameters()} == {each.type}
+            assert {weight.device.type for weight in model.layers[2].parameters()} == {each.type}
             return model.state_dict()
 
         assert distance(device, made) <= 0.02
@@ -261,7 +259,7 @@ class Block(nn.Module):
 
 
 def of_blocks():
-    return nn.Sequential(OrderedDict((f"block{at}", Block()) for at in range(4)))
+    return nn.Sequential(OrderedDict((f"block{at}", Block()) for at in range(3)))
 
 
 def trained(model, batches):
@@ -288,7 +286,7 @@ IN_MEMORY = {
 
 def by_device_map(device):
     batches, places = [torch.randn(32, 16) for _ in range(3)], {"cpu": CPU, str(device): device}
-    devices = dict(zip((f"block{at}" for at in range(4)), ("cpu", "cpu", str(device), str(device)), strict=True))
+    devices = {"block0": "cpu", "block1": str(device), "block2": str(device)}
     for name, verb in IN_MEMORY.items():
 
         def made(each, verb=verb):
@@ -317,7 +315,7 @@ def by_what_offloads(device):
     batches = [torch.randn(32, 16) for _ in range(3)]
     verbs = IN_MEMORY | {"find_coupling": lambda model, batches: find_coupling(model, batches[0])}
     for rest in ("disk", "cpu"):
-        model, devices = of_blocks(), {"block0": rest, **dict.fromkeys(("block1", "block2", "block3"), str(device))}
+        model, devices = of_blocks(), {"block0": rest, "block1": str(device), "block2": str(device)}
         wanted = model(batches[0])
         with tempfile.TemporaryDirectory() as folder:
             model = dispatch_model(model, devices, offload_dir=folder)

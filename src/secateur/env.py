@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from secateur.native import describe
 from secateur.report import environment
-from secateur.support import Column, Table, seeded, usable
+from secateur.support import Column, Table, accelerator, seeded, usable
 
 __all__ = ["Checked", "checked", "described"]
 
@@ -51,7 +51,8 @@ def described() -> dict[str, str]:
 
 def _accelerator() -> str:
     if not torch.cuda.is_available():
-        return "none that torch sees"
+        found = accelerator()
+        return "none that torch sees" if found == "none" else found
     names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
     return f"{', '.join(names)} (CUDA {torch.version.cuda}, ROCm {torch.version.hip})"
 
@@ -408,7 +409,8 @@ _CHECKS: dict[str, Callable[[torch.device], Mapping[str, Tensor]]] = {
 def _main() -> int:
     parser = argparse.ArgumentParser("python -m secateur.env", description="What a bug report needs.")
     parser.add_argument("--check", action="store_true", help="run each verb for a second or two on a device, too")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="default: %(default)s")
+    there = torch.accelerator.current_accelerator() or torch.device("cpu")
+    parser.add_argument("--device", default=there.type, help="default: %(default)s")
     asked = parser.parse_args()
     found = described()
     width = max(map(len, found))

@@ -32,6 +32,7 @@ from secateur.support import (
     ONE_AT_A_TIME,
     alternating,
     device_of,
+    devices_in_use,
     in_mode,
     mapped,
     moved,
@@ -44,7 +45,7 @@ from secateur.support import (
     unknown,
 )
 
-__all__ = ["Elsewhere", "Loaded", "OnnxRuntime", "OpenVINO", "Runtime", "Timer", "Torch", "finish", "parse", "timed_by"]
+__all__ = ["Elsewhere", "Loaded", "OnnxRuntime", "OpenVINO", "Runtime", "Timer", "Torch", "parse", "timed_by"]
 
 OUTPUT = "output"  # what an output of no name is called; of several their places follow: output_0, output_1
 _ROUNDS, _SECONDS = 9, 1.0
@@ -96,8 +97,9 @@ class Elsewhere(Protocol):
 
 
 def clock_of_threads() -> Callable[[], float]:
-    """Of a single thread the time that it computed: what else the machine does would count as waiting."""
-    alone = torch.get_num_threads() == 1 and not torch.cuda.is_available()
+    """Of a single thread the time that it computed: what else the machine does would count as waiting; where no device
+    is waited for."""
+    alone = torch.get_num_threads() == 1 and not devices_in_use()[1]
     return time.thread_time if alone else time.perf_counter
 
 
@@ -479,15 +481,6 @@ def timed_by(
     return found
 
 
-def finish() -> Callable[[], object] | None:
-    """What waits for a device whose calls return before they are done; None where there is none.
-
-    >>> finish() is None or torch.cuda.is_available()
-    True
-    """
-    return torch.cuda.synchronize if torch.cuda.is_available() else None
-
-
 class Timer:
     """How long a pass of a model takes in a runtime, and of others that are timed in turns with it.
 
@@ -538,7 +531,7 @@ class Timer:
             in_mode(self.dense, training=False),
             in_mode(other, training=False),
         ):
-            rounds = alternating(calls, _ROUNDS, seconds=self.seconds, finish=finish(), clock=self.runtime.clock)
+            rounds = alternating(calls, _ROUNDS, seconds=self.seconds, clock=self.runtime.clock)
         before = 1e3 * statistics.median(rounds["dense"])
         return before, before / ratio(rounds["other"], rounds["dense"])
 

@@ -38,6 +38,8 @@ from secateur.support import (
     alternating,
     bytes_text,
     check_batches,
+    device_of,
+    moved,
     printable,
     ratio,
     run_example,
@@ -233,7 +235,8 @@ def model_and_inputs(where: str, example: str | None, batch: int, tokens: int) -
                 f"{where} is no directory, so --example has to say what the model is given: module:inputs, "
                 "a tensor, a tuple of arguments or a dict of keyword arguments."
             )
-        return model_of(where)[0], inputs_of(example), ""
+        built = model_of(where)[0]
+        return built, moved(inputs_of(example), device_of(built)), ""
     built = model_in(Path(where))
     if example is not None:
         return built, inputs_of(example), ""
@@ -380,6 +383,8 @@ def _int8(model: nn.Module) -> nn.Module:
     """A copy with linear layers in int8, activations by what they are at run time: what torch does by itself."""
     if not any(type(module) is nn.Linear for module in model.modules()):
         raise ValueError("torch has it for linear layers, and there is none.")
+    if (there := device_of(model)) is not None and there.type != "cpu":
+        raise ValueError(f"torch has it for the CPU, and the model is on {there}.")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch names a successor, in a package of its own
         quantized: nn.Module = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)  # type: ignore[no-untyped-call]

@@ -133,7 +133,7 @@ def _factory(asked: Asked) -> Iterator[Any]:
     from secateur.report import before_and_after
     from secateur.shrinking import save_shrunken
     from secateur.shrinking import shrink as shrink_model
-    from secateur.support import batch_inputs, in_mode, printable, run_example
+    from secateur.support import batch_inputs, device_of, in_mode, moved, printable, run_example
 
     if asked.example is None and asked.data is None:
         raise ValueError(
@@ -147,6 +147,7 @@ def _factory(asked: Asked) -> Iterator[Any]:
             if asked.data is not None:
                 given = {"batches": read_data(asked, model), "repair": asked.repair}
             inputs = batch_inputs(given["batches"][0]) if asked.example is None else inputs_of(asked.example)
+            inputs = moved(inputs, device_of(model))
             if asked.weights is not None:
                 load_weights(model, asked.weights)
         dense = None if asked.report is None else copy.deepcopy(model)

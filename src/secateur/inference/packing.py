@@ -730,15 +730,10 @@ def _check_same(name: str, packed: Tensor, expected: Tensor) -> None:
 
 def _timed(functions: list[Callable[[Tensor], Any]], x: Tensor) -> list[float]:
     """Milliseconds of each on x, the median of rounds in which they alternate."""
-
-    def finish() -> None:  # a GPU's calls return before it is done
-        if x.device.type == "cuda":
-            torch.cuda.synchronize(x.device)
-
     calls = {number: functools.partial(function, x) for number, function in enumerate(functions)}
-    longest = max(seconds for [seconds] in alternating(calls, 1, repeats=2, finish=finish).values())
+    longest = max(seconds for [seconds] in alternating(calls, 1, repeats=2).values())
     repeats = max(1, min(50, int(0.001 / max(longest, 1e-6))))
-    times = alternating(calls, 9, repeats=repeats, finish=finish)
+    times = alternating(calls, 9, repeats=repeats)
     return [1e3 * statistics.median(seconds) for seconds in times.values()]
 
 

@@ -228,9 +228,10 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def memory_of(device: torch.device | None) -> int | None:
-    """The most memory that was taken, in bytes: of a GPU by torch, else of the process."""
-    if device is not None and device.type == "cuda":
-        return int(torch.cuda.max_memory_allocated(device))
+    """The most memory that was taken, in bytes: of a device by torch, which says so of most, else of the process."""
+    backend: Any = None if device is None or device.type in ("cpu", "meta") else torch.get_device_module(device)
+    if hasattr(backend, "max_memory_allocated"):
+        return int(backend.max_memory_allocated(device))
     try:
         import resource
     except ImportError:  # Windows

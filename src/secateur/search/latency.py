@@ -26,7 +26,7 @@ from secateur.checkpoints import new_directory
 from secateur.coupling import Group, find_coupling
 from secateur.models import without_cache
 from secateur.operations import COLUMNS, Operation, Priced, PriceTable, operations_of, priced_rows, shapes_text, step_in
-from secateur.runtimes import Elsewhere, OnnxRuntime, Runtime, Torch, finish
+from secateur.runtimes import Elsewhere, OnnxRuntime, Runtime, Torch
 from secateur.search.making import FINE, check_values
 from secateur.shrinking import Plan, TiedGroups, by_tie, carry_out, counts_at, plan_of
 from secateur.support import (
@@ -36,6 +36,7 @@ from secateur.support import (
     Part,
     Shown,
     Table,
+    accelerator,
     alternating,
     plain,
     printable,
@@ -112,7 +113,7 @@ class Times:
         for form, several in track(unknown.items(), "measuring operations", len(unknown)):
             with torch.no_grad():
                 calls = {numbers: each.call(self.runtime) for numbers, each in several.items()}
-                how = {"at_least": _AT_LEAST, "finish": finish(), "clock": self.runtime.clock}
+                how = {"at_least": _AT_LEAST, "clock": self.runtime.clock}
                 rounds = alternating(calls, _ROUNDS, **how)  # type: ignore[arg-type]
             table = self._known.setdefault(form, {})
             # the least: whatever else the machine does only adds to it
@@ -148,10 +149,9 @@ class _Said:
 
 
 def _machine(runtime: Runtime | Elsewhere) -> dict[str, str]:
-    accelerator = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     return {
         "processor": processor(),
-        "accelerator": accelerator,
+        "accelerator": accelerator(),
         "runtime": str(runtime),
         "torch": torch.__version__,
         "threads": str(torch.get_num_threads()),

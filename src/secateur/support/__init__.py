@@ -7,7 +7,9 @@ from secateur.support.documents import FULL as FULL
 from secateur.support.documents import naming as naming
 from secateur.support.documents import whole_file as whole_file
 from secateur.support.documents import write_whole as write_whole
+from secateur.support.machine import accelerator as accelerator
 from secateur.support.machine import alternating as alternating
+from secateur.support.machine import devices_in_use as devices_in_use
 from secateur.support.machine import free_memory as free_memory
 from secateur.support.machine import in_turns as in_turns
 from secateur.support.machine import processor as processor

@@ -54,6 +54,31 @@ def free_memory(device: torch.device | None = None) -> int | None:
     return max(0, min(known)) if known else None
 
 
+def devices_in_use() -> tuple[str, list[int]]:
+    """The kind of device beside the CPU, and the numbers of those there are; none until one of them has been used: to
+    set up a GPU takes memory on each of them, and processes cannot be forked any more."""
+    found = torch.accelerator.current_accelerator()
+    if found is None:
+        return "cuda", []
+    of_kind = torch.get_device_module(found)
+    in_use = getattr(of_kind, "is_initialized", torch.accelerator.is_available)()
+    return found.type, [*range(torch.accelerator.device_count())] if in_use else []
+
+
+def accelerator() -> str:
+    """What the device beside the CPU is called: its name where it is a GPU, else its kind; or "none"."""
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    found = torch.accelerator.current_accelerator()
+    return "none" if found is None else found.type
+
+
+def _wait_for_devices() -> None:
+    """Calls of a device return before it is done."""
+    for number in devices_in_use()[1]:
+        torch.accelerator.synchronize(number)
+
+
 def _of_machine() -> int | None:
     found = re.search(r"^MemAvailable:\s*(\d+) kB", _text("/proc/meminfo"), re.MULTILINE)
     return int(found[1]) * 1024 if found else None
@@ -110,24 +135,23 @@ def alternating(
     repeats: int = 1,
     at_least: float = 0.0,
     seconds: float = 0.0,
-    finish: Callable[[], object] | None = None,
     clock: Clock = time.perf_counter,
     told: str | None = None,
 ) -> dict[Name, list[float]]:
-    """Seconds of one call of each, in each of the rounds; one round before them warms up and does not count.
+    """Seconds of one call of each, in each of the rounds; one round before them warms up and does not count. Devices
+    whose calls return before they are done are waited for.
 
     Args:
         repeats: calls of a turn, which counts as their mean.
         at_least: seconds of a turn, which are filled with more calls.
         seconds: of all rounds together, which are filled with more rounds, up to 200.
-        finish: waits for a device whose calls return before it is done.
         told: what a line of progress says is going on; without it there is none.
 
     >>> times = alternating({"sum": lambda: sum(range(100)), "max": lambda: max(range(100))}, 3)
     >>> {name: len(rounds) for name, rounds in times.items()}
     {'sum': 3, 'max': 3}
     """
-    of_each = {"repeats": repeats, "at_least": at_least, "finish": finish, "clock": clock}
+    of_each = {"repeats": repeats, "at_least": at_least, "finish": _wait_for_devices, "clock": clock}
     turns = {name: functools.partial(seconds_of, call, **of_each) for name, call in calls.items()}  # type: ignore[arg-type]
     return in_turns(turns, rounds, seconds=seconds, clock=clock, told=told)
 

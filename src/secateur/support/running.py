@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from secateur.support import private
+from secateur.support.machine import devices_in_use
 from secateur.support.text import printable
 
 # ---- What torch sets for the whole process, for one thread alone; and a lock around what can be set for all only.
@@ -729,21 +730,10 @@ def restored(model: nn.Module) -> Iterator[None]:
 def seed_torch(number: int) -> None:
     """`torch.manual_seed`; where no device but the CPU is in use, without writing down the stack for one to come, which
     takes longer than a pass of a small model."""
-    if _devices_in_use()[1]:
+    if devices_in_use()[1]:
         torch.manual_seed(number)
     else:
         torch.default_generator.manual_seed(number)
-
-
-def _devices_in_use() -> tuple[str, list[int]]:
-    """The kind of device beside the CPU, and the numbers of those there are; none until one of them has been used: to
-    set up a GPU takes memory on each of them, and processes cannot be forked any more."""
-    found = torch.accelerator.current_accelerator()
-    if found is None:
-        return "cuda", []
-    of_kind = torch.get_device_module(found)
-    in_use = getattr(of_kind, "is_initialized", torch.accelerator.is_available)()
-    return found.type, [*range(torch.accelerator.device_count())] if in_use else []
 
 
 def restoring_generators() -> contextlib.AbstractContextManager[None]:
@@ -754,7 +744,7 @@ def restoring_generators() -> contextlib.AbstractContextManager[None]:
     >>> bool(torch.rand(1) == first)
     True
     """
-    kind, devices = _devices_in_use()
+    kind, devices = devices_in_use()
     return torch.random.fork_rng(devices, device_type=kind)
 
 
