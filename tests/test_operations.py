@@ -100,7 +100,7 @@ def test_prices_are_of_names_and_shapes():
     assert seen == [("linear", ((2, 4), (8, 4), (8,))), ("relu", ((2, 8),))]
 
 
-@pytest.mark.parametrize("said", [-1.0, float("nan"), float("inf"), "1", None, True])
+@pytest.mark.parametrize("said", [-1.0, float("nan"), float("inf"), 10**400, "1", None, True])
 def test_a_price_is_a_number_of_milliseconds(said):
     with pytest.raises(
         ValueError, match=r"says that linear of 2x4 8x4 8 takes .*; it has to be milliseconds, 0 or more"
@@ -151,6 +151,9 @@ def test_elsewhere_nothing_is_run_and_a_time_is_a_sum(board):
             "line 3: linear of 2x4 has a time already",
         ),
         (b"\xff\xfe\x00l", "is no text in UTF-8"),
+        ("operation,shapes,numbers,milliseconds\nlinear,2\rx4,,1\n", "line "),
+        (f"operation,shapes,numbers,milliseconds\n{'x' * 200_000},2x4,,1\n", "line 1: is no row of a table"),
+        (f"operation,shapes,numbers,milliseconds\nlinear,{'9' * 400},,1\n", "line 2: shapes are such as 1x64x384"),
     ],
 )
 def test_a_damaged_table_is_one_line_and_nothing_is_changed(tmp_path, text, message):
@@ -314,6 +317,7 @@ def test_the_script_times_them_without_the_library_and_fit_takes_what_it_wrote(t
             "weight is on the meta device and has no values; load the weights",
         ),
         (nn.Linear(4, 4), "openvino", 'probes are for "onnxruntime", whose files'),
+        (nn.Linear(5, 4), "onnxruntime", r"the model does not run on the example \(shape \(2, 4\), float32\)"),
     ],
 )
 def test_what_has_no_probes_is_one_line_and_nothing_is_written(tmp_path, model, runtime, message):

@@ -1,6 +1,6 @@
 """Gives every verb inputs that nobody meant: damaged directories, journals, levels, profiles, texts, arguments.
 
-    python benchmarks/storage/hostile.py files|arguments|disk|killed|together [--verb oneshot] [--count 1000]
+    python benchmarks/storage/hostile.py files|arguments|disk|full|rights|faults|killed|together [--verb oneshot]
 
 Each try is of one of the attacks of `attacks`: a call, and what is damaged of what it reads. The call returns, or ends
 in an error that the command says in one line; what it was to write is not there then, and nothing else has changed. A
@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import csv
 import functools
+import io
 import json
 import math
 import os
@@ -42,6 +44,7 @@ HOSTILE = [  # values of fields and of arguments
     *(-1, 0, 1, 2, 3, 10**9, 2**63, -(2**70), 0.5, 1.5, math.nan, math.inf, -1e300, 1e-300),
 ]
 OUT = "out"
+OUT_FILE = f"{OUT}-"  # files are called so that are written in place of a folder, or beside it
 REFUSED = (ValueError, OSError, ImportError)  # what the command says in one line
 
 
@@ -69,6 +72,27 @@ def damaged_json(text: bytes, dice: random.Random) -> bytes:
             break
         inner = inner[key]
     return json.dumps(values).encode()
+
+
+def damaged_csv(text: bytes, dice: random.Random) -> bytes:
+    """A cell has another value, or a row left, came twice, or lost a cell."""
+    rows = [*csv.reader(io.StringIO(text.decode("utf-8", "replace").replace("\0", "")))] or [[]]
+    row = rows[at := dice.randrange(len(rows))]
+    match dice.randrange(8):
+        case 0:
+            del rows[at]
+        case 1:
+            rows.append(row)
+        case 2 if row:
+            del row[dice.randrange(len(row))]
+        case 3:
+            row.append(str(dice.choice(HOSTILE)))
+        case _ if row:
+            words = ["2x6 12x6 12", "scalar", "0x0", "-1", "2x", "x", "1e999", "-0.0", "nan", "1,5", "9" * 5000, "9" * 400, "0" * 99]
+            row[dice.randrange(len(row))] = str(dice.choice([*HOSTILE, *words, *words]))
+    made = io.StringIO()
+    csv.writer(made, delimiter=dice.choice(",,,;")).writerows(rows)
+    return made.getvalue().encode()
 
 
 def damaged_bytes(text: bytes, dice: random.Random) -> bytes:
@@ -113,6 +137,8 @@ def damage(path: Path, dice: random.Random) -> None:
     text = path.read_bytes()
     if path.suffix == ".safetensors":
         how: Any = damaged if len(text) > 8 else damaged_bytes
+    elif path.suffix == ".csv" and dice.random() < 0.7:
+        how = damaged_csv
     elif path.name == runs.JOURNAL and dice.random() < 0.7:
         how = resealed
     else:
@@ -131,6 +157,7 @@ class Attack:
         left: what a stopped run left beside OUT, where it goes on.
         whole: what OUT has to hold in the end then.
         source: the folder that OUT is made from then; of a model in memory none.
+        keeps: what a refused call may leave beside the unfinished copy, by how its name begins.
     """
 
     verb: str
@@ -140,11 +167,12 @@ class Attack:
     left: Mapping[str, bytes] = field(default_factory=dict)
     whole: Mapping[str, bytes] | None = None
     source: str = ""
+    keeps: str = f"{OUT}.unfinished/"
 
     @property
     def writes(self) -> bool:
         """It writes OUT, and begins anew."""
-        return self.verb not in ("inspect", "verify", "load", "text", "sensitivity") and self.whole is None
+        return self.verb not in ("inspect", "verify", "load", "text", "prices", "sensitivity") and self.whole is None
 
 
 def small(kind: str = "llama") -> nn.Module:
@@ -243,7 +271,7 @@ def stopped_after(count: int | None) -> Iterator[None]:
 
 VERBS = (
     "inspect", "prune", "verify", "compress", "expand", "load", "text", "oneshot", "shrink", "vocabulary",
-    "sensitivity", "fit", "recover", "deploy",
+    "sensitivity", "fit", "recover", "deploy", "prices", "reached", "bench",
 )  # fmt: skip
 
 
@@ -273,12 +301,22 @@ def by_size() -> Any:
     return BySize(8)
 
 
+def deployed(root: Path) -> None:
+    """What `deploy` writes, less what has a date in it, and the digest of that."""
+    from secateur import deploy
+
+    vectors = [torch.randn(8, 16, generator=torch.Generator().manual_seed(at)) for at in range(4)]
+    deploy(residual(16, 64), vectors, budget={"latency": 0.75}, runtime=by_size(), finals=1, out=root / OUT)
+    for name in ("check.npz", "secateur.json"):
+        (root / OUT / name).unlink()
+
+
 def attacks(root: Path, wanted: set[str], *, begun: bool) -> tuple[list[Attack], dict[str, bytes]]:
     """Those on some of `VERBS`, and the files that they read, which are made in the folder."""
     from secateur import (
-        deploy,
         fit,
         oneshot,
+        reached,
         read_calibration,
         recover,
         sensitivity,
@@ -289,6 +327,8 @@ def attacks(root: Path, wanted: set[str], *, begun: bool) -> tuple[list[Attack],
     from secateur.checkpoints import inspect_checkpoint, verify_checkpoint
     from secateur.kinds import Blocks, Experts
     from secateur.storage import expand_checkpoint, load_compressed, save_compressed
+
+    from benchmarks.storage.hindered import told
 
     dense, mixed = root / "dense", root / "mixed"
     small().save_pretrained(dense)
@@ -303,13 +343,6 @@ def attacks(root: Path, wanted: set[str], *, begun: bool) -> tuple[list[Attack],
 
     def attack(verb: str, name: str, call: Callable[[Path], Any], *reads: str) -> None:
         calls[verb, name] = call, reads
-
-    vectors = [torch.randn(8, 16, generator=torch.Generator().manual_seed(at)) for at in range(4)]
-
-    def deployed(r: Path) -> None:
-        deploy(residual(16, 64), vectors, budget={"latency": 0.75}, runtime=by_size(), finals=1, out=r / OUT)
-        for name in ("check.npz", "secateur.json"):  # the first has a date in it, the other its digest
-            (r / OUT / name).unlink()
 
     def lengths(r: Path) -> dict[str, Any]:
         return {"tokenizer_directory": r / "dense", "samples": 4, "sequence_length": 8}
@@ -390,6 +423,14 @@ def attacks(root: Path, wanted: set[str], *, begun: bool) -> tuple[list[Attack],
         "sees/",
     )
     attack("text", "tokenizer", lambda r: read_calibration(r / "text.txt", **lengths(r)), "dense/tokenizer")
+    attack("reached", "directory", lambda r: reached(r / "dense", {"a": data[:2], "b": data[2:]}), "dense/")
+    if "prices" in wanted:
+        model = residual()
+        (root / "board.csv").write_text(board_of(model))
+        attack("prices", "board.csv", lambda r: priced(r / "board.csv", model), "board.csv")
+    if "bench" in wanted:
+        words = ["-s", 0.9, "-p", "unstructured", "--tokens", 8, "--threads", 1]
+        attack("bench", "directory", lambda r: told("bench", r / "dense", *words), "dense/")
     if "load" in wanted:
         for name, call, reads in of_modules(root):
             attack("load", name, call, reads)
@@ -408,6 +449,30 @@ def attacks(root: Path, wanted: set[str], *, begun: bool) -> tuple[list[Attack],
         if begun and verb in wanted:
             found.append(going_on(root, files, verb, name, calling[name], after))
     return found, files
+
+
+def board_of(model: nn.Module) -> str:
+    """A table of times of a model and of smaller ones, as a board writes it."""
+    from secateur.operations import COLUMNS, shapes_text
+    from secateur.search.latency import probed
+
+    text = io.StringIO()
+    rows = csv.writer(text)
+    rows.writerow(COLUMNS)
+    for each in sorted({each.spelled for each in probed(model, torch.zeros(2, 6))}):
+        ms = sum(math.prod(shape) for shape in each[1]) / 1e3
+        rows.writerow((each[0], shapes_text(each[1]), " ".join(map(str, each[2])), ms))
+    return text.getvalue()
+
+
+def priced(path: Path, model: nn.Module) -> None:
+    """The table is read back, and asked."""
+    from secateur.operations import PriceTable, step_in
+
+    table = PriceTable.read(path)
+    step_in(table.rows)
+    if not 0 <= table.total(model, torch.zeros(2, 6)) < math.inf:
+        raise AssertionError("no milliseconds")
 
 
 def draw_pictures(root: Path) -> None:
@@ -641,11 +706,16 @@ def called() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
 
 def argued(verb: str, call: Callable[..., Any], given: Mapping[str, Any], dice: random.Random) -> str:
     """What became of one call with odd arguments."""
+    model = odd_model(dice) if dice.random() < 0.2 else small("gpt2") if verb == "vocabulary" else residual()
+    return judged(functools.partial(call, model, **odd_of(given, dice)), model)
+
+
+def odd_of(given: Mapping[str, Any], dice: random.Random) -> dict[str, Any]:
+    """The arguments, of which one or two are others."""
     words = [
         "params", "macs", "latency", "2:4", "16x1", "rows", "wanda", "magnitude", "erk", "owl", "sparsegpt", "kl",
         "branches:1", "experts:1", "*", "0.*", "3:2", "0x0", "channels", "bfloat16", "cuda", "meta", "int8",
     ]  # fmt: skip
-    model = odd_model(dice) if dice.random() < 0.2 else small("gpt2") if verb == "vocabulary" else residual()
     said = dict(given)
     for name in dice.sample([*said], min(len(said), dice.choice((1, 1, 2)))):
         data = name in ("batches", "example_inputs", "more_inputs", "teacher") and dice.random() < 0.8
@@ -654,18 +724,27 @@ def argued(verb: str, call: Callable[..., Any], given: Mapping[str, Any], dice: 
             one = {dice.choice(["params", "bytes", "macs", "0.up.weight", "x"]): dice.choice([one, *HOSTILE])}
         long = name in ("rounds", "steps", "local", "finals", "total_steps") and type(one) is int and one > 3
         said[name] = 3 if long else one  # what was asked for would be done
-    state = held_state(model)
+    return said
+
+
+def judged(call: Callable[[], Any], *models: Any) -> str:
+    """What became of a call; raises what is a crash, and `Changed` where it was refused and has changed a model."""
+    states = [(model, state) for model in models if (state := held_state(model)) is not None]
+
+    def as_it_was() -> bool:
+        return all(is_as_it_was(model, state) for model, state in states)
+
     try:
-        call(model, **said)
+        call()
     except (*REFUSED, TypeError, KeyError, AttributeError) as error:
         if isinstance(error, KeyError | AttributeError) and not is_ours(error):
             raise
-        if state is not None and not is_as_it_was(model, state):
+        if not as_it_was():
             raise Changed(f"the model, by {type(error).__name__}: {error}") from error
         return "refused" if is_ours(error) else "refused by another"
     except Exception as error:
         own = any(each.name == "forward" for each in traceback.extract_tb(error.__traceback__))
-        if not own or state is None or not is_as_it_was(model, state):
+        if not own or not states or not as_it_was():
             raise
         return "an error of the model"
     return "done"
@@ -690,8 +769,9 @@ def is_as_it_was(model: nn.Module, state: Mapping[str, tuple[Tensor, Tensor]]) -
 
 
 def written(root: Path) -> dict[str, bytes]:
-    """What OUT holds."""
-    return {each.removeprefix(f"{OUT}/"): text for each, text in tree(root).items() if each.startswith(f"{OUT}/")}
+    """What OUT holds, or what it is; of a page, in which there are times, that it is whole."""
+    found = {each.removeprefix(OUT): text for each, text in tree(root).items() if each.startswith((f"{OUT}/", OUT_FILE))}
+    return {each: text[-8:] if each.endswith(".html") else text for each, text in found.items()}
 
 
 @functools.cache
@@ -708,6 +788,17 @@ def check_whole(attack: Attack, root: Path, whole: Mapping[str, bytes]) -> None:
         raise Changed(f"{', '.join(names[:3])} of what {attack.verb} wrote in the end")
 
 
+def check_left(attack: Attack, root: Path, files: Mapping[str, bytes], error: BaseException | None = None) -> None:
+    """`Changed` where a refused call has left more than it may."""
+    left = {name: text for name, text in tree(root).items() if not name.startswith(attack.keeps)}
+    more = {name for name in left.keys() | files.keys() if left.get(name) != files.get(name)}
+    more |= {each.name for each in root.iterdir() if each.is_dir() and not each.name.startswith(attack.keeps[:-1])} - {
+        name.split("/")[0] for name in files
+    }
+    if more:
+        raise Changed(f"{sorted(more)[:3]}, by {error}") from error
+
+
 def limited(attack: Attack, root: Path, files: Mapping[str, bytes], dice: random.Random) -> str:
     """What became of a call for which files may not be as long as they are, and of the same call afterwards."""
     put(root, files)
@@ -718,9 +809,7 @@ def limited(attack: Attack, root: Path, files: Mapping[str, bytes], dice: random
     try:
         attack.call(root)
     except REFUSED as error:
-        left = {name: text for name, text in tree(root).items() if not name.startswith(f"{OUT}.unfinished/")}
-        if left != files:
-            raise Changed(f"{sorted(left.keys() ^ files.keys())[:3]}, by {error}") from error
+        check_left(attack, root, files, error)
     else:
         check_whole(attack, root, whole)
         return "done"
@@ -800,7 +889,7 @@ def tried(attack: Attack, root: Path, files: Mapping[str, bytes], dice: random.R
         attack.call(root)
     except REFUSED as error:
         now = tree(root)
-        both = [{k: v for k, v in each.items() if not k.startswith(f"{OUT}.unfinished/")} for each in (now, before)]
+        both = [{k: v for k, v in each.items() if not k.startswith(attack.keeps)} for each in (now, before)]
         if both[0] != both[1]:
             names = [name for name in now.keys() | before.keys() if now.get(name) != before.get(name)]
             raise Changed(f"{', '.join(names[:3])}, by {type(error).__name__}: {error}") from error
@@ -835,7 +924,7 @@ def check_claims(attack: Attack, root: Path) -> None:
 def is_ours(error: BaseException) -> bool:
     """Whether this library says it, or the system."""
     frames = traceback.extract_tb(error.__traceback__)
-    return isinstance(error, OSError) or "/secateur/" in frames[-1].filename
+    return isinstance(error, OSError) or "/secateur/" in frames[-1].filename or type(error).__name__ == "Said"
 
 
 def place_of(error: BaseException) -> str:
@@ -846,19 +935,32 @@ def place_of(error: BaseException) -> str:
 
 Once = Callable[[random.Random], str]
 KINDS = {"files": tried, "disk": limited, "killed": killed, "together": together}
+HINDERED = ("full", "rights", "faults")
 
 
 def tries(root: Path, kind: str, verbs: Collection[str]) -> Iterator[tuple[str, str, Once]]:
     """A function for each attack, which tries it once."""
+    from benchmarks.storage import hindered, odd
+
     if kind == "arguments":
         for verb, (call, given) in called().items():
             if not verbs or verb in verbs:
                 yield verb, "arguments", functools.partial(argued, verb, call, given)
+        for verb, each in odd.odd_calls(root).items():
+            if not verbs or verb in verbs:
+                yield verb, "arguments", each
         return
+    if kind in HINDERED:
+        (root / "inside").mkdir()  # a disk of its own
+        root /= "inside"
     every, files = attacks(root, {*(verbs or VERBS)}, begun=kind == "files")
+    if kind != "files":
+        more, files = hindered.writers(root, files)
+        every += [each for each in more if not verbs or each.verb in verbs]
+    how = getattr(hindered, kind) if kind in HINDERED else KINDS[kind]
     for attack in every:
         if kind == "files" or attack.writes:
-            yield attack.verb, attack.name, functools.partial(KINDS[kind], attack, root, files)
+            yield attack.verb, attack.name, functools.partial(how, attack, root, files)
 
 
 def counted(
@@ -901,7 +1003,7 @@ def read_operators_once() -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kind", choices=["arguments", *KINDS])
+    parser.add_argument("kind", choices=["arguments", *KINDS, *HINDERED])
     parser.add_argument("--verb", action="append", default=[], help="only of this one; repeatable")
     parser.add_argument("--of", action="append", default=[], help="only attacks whose name has this; repeatable")
     parser.add_argument("--count", type=int, default=1000, help="how many of each attack")

@@ -13,6 +13,7 @@ import functools
 import hashlib
 import itertools
 import math
+import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -301,7 +302,7 @@ class Priced(_ByOperation):
         """
         _, shapes, _ = operation.spelled
         found = self.cost(operation.name, shapes)
-        if isinstance(found, bool) or not isinstance(found, int | float) or not 0 <= found < math.inf:
+        if isinstance(found, bool) or not isinstance(found, int | float) or not 0 <= found <= sys.float_info.max:
             raise ValueError(
                 f"{described(self.cost)} says that {operation.name} of {shapes_text(shapes)} takes {found!r}; it has "
                 "to be milliseconds, 0 or more."
@@ -353,21 +354,23 @@ class PriceTable(_ByOperation):
         first = lines[0] if lines else ""
         mark = ";" if first.count(";") > first.count(",") else ","
         reader = csv.DictReader(lines, delimiter=mark)
-        missing = [column for column in COLUMNS if column not in (reader.fieldnames or ())]
+        try:
+            missing = [column for column in COLUMNS if column not in (reader.fieldnames or ())]
+            read = [(reader.line_num, row) for row in reader]
+        except csv.Error as error:
+            raise ValueError(f"{path}, line {reader.line_num}: is no row of a table ({error}).") from None
         if missing:
             hint = " Run time_probes.py there, which writes it." if missing == ["milliseconds"] else ""
             raise ValueError(
                 f"{path}: has no column {missing[0]}; a table of times has {', '.join(COLUMNS)}, as board.csv.{hint}"
             )
         rows: dict[tuple[str, tuple[int, ...]], dict[Sizes, float]] = {}
-        for row in reader:
-            operation, shapes, numbers, ms = _read(path, reader.line_num, row, mark)
+        for line, row in read:
+            operation, shapes, numbers, ms = _read(path, line, row, mark)
             key, sizes = _key(operation, shapes, numbers)
             its = rows.setdefault(key, {})
             if sizes in its:
-                raise ValueError(
-                    f"{path}, line {reader.line_num}: {operation} of {shapes_text(shapes)} has a time already."
-                )
+                raise ValueError(f"{path}, line {line}: {operation} of {shapes_text(shapes)} has a time already.")
             its[sizes] = ms
         if not rows:
             raise ValueError(f"{path}: holds no times.")
@@ -442,8 +445,10 @@ def _read(path: Path, line: int, row: Mapping[str, Any], mark: str) -> tuple[str
         raise ValueError(f"{path}, line {line}: milliseconds is {printable(ms)!r}; it has to be a number, 0 or more.")
     try:
         each = tuple(() if part == "scalar" else tuple(map(int, part.split("x"))) for part in shapes.split())
-        return operation, each, tuple(map(int, numbers.split())), time
-    except ValueError:
+        found = operation, each, tuple(map(int, numbers.split())), time
+        np.array([*itertools.chain(*found[1]), *found[2]], dtype=np.float64)
+        return found
+    except (ValueError, OverflowError):
         raise ValueError(
             f"{path}, line {line}: shapes are such as 1x64x384 1536x384, and numbers such as -1 2, not "
             f"{printable(shapes)!r} and {printable(numbers)!r}."

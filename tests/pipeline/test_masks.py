@@ -554,6 +554,22 @@ def test_detaching_is_all_or_nothing():
     assert prune.is_pruned(model[1])
 
 
+@pytest.mark.parametrize(
+    ("mask", "what"),
+    [(None, "is gone"), (torch.ones(3, 4), "is none of its"), (torch.ones(4, 4, device="meta"), "is none of its")],
+)
+def test_a_mask_that_does_not_fit_is_named_and_all_stay_attached(mask, what):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    attach(model, make_masks(find_targets(model), 0.5))
+    del model[1].weight_mask
+    if mask is not None:
+        model[1].register_buffer("weight_mask", mask)
+    with pytest.raises(ValueError, match=rf"^1\.weight: its mask, weight_mask, {what}"):
+        detach(model)
+    assert prune.is_pruned(model[0])
+    assert prune.is_pruned(model[1])
+
+
 def test_what_verbs_return_prints_as_a_table_and_is_a_dict():
     model = network()
     for found in (make_masks(find_targets(model), 0.5), sparsify(model, 0.5), masks.masks_from_zeros(model)):

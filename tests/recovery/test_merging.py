@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from secateur import sparsify
+from secateur import prune, sparsify
 from secateur.recovery import merge_keeping_zeros
 from support.families import make
 
@@ -78,6 +78,8 @@ def test_a_call_that_fails_changes_nothing(monkeypatch):
 def test_what_is_wrong_is_said():
     with pytest.raises(ValueError, match="Sequential has no adapters to merge: it is no model of peft's"):
         merge_keeping_zeros(network())
+    with pytest.raises(TypeError, match="a model is a torch.nn.Module, and this is of type str"):
+        merge_keeping_zeros("x")
     adapted = peft.get_peft_model(network(), peft.LoraConfig(r=2, target_modules=["0"]))
     adapted.merge_adapter()
     with pytest.raises(ValueError, match="its adapters are merged already; take them out with unmerge_adapter first"):
@@ -103,6 +105,46 @@ def test_weights_that_are_no_numbers_are_named_and_nothing_changes(change, said)
     with pytest.raises(ValueError, match=said):
         merge_keeping_zeros(adapted)
     assert [*adapted.state_dict()] == names
+
+
+def of_another_shape(adapted):
+    adapted.base_model.model[0].lora_A["default"].weight = nn.Parameter(torch.ones(2, 7))
+
+
+def with_a_mask_that_does_not_fit(adapted):
+    base = adapted.base_model.model[0].base_layer
+    prune.l1_unstructured(base, "weight", amount=0.5)
+    base.weight_mask = torch.ones(3)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (of_another_shape, r"^peft cannot merge its adapters \(RuntimeError: .*\)\.$"),
+        (with_a_mask_that_does_not_fit, "where masks are attached, write the zeros first"),
+    ],
+)
+def test_adapters_that_cannot_be_merged_are_one_line_and_nothing_changes(change, said):
+    adapted = peft.get_peft_model(network(), peft.LoraConfig(r=2, target_modules=["0"], init_lora_weights=False))
+    change(adapted)
+    before = copy.deepcopy(adapted.state_dict())
+    with pytest.raises(ValueError, match=said):
+        merge_keeping_zeros(adapted)
+    assert all(torch.equal(each, before[name]) for name, each in adapted.state_dict().items())
+
+
+def test_a_kind_of_adapter_that_puts_other_memory_in_the_place_is_taken_back_too():
+    config = peft.IA3Config(target_modules=["0", "2"], feedforward_modules=[])
+    adapted = peft.get_peft_model(network(), config)
+    layer = adapted.base_model.model[2]
+    layer.base_layer.bias = nn.Parameter(torch.ones(4, 4))  # which cannot be scaled, once the weight is
+    weight, before = layer.base_layer.weight, layer.base_layer.weight.detach().clone()
+    layer.ia3_l["default"].data = torch.full((4, 1), 2.0)
+    memory = weight.data_ptr()
+    with pytest.raises(ValueError, match="peft cannot merge its adapters"):
+        merge_keeping_zeros(adapted)
+    assert weight.data_ptr() == memory
+    assert torch.equal(weight, before)
 
 
 @pytest.mark.parametrize("wrap", [nn.DataParallel, functools.partial(torch.compile, backend="eager")])

@@ -91,6 +91,22 @@ def test_a_chaotic_model_is_proved_on_smaller_weights():
     verify_shrunken(original, model, x)
 
 
+def test_what_is_no_pair_of_models_is_one_line_and_nothing_changes():
+    model, x = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3)), torch.zeros(2, 4)
+    small = shrink(copy.deepcopy(model), x, 0.5).model
+    lazy = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.LazyLinear(3))
+    for original, example, error, said in (
+        (0.5, x, TypeError, "two models are compared, and one is of type float"),
+        (copy.deepcopy(model).to("meta"), x, ValueError, "0.weight is on the meta device"),
+        (lazy, x, ValueError, "weights without a shape yet"),
+        (model, torch.zeros(2, 5), ValueError, "the model does not run on the example"),
+        (nn.Sequential(nn.Linear(4, 16)), x, ValueError, "does not fit|does not compute"),
+    ):
+        with pytest.raises(error, match=said):
+            verify_shrunken(original, small, example)
+    assert nn.parameter.is_lazy(lazy[2].weight)
+
+
 class Found(nn.Module):
     """As detectors: what is too large to be a box is not returned."""
 

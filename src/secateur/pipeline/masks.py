@@ -285,7 +285,7 @@ def detach(
     """Make attached masks permanent and return them: plain parameters with zeros, under their own names again.
 
     All or none: what makes it impossible for one of them, such as a module that shares the weight but not the mask,
-    leaves all attached.
+    or a mask of another shape, leaves all attached.
 
     Args:
         include, exclude: globs over the names that the weights have then; all that are attached by default.
@@ -298,11 +298,14 @@ def detach(
     masks: dict[tuple[nn.Module, str], tuple[str, Tensor]] = {}
     for module_name, module in model.named_modules():
         pruned = prune.pruned_names(module)
-        for original, _ in module.named_parameters(recurse=False):
+        for original, weight in module.named_parameters(recurse=False):
             name = original.removesuffix("_orig")
             if name != original and name in pruned:
-                mask = getattr(module, f"{name}_mask").ne(0)
-                masks[module, name] = f"{module_name}.{name}" if module_name else name, mask
+                place, mask = f"{module_name}.{name}" if module_name else name, getattr(module, f"{name}_mask", None)
+                if not isinstance(mask, Tensor) or (mask.shape, mask.device) != (weight.shape, weight.device):
+                    what = "is gone" if mask is None else "is none of its shape and on its device"
+                    raise ValueError(f"{place}: its mask, {name}_mask, {what}; put it back as it was.")
+                masks[module, name] = place, mask.ne(0)
     names = {name: place for place, (name, _) in masks.items()}
     return Masks(masks[place] for place in prune.remove_all(names[name] for name in _chosen(names, include, exclude)))
 

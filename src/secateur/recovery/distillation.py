@@ -16,7 +16,7 @@ from secateur.models import Tokens
 from secateur.pipeline import Masks
 from secateur.recovery.descent import removed_of, settled
 from secateur.recovery.losses import OutputLoss, chosen_for, count_rows, features_of, loss_between, parse
-from secateur.support import Column, Part, Shown, Table, Undo, device_of, in_mode, moved, percent, unwrapped
+from secateur.support import Column, Part, Shown, Table, Undo, device_of, in_mode, moved, percent, printable, unwrapped
 from secateur.training import Pruner
 
 # ---- `Distillation`: adds the loss against a teacher to a custom training loop.
@@ -177,7 +177,8 @@ def merge_keeping_zeros(model: nn.Module) -> Merged:
 
     Raises:
         ValueError: there are no adapters, they are merged already, a weight below one holds no floating numbers or no
-            values, or would hold NaN or infinity.
+            values, or would hold NaN or infinity; or peft cannot merge them. Nothing is changed then.
+        TypeError: it is no module.
 
     >>> from peft import LoraConfig, get_peft_model
     >>> network = nn.Sequential(nn.Linear(4, 4, bias=False))
@@ -196,7 +197,9 @@ def merge_keeping_zeros(model: nn.Module) -> Merged:
     for name, layer in layers.items():
         if getattr(layer, "merged", False):
             raise ValueError(f"{name}: its adapters are merged already; take them out with unmerge_adapter first.")
-        weight = getattr(layer.base_layer, "weight", None)
+        weight = None
+        with contextlib.suppress(RuntimeError):  # one that is computed, with a mask that does not fit
+            weight = getattr(layer.base_layer, "weight", None)
         if not isinstance(weight, nn.Parameter) or not weight.is_floating_point():
             raise ValueError(
                 f"{name}: the {type(layer.base_layer).__name__} below it has no weight of floating numbers of its own; "
@@ -216,7 +219,13 @@ def merge_keeping_zeros(model: nn.Module) -> Merged:
             bias for layer in layers.values() if isinstance(bias := getattr(layer.base_layer, "bias", None), Tensor)
         ]
         undo.values(*biases, *(saved for saved, _ in copies.values()))
-        merged = _merged(model, layers)
+        for each in (*weights.values(), *biases):  # of which some kinds of adapters put another in the place
+            undo.call(setattr, each, "data", each.data)
+        try:
+            merged = _merged(model, layers)
+        except Exception as error:
+            said = printable(" ".join(str(error).split()), 400)
+            raise ValueError(f"peft cannot merge its adapters ({type(error).__name__}: {said}).") from error
         for name, (saved, old) in copies.items():
             weights[name], olds[name] = saved, old
         plain = {name: _zeros(weight) for name, weight in weights.items()}

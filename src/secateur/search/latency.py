@@ -38,6 +38,7 @@ from secateur.support import (
     Table,
     accelerator,
     alternating,
+    naming_example,
     plain,
     printable,
     processor,
@@ -288,7 +289,8 @@ def write_probes(
     where.package()
     model, folder = unwrapped(model), Path(folder)
     check_values(model)
-    found = sorted(probed(model, example_inputs), key=lambda each: each.spelled)
+    with naming_example(model, example_inputs):
+        found = sorted(probed(model, example_inputs), key=lambda each: each.spelled)
     by_spelling = {each.spelled: each for each in found}
     count, left_out = Counter[str](), Counter[str]()
     with new_directory(folder) as made:

@@ -39,7 +39,19 @@ from secateur.shrinking.apply import carry_out, sliced
 from secateur.shrinking.costs import by_tie
 from secateur.shrinking.oracle import RouterMask, kept_by, lending_of, oracles, without_chosen, zero_all, zeroed_of
 from secateur.shrinking.plan import Plan, plan_of, plan_without, plans_of
-from secateur.support import in_dtype, in_mode, private, restored, run_example, seeded, tensors_in, tensors_of, track
+from secateur.support import (
+    in_dtype,
+    in_mode,
+    naming_example,
+    private,
+    refuse_unloaded,
+    restored,
+    run_example,
+    seeded,
+    tensors_in,
+    tensors_of,
+    track,
+)
 
 # ---- Whether two models compute the same function, up to rounding.
 #
@@ -286,7 +298,11 @@ _NOTHING = (
 def verify_shrunken(original: nn.Module, shrunken: nn.Module, example_inputs: Any) -> None:
     """Check that a shrunken model equals its original with the removed entries zeroed; both are left as they are.
 
-    On random weights, in float64, in both modes. Raises ValueError with what differs.
+    On random weights, in float64, in both modes.
+
+    Raises:
+        ValueError: what differs; the second was not made from the first, or one has no values.
+        TypeError: one is no module.
 
     >>> import copy
     >>> from secateur import shrink
@@ -294,12 +310,24 @@ def verify_shrunken(original: nn.Module, shrunken: nn.Module, example_inputs: An
     >>> shrunken = shrink(copy.deepcopy(model), torch.zeros(1, 4), 0.5).model
     >>> verify_shrunken(model, shrunken, torch.zeros(1, 4))
     """
+    for each in (original, shrunken):
+        if not isinstance(each, nn.Module):
+            raise TypeError(f"two models are compared, and one is of type {type(each).__name__}.")
+        if any(map(nn.parameter.is_lazy, each.parameters())):
+            raise ValueError(f"{type(each).__name__} has weights without a shape yet; run it once on an example before.")
+        refuse_unloaded(each)
     plans = plans_of(shrunken)[len(plans_of(original)) :]
     if not plans:
         raise ValueError("the second model was not made from the first by shrink or load_shrunken.")
-    words = on_calm_probes(
-        original, lambda probe, calm: _differs_after(probe, calm, original, shrunken, example_inputs), example_inputs
-    )
+    try:
+        with naming_example(original, example_inputs):
+            words = on_calm_probes(
+                original,
+                lambda probe, calm: _differs_after(probe, calm, original, shrunken, example_inputs),
+                example_inputs,
+            )
+    except (AttributeError, LookupError) as error:
+        raise ValueError(f"the plan of the second model does not fit the first: {error}.") from error
     if words is not None:
         raise ValueError(f"the shrunken model does not compute what the original does: {words}.")
 

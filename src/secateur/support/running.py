@@ -383,7 +383,10 @@ def unwrapped(model: nn.Module, *, resized: bool = False) -> nn.Module:
 
     Raises:
         ValueError: its parameters are to be ``resized``, and DistributedDataParallel would go on with those they were.
+        TypeError: it is no module.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"a model is a torch.nn.Module, and this is of type {type(model).__name__}.")
     while True:
         if resized and isinstance(model, nn.parallel.DistributedDataParallel):
             raise ValueError(
