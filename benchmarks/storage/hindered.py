@@ -72,7 +72,7 @@ def writers(root: Path, files: Mapping[str, bytes]) -> tuple[list[Attack], dict[
     smaller = hostile.residual()
     shrink(smaller, torch.zeros(1, 6), 0.5)
     masks = sparsify(packed := hostile.residual(16, 256), 0.95)
-    pack(packed, vectors[0], at_least=0)
+    pack(packed, vectors[0], at_least=1e-9)
     page, example = root / f"{OUT}-page.html", "benchmarks.storage.hindered:example"
 
     def fitted(r: Path) -> None:  # a model in memory, whose levels are kept

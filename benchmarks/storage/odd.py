@@ -97,7 +97,8 @@ def damage_of_modules(model: Any, dice: random.Random) -> None:
     match dice.randrange(14):
         case 0 | 1:
             with torch.no_grad():
-                old.reshape(-1)[:1].fill_(dice.choice([math.nan, math.inf, -1e38, 3e38])) if not old.is_meta else None
+                if not old.is_meta and old.is_floating_point():
+                    old.reshape(-1)[:1].fill_(dice.choice([math.nan, math.inf, -1e38, 3e38]))
         case 2:
             shape = [*old.shape]
             if shape:

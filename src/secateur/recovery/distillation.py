@@ -190,6 +190,19 @@ def merge_keeping_zeros(model: nn.Module) -> Merged:
     (6, 0.0)
     """
     model = unwrapped(model)
+    try:
+        return _merged_keeping_zeros(model)
+    except torch.OutOfMemoryError:
+        raise
+    except (AttributeError, LookupError, RuntimeError, TypeError) as error:
+        said = printable(" ".join(str(error).split()), 400)
+        raise ValueError(
+            f"the adapters of {type(model).__name__} cannot be merged into what is below them "
+            f"({type(error).__name__}: {said}); load both again."
+        ) from error
+
+
+def _merged_keeping_zeros(model: nn.Module) -> Merged:
     layers = dict(_adapted_layers(model))
     if not layers:
         raise ValueError(f"{type(model).__name__} has no adapters to merge: it is no model of peft's.")
@@ -197,9 +210,7 @@ def merge_keeping_zeros(model: nn.Module) -> Merged:
     for name, layer in layers.items():
         if getattr(layer, "merged", False):
             raise ValueError(f"{name}: its adapters are merged already; take them out with unmerge_adapter first.")
-        weight = None
-        with contextlib.suppress(RuntimeError):  # one that is computed, with a mask that does not fit
-            weight = getattr(layer.base_layer, "weight", None)
+        weight = getattr(layer.base_layer, "weight", None)
         if not isinstance(weight, nn.Parameter) or not weight.is_floating_point():
             raise ValueError(
                 f"{name}: the {type(layer.base_layer).__name__} below it has no weight of floating numbers of its own; "
@@ -221,11 +232,7 @@ def merge_keeping_zeros(model: nn.Module) -> Merged:
         undo.values(*biases, *(saved for saved, _ in copies.values()))
         for each in (*weights.values(), *biases):  # of which some kinds of adapters put another in the place
             undo.call(setattr, each, "data", each.data)
-        try:
-            merged = _merged(model, layers)
-        except Exception as error:
-            said = printable(" ".join(str(error).split()), 400)
-            raise ValueError(f"peft cannot merge its adapters ({type(error).__name__}: {said}).") from error
+        merged = _merged(model, layers)
         for name, (saved, old) in copies.items():
             weights[name], olds[name] = saved, old
         plain = {name: _zeros(weight) for name, weight in weights.items()}
