@@ -80,10 +80,6 @@ def writers(root: Path, files: Mapping[str, bytes]) -> tuple[list[Attack], dict[
         fit(model, vectors, budget={"params": 0.9}, shares=[0.5], finals=1, levels=None, verify=False)
         save_shrunken(model, r / OUT)
 
-    def in_order(r: Path, *words: object) -> None:
-        """A page is written when all else is there: that it could not be is said, and OUT is whole."""
-        told(*words)
-
     calls: dict[tuple[str, str], tuple[Callable[[Path], Any], str]] = {
         ("deploy", "deploy"): (hostile.deployed, f"{OUT}.unfinished/"),
         ("cost", "probes"): (lambda r: write_probes(hostile.residual(16, 64), vectors[0], r / OUT), OUT + "."),
@@ -98,14 +94,14 @@ def writers(root: Path, files: Mapping[str, bytes]) -> tuple[list[Attack], dict[
         ),
         ("store", "levels"): (lambda r: sensitivity(r / "dense", data, shares=[0.5], store=r / OUT), OUT),
         ("page", "prune"): (
-            lambda r: in_order(r, "prune", r / "dense", "-s", 0.5, "--out", r / OUT, "--report", r / page.name), OUT),
+            lambda r: told("prune", r / "dense", "-s", 0.5, "--out", r / OUT, "--report", r / page.name), OUT),
         ("page", "inspect"): (
-            lambda r: in_order(r, "inspect", r / "dense", "--report", r / page.name), OUT + "."),
+            lambda r: told("inspect", r / "dense", "--report", r / page.name), OUT + "."),
         ("page", "bench"): (
-            lambda r: in_order(r, "bench", "benchmarks.storage.hindered:model", "--example", example, "-s", 0.9, "-p",
+            lambda r: told("bench", "benchmarks.storage.hindered:model", "--example", example, "-s", 0.9, "-p",
                                "unstructured", "--threads", 1, "--report", r / page.name), OUT + "."),
         ("page", "cost"): (
-            lambda r: in_order(r, "cost", "benchmarks.storage.hindered:model", "--example", example, "--emit", r / OUT,
+            lambda r: told("cost", "benchmarks.storage.hindered:model", "--example", example, "--emit", r / OUT,
                                "--report", r / page.name), OUT),
     }  # fmt: skip
     return [Attack(verb, what, call, [], keeps=keeps) for (verb, what), (call, keeps) in calls.items()], tree(root)
@@ -123,21 +119,21 @@ WIDE, NOTHING, UNSEEN = torch.zeros(2, 99), torch.zeros(0, 16), torch.zeros(2, 1
 SEVERAL, NAMED, WORDS, FRACTION = (example(), example()), {"x": example()}, ["a", None], torch.full((2, 16), torch.nan)
 
 
-def Lazy() -> torch.nn.Module:  # noqa: N802
+def Lazy() -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.LazyLinear(4), torch.nn.LazyLinear(4))
 
 
-def Unseen() -> torch.nn.Module:  # noqa: N802
+def Unseen() -> torch.nn.Module:
     return model().to("meta")
 
 
-def Broken() -> torch.nn.Module:  # noqa: N802
+def Broken() -> torch.nn.Module:
     made: Any = model()
     made[1].down = torch.nn.Linear(5, 5)
     return made
 
 
-def Frozen() -> torch.nn.Module:  # noqa: N802
+def Frozen() -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.ReLU())
 
 
@@ -193,7 +189,7 @@ def _watching(event: str, arguments: tuple[Any, ...]) -> None:
     if not _FAULT["root"]:
         return
     if event == "open":
-        path, mode, flags = arguments
+        path, _, flags = arguments
         if not (flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)):
             return
     elif event in CHANGES:

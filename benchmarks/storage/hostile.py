@@ -88,7 +88,20 @@ def damaged_csv(text: bytes, dice: random.Random) -> bytes:
         case 3:
             row.append(str(dice.choice(HOSTILE)))
         case _ if row:
-            words = ["2x6 12x6 12", "scalar", "0x0", "-1", "2x", "x", "1e999", "-0.0", "nan", "1,5", "9" * 5000, "9" * 400, "0" * 99]
+            words = [
+                "2x6 12x6 12",
+                "scalar",
+                "0x0",
+                "-1",
+                "2x",
+                "x",
+                "1e999",
+                "-0.0",
+                "nan",
+                "1,5",
+                "9" * 5000,
+                "9" * 400,
+            ]
             row[dice.randrange(len(row))] = str(dice.choice([*HOSTILE, *words, *words]))
     made = io.StringIO()
     csv.writer(made, delimiter=dice.choice(",,,;")).writerows(rows)
@@ -313,6 +326,7 @@ def deployed(root: Path) -> None:
 
 def attacks(root: Path, wanted: set[str], *, begun: bool) -> tuple[list[Attack], dict[str, bytes]]:
     """Those on some of `VERBS`, and the files that they read, which are made in the folder."""
+    from benchmarks.storage.hindered import told
     from secateur import (
         fit,
         oneshot,
@@ -327,8 +341,6 @@ def attacks(root: Path, wanted: set[str], *, begun: bool) -> tuple[list[Attack],
     from secateur.checkpoints import inspect_checkpoint, verify_checkpoint
     from secateur.kinds import Blocks, Experts
     from secateur.storage import expand_checkpoint, load_compressed, save_compressed
-
-    from benchmarks.storage.hindered import told
 
     dense, mixed = root / "dense", root / "mixed"
     small().save_pretrained(dense)
@@ -770,7 +782,9 @@ def is_as_it_was(model: nn.Module, state: Mapping[str, tuple[Tensor, Tensor]]) -
 
 def written(root: Path) -> dict[str, bytes]:
     """What OUT holds, or what it is; of a page, in which there are times, that it is whole."""
-    found = {each.removeprefix(OUT): text for each, text in tree(root).items() if each.startswith((f"{OUT}/", OUT_FILE))}
+    found = {
+        each.removeprefix(OUT): text for each, text in tree(root).items() if each.startswith((f"{OUT}/", OUT_FILE))
+    }
     return {each: text[-8:] if each.endswith(".html") else text for each, text in found.items()}
 
 

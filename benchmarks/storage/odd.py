@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.storage import hostile
 from benchmarks.storage.hindered import Said, told
 from benchmarks.storage.hostile import HOSTILE, OUT, Changed, judged, odd_data, odd_model, odd_of, residual, tree
 
@@ -59,7 +58,8 @@ def merging(dice: random.Random) -> str:
     if kind is peft.LoraConfig:
         given |= {"use_dora": dice.random() < 0.2, "init_lora_weights": dice.random() < 0.3,
                   "use_rslora": dice.random() < 0.2, "lora_bias": dice.random() < 0.1,
-                  "modules_to_save": dice.choice([None, None, ["2"]]), "fan_in_fan_out": dice.random() < 0.1}  # fmt: skip
+                  "modules_to_save": dice.choice([None, None, ["2"]]),
+                  "fan_in_fan_out": dice.random() < 0.1}  # fmt: skip
     try:
         if dice.random() < 0.7:
             sparsify(base, 0.5)
@@ -273,7 +273,7 @@ def pricing(dice: random.Random) -> str:
     model, data = residual(), [torch.randn(2, 6) for _ in range(3)]
     odd_price = dice.choice([*HOSTILE, "1.5", torch.tensor(1.5), 10**400])
 
-    def cost(operation: str, shapes: Any) -> Any:
+    def cost(_: str, shapes: Any) -> Any:
         if dice.random() < 0.05:
             return odd_price
         return 1.0 + sum(shapes[-1])

@@ -7,7 +7,13 @@ from benchmarks.storage import hostile, lines
 
 @pytest.mark.parametrize(
     ("kind", "verbs"),
-    [("files", ["inspect", "text", "prune"]), ("disk", ["prune"]), ("together", ["prune"]), ("killed", ["compress"])],
+    [
+        ("files", ["inspect", "text", "prune", "prices"]),
+        ("disk", ["prune"]),
+        ("together", ["prune"]),
+        ("killed", ["compress"]),
+        ("faults", ["pack", "save"]),
+    ],
 )
 @pytest.mark.filterwarnings("ignore")
 def test_hostile_files_end_in_a_refusal_or_do_no_harm(tmp_path, kind, verbs):
@@ -18,9 +24,10 @@ def test_hostile_files_end_in_a_refusal_or_do_no_harm(tmp_path, kind, verbs):
 
 @pytest.mark.filterwarnings("ignore")
 def test_hostile_arguments_are_refused_or_do_no_harm(tmp_path):
-    (found,) = hostile.counted(tmp_path, "arguments", ["prune"], range(40))
-    assert "crashed" not in found
-    assert found["refused"] > 10
+    for verb in ("prune", "detach", "reached"):
+        (found,) = hostile.counted(tmp_path, "arguments", [verb], range(40))
+        assert "crashed" not in found
+        assert found["refused"] > 10
 
 
 @pytest.mark.parametrize("kind", lines.AROUND)

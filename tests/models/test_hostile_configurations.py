@@ -1,6 +1,7 @@
 """Configurations that nobody wrote by accident: what no model can be made of is one line that names config.json."""
 
 import contextlib
+import functools
 import json
 import random
 import re
@@ -10,10 +11,12 @@ import sys
 import warnings
 
 import pytest
+import torch
+import transformers
 from transformers.utils import logging as their_logging
 from typer.testing import CliRunner
 
-from secateur.checkpoints import CheckpointError, open_checkpoint
+from secateur.checkpoints import CheckpointError, meta_model_of, open_checkpoint
 from secateur.cli.commands import app
 from secateur.criteria import magnitude
 from secateur.models import build_on_meta, oneshot
@@ -163,23 +166,79 @@ LOGGED = [
 ]
 
 
-@pytest.mark.parametrize(("verb", "changes", "wrong"), LOGGED, ids=str)
-def test_what_transformers_logs_is_not_beside_an_error(verb, changes, wrong, broken, tmp_path):
-    """In a process of its own, whose logging nobody has touched; where all is well it is there, in the end."""
-    configured(broken, **changes)
-    write_tokenizer(broken)
-    (tmp_path / "text.txt").write_text("the secateur is a small shear " * 100)
-    words = [*("--sparsity", "0.3", "--data", tmp_path / "text.txt", "--samples", "2", "--sequence-length", "8")]
-    called = [sys.executable, "-m", "secateur", verb, broken, "--out", tmp_path / "out", *words]
-    ended = subprocess.run([str(each) for each in called], capture_output=True, text=True)
-    lines = ended.stderr.splitlines()
+# commands of one process that has imported torch, and whose logging nobody has touched: each in a copy of it
+COPIES = """
+import json, os, runpy, sys
+import torch
+for number, words in enumerate(json.loads(sys.argv[1])):
+    if not os.fork():
+        os.dup2(os.open(f"{number}.txt", os.O_CREAT | os.O_WRONLY), 2)
+        sys.argv[1:] = words
+        code = 1
+        try:
+            runpy.run_module("secateur", run_name="__main__", alter_sys=True)
+        except SystemExit as ended:
+            code = ended.code or 0
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+    print(os.waitstatus_to_exitcode(os.wait()[1]), file=open("codes.txt", "a"))
+"""
+
+
+@pytest.fixture(scope="module")
+def logged(llama, tmp_path_factory):
+    """The exit code and what stands on stderr, of each of `LOGGED`."""
+    place = tmp_path_factory.mktemp("logged")
+    (place / "text.txt").write_text("the secateur is a small shear " * 100)
+    calls = []
+    for number, (verb, changes, _) in enumerate(LOGGED):
+        folder = shutil.copytree(llama, place / f"dense{number}")
+        configured(folder, **changes)
+        write_tokenizer(folder)
+        words = ["--sparsity", "0.3", "--data", "text.txt", "--samples", "2", "--sequence-length", "8"]
+        calls.append([verb, str(folder), "--out", str(place / f"out{number}"), *words])
+    subprocess.run([sys.executable, "-c", COPIES, json.dumps(calls)], cwd=place, capture_output=True, check=True)
+    codes = [int(code) for code in (place / "codes.txt").read_text().split()]
+    return [(code, (place / f"{number}.txt").read_text()) for number, code in enumerate(codes)]
+
+
+@pytest.mark.parametrize("number", range(len(LOGGED)))
+def test_what_transformers_logs_is_not_beside_an_error(number, logged):
+    """Where all is well it is there, in the end."""
+    (code, stderr), wrong = logged[number], LOGGED[number][2]
+    lines = stderr.splitlines()
     if wrong is None:
-        assert ended.returncode == 0, ended.stderr
+        assert code == 0, stderr
         assert [at for at, line in enumerate(lines) if "[transformers]" in line] == [len(lines) - 1]
         return
-    assert ended.returncode == 2
-    assert len(lines) == 1, ended.stderr
-    assert re.match(rf"secateur: .*{wrong}", ended.stderr)
+    assert code == 2
+    assert len(lines) == 1, stderr
+    assert re.match(rf"secateur: .*{wrong}", stderr)
+
+
+def test_sizes_that_are_none_are_one_line(tmp_path):
+    """torch warns of each tensor without an entry that is initialized."""
+    make("gpt_neox").save_pretrained(tmp_path)
+    configured(tmp_path, vocab_size=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        meta_model_of(open_checkpoint(tmp_path))
+        with pytest.raises(CheckpointError, match=r"and its config\.json asks for \(0, 16\)"):
+            build_on_meta(open_checkpoint(tmp_path))
+
+
+def test_a_text_does_not_say_what_a_decoder_reads(tmp_path):
+    sizes = {"vocab_size": 64, "d_model": 8, "d_kv": 4, "d_ff": 12, "num_layers": 1, "num_heads": 2}
+    made = transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, decoder_start_token_id=0))
+    made.save_pretrained(tmp_path / "dense")
+    text, out = torch.arange(8)[None] + 2, tmp_path / "out"
+    for verb in (oneshot, functools.partial(shrink, verify=False)):
+        with pytest.raises(ValueError, match="T5ForConditionalGeneration has a decoder, and a text does not say"):
+            verb(tmp_path / "dense", batches=[text], sparsity=0.5, out=out)
+        assert [*tmp_path.iterdir()] == [tmp_path / "dense"]
+    oneshot(tmp_path / "dense", [{"input_ids": text, "labels": text}], 0.5, out=out)
 
 
 def test_bench_ends_in_one_line(broken):

@@ -78,7 +78,7 @@ def test_a_call_that_fails_changes_nothing(monkeypatch):
 def test_what_is_wrong_is_said():
     with pytest.raises(ValueError, match="Sequential has no adapters to merge: it is no model of peft's"):
         merge_keeping_zeros(network())
-    with pytest.raises(TypeError, match="a model is a torch.nn.Module, and this is of type str"):
+    with pytest.raises(TypeError, match=r"a model is a torch\.nn\.Module, and this is of type str"):
         merge_keeping_zeros("x")
     adapted = peft.get_peft_model(network(), peft.LoraConfig(r=2, target_modules=["0"]))
     adapted.merge_adapter()
@@ -120,7 +120,10 @@ def with_a_mask_that_does_not_fit(adapted):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (of_another_shape, r"^the adapters of PeftModel cannot be merged into .* \(RuntimeError: .*\); load both again\.$"),
+        (
+            of_another_shape,
+            r"^the adapters of PeftModel cannot be merged into .* \(RuntimeError: .*\); load both again\.$",
+        ),
         (with_a_mask_that_does_not_fit, "the adapters of PeftModel cannot be merged"),
     ],
 )

@@ -126,6 +126,18 @@ def test_a_save_that_fails_leaves_the_save_before(tmp_path, monkeypatch):
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == files
 
 
+def test_a_save_in_a_new_folder_that_fails_leaves_no_folder(tmp_path, monkeypatch):
+    model = small()
+    shrink(model, torch.zeros(2, 4), 0.5)
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "json_of_plans", lambda _: "\ud800")  # no text that a file can hold
+        with pytest.raises(UnicodeEncodeError):
+            save_shrunken(model, tmp_path / "it")
+    assert not [*tmp_path.iterdir()]
+    save_shrunken(model, tmp_path / "it")
+    assert {path.name for path in (tmp_path / "it").iterdir()} == {"model.safetensors", "plan.json"}
+
+
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 @pytest.mark.long
 def test_loading_that_fails_at_any_step_is_taken_back(tmp_path, device):

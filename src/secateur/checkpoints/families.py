@@ -12,6 +12,7 @@ import gc
 import logging
 import re
 import threading
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextvars import ContextVar
 from pathlib import Path
@@ -113,7 +114,8 @@ def meta_model_of(checkpoint: Checkpoint) -> nn.Module:
 def blaming_config(root: Path, what: str = "no model can be made of it") -> Iterator[None]:
     """A context in which errors of transformers become one line that names ``config.json``."""
     try:
-        with _withheld():
+        with _withheld(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Initializing zero-element tensors")  # torch, of sizes that are none
             yield
     except CheckpointError:
         raise

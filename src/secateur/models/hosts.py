@@ -290,15 +290,31 @@ class InFiles(Host):
         with blaming_config(source.root, "the model is not one of repeated blocks"):
             self.blocks = find_blocks(self.model)
         self.weights = self.files = BlockFiles(self.model, self.blocks, source, work, self.device)
+        self._own_forward = forward is None
         self.forward = functools.partial(_run_of_directory, source.root, batches) if forward is None else forward
 
     def check(self) -> None:
         """Whether the files hold the blocks and the model runs: else it is an error before anything is copied. Where
         its first block runs again, the blocks are `widened`."""
         self.files.check()
+        self._check_decoder()
         while name := self._repeated():
             self.blocks = widened(self.model, self.blocks, name)
             self.weights = self.files = BlockFiles(self.model, self.blocks, self.source, self.files.work, self.device)
+
+    def _check_decoder(self) -> None:
+        """ValueError where an encoder-decoder reads a text, and neither it nor the text says what its decoder reads."""
+        config: Any = getattr(self.model, "config", None)
+        given = self.batches[0] if self.batches and self._own_forward else None
+        if getattr(config, "is_encoder_decoder", False) and isinstance(given, Tensor):
+            try:
+                with contextlib.suppress(RuntimeError), self.prepared(), torch.no_grad():  # values, which are not there
+                    run_batch(self.model, given.to("meta"))
+            except ValueError as error:
+                raise ValueError(
+                    f"{self.source.root}: {type(self.model).__name__} has a decoder, and a text does not say what that "
+                    'reads; pass batches that do, such as {"input_ids": …, "labels": …} (--data module:batches).'
+                ) from error
 
     def _repeated(self) -> str | None:
         """The first block, if the model runs it again behind its first run."""

@@ -5,6 +5,7 @@ Law: the two files are of one save or refused, and a model that they do not fit 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import operator
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from secateur.checkpoints import new_directory
 from secateur.shrinking.apply import carry_out
 from secateur.shrinking.kinds.heads import plan_without_heads, pruned_heads
 from secateur.shrinking.plan import Plan, plan_in, plans_of
@@ -29,6 +31,8 @@ _MAX_BYTES = 4_000_000_000  # of plan.json: of every tensor all that stays is wr
 
 def save_shrunken(model: nn.Module, directory: str | Path) -> None:
     """Write ``plan.json`` and ``model.safetensors`` of a shrunken model; `load_shrunken` reads them. No pickle.
+
+    A directory that is new is there with both, or not at all.
 
     >>> import tempfile
     >>> from secateur import shrink
@@ -47,11 +51,12 @@ def save_shrunken(model: nn.Module, directory: str | Path) -> None:
     if not plans:
         raise ValueError("this model was not shrunken, so there is no plan to save; save its state_dict instead.")
     directory = Path(directory)
-    directory.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.detach().contiguous() for name, tensor in tensors_of(model).items()}
-    # two files cannot be replaced at once: this shows a plan of one save beside the weights of another
-    write_whole(directory / "model.safetensors", save(tensors, {"format": "pt", "plan": _fingerprint(plans)}))
-    write_whole(directory / "plan.json", json_of_plans(plans))
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.nullcontext(directory) if directory.is_dir() else new_directory(directory) as made:
+        # two files cannot be replaced at once: this shows a plan of one save beside the weights of another
+        write_whole(made / "model.safetensors", save(tensors, {"format": "pt", "plan": _fingerprint(plans)}))
+        write_whole(made / "plan.json", json_of_plans(plans))
 
 
 def json_of_plans(plans: Sequence[Plan]) -> str:

@@ -314,7 +314,9 @@ def verify_shrunken(original: nn.Module, shrunken: nn.Module, example_inputs: An
         if not isinstance(each, nn.Module):
             raise TypeError(f"two models are compared, and one is of type {type(each).__name__}.")
         if any(map(nn.parameter.is_lazy, each.parameters())):
-            raise ValueError(f"{type(each).__name__} has weights without a shape yet; run it once on an example before.")
+            raise ValueError(
+                f"{type(each).__name__} has weights without a shape yet; run it once on an example before."
+            )
         refuse_unloaded(each)
     plans = plans_of(shrunken)[len(plans_of(original)) :]
     if not plans:
