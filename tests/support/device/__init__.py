@@ -110,10 +110,12 @@ def _process(device):
 
 def distance(device, verb):
     """Of what a verb gives there, ``verb(device) -> tensors``, and here."""
-    found = []
+    found, states = [], torch.get_device_module(device).get_rng_state
     for each in (device, CPU):
         torch.manual_seed(0)
+        before = states(device)
         found.append({name: tensor.detach().cpu() for name, tensor in verb(each).items()})
+        assert torch.equal(states(device), before), "no verb draws from the device's generator"
     return env._distance(*found)
 
 
