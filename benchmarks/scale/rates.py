@@ -18,8 +18,9 @@ import torch
 from torch import nn
 
 from secateur import pack
+from secateur.checkpoints import inspect_checkpoint
 from secateur.solvers import Elimination, eliminated
-from secateur.storage import save_compressed
+from secateur.storage import expand_checkpoint, save_compressed
 
 ROUNDS = 32  # in which the units of a group leave
 
@@ -48,11 +49,17 @@ def eliminating(width: int) -> float:
     return (3 + 3 + 2 + 2 + 1.2 * 4) * width**3 / seconds_of(run)
 
 
-def compressing(width: int, folder: Path) -> float:
-    """Bytes of bfloat16 a second, half of them zeros."""
+def filing(width: int, folder: Path) -> tuple[float, ...]:
+    """Bytes of bfloat16 a second, half of them zeros, of `compress`, `expand` and `inspect`."""
     weight = torch.randn(width, width, generator=torch.Generator().manual_seed(0)).bfloat16()
     tensors = {"weight": weight.masked_fill_(weight.float().abs() < weight.float().abs().median(), 0)}
-    return 2 * width**2 / seconds_of(lambda: save_compressed(tensors, folder / "small.safetensors"))
+    small, whole = folder / "small.safetensors", folder / "whole.safetensors"
+    done = (
+        seconds_of(lambda: save_compressed(tensors, small)),
+        seconds_of(lambda: expand_checkpoint(small, whole)),
+        seconds_of(lambda: inspect_checkpoint(whole)),
+    )
+    return tuple(2 * width**2 / each for each in done)
 
 
 def packing(width: int) -> float:
@@ -69,8 +76,9 @@ def main() -> None:
     asked = parser.parse_args()
     print(f"{torch.get_num_threads()} threads, width {asked.width}; in a second of the processor, 10⁹")
     with tempfile.TemporaryDirectory() as folder:
-        print("| operations of `shrink`, float64 | bytes of `compress` | parameters of `pack` |\n|---|---|---|")
-        rates = eliminating(asked.width), compressing(asked.width, Path(folder)), packing(asked.width)
+        words = "operations of `shrink`, float64 | bytes of `compress` | `expand` | `inspect` | parameters of `pack`"
+        print(f"| {words} |\n|{'---|' * 5}")
+        rates = eliminating(asked.width), *filing(asked.width, Path(folder)), packing(asked.width)
     print(f"| {' | '.join(f'{each / 1e9:.3g}' for each in rates)} |")
 
 

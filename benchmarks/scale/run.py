@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from benchmarks.scale.shapes import WIDER, Shapes, shapes_of
@@ -24,8 +24,8 @@ BASE = 0.7e9  # Python, torch and transformers
 
 # a second, of two cores: `benchmarks/oneshot/run.py projection` (benchmarks/oneshot/RESULTS.md)
 FORWARD, GRAM, SPARSEGPT, ADMM, DISK = 82.2e9, 54.9e9, 6.2e9, 34.6e9, 0.626e9
-# of two cores `python -m benchmarks.scale.rates` (benchmarks/scale/RESULTS.md); the last two are of one
-ELIMINATION, COMPRESS, PACK = 2 * 23.4e9, 0.619e9, 5.97e6
+# of two cores `python -m benchmarks.scale.rates` (benchmarks/scale/RESULTS.md); the last four are of one
+ELIMINATION, COMPRESS, EXPAND, INSPECT, PACK = 2 * 23.4e9, 0.619e9, 1.88e9, 0.288e9, 5.97e6
 RUNS = 9  # of each block of a transformer, in stages, the dense one beside (benchmarks/shrinking/RESULTS.md)
 SLOPES = 4096  # tokens that slopes are of
 CELLS, SCORED = 4, 1000  # of `sensitivity`: levels of a group, and the tokens that each is scored on
@@ -153,6 +153,24 @@ def of_one_core(model: Shapes, tokens: int, verb: str = "oneshot") -> tuple[floa
     return seconds + 3 * 2 * model.parameters / DISK, BASE + block_by_block(model, 1)[0] + passed_on
 
 
+def experts(processes: int, gone: int = 2) -> list[str]:
+    """Of `shrink --leave experts:…` of a mixture of Mixtral's shapes. Features of tokens are kept while a block is
+    repaired; a block is run four times, and each matrix solved for four dampings on three quarters, and in three
+    rounds."""
+    width, inside, blocks, number, chosen, words = 4096, 14336, 32, 8, 2, 32000
+    tokens, matrix, attention = SEQUENCES * LENGTH, width * inside, 2.5 * width**2
+    block = attention + number * (3 * matrix + width)
+    parameters = blocks * block + 2 * words * width
+    device = 2 * 2 * block + 4 * (number - gone) * matrix + 3 * 4 * inside**2
+    passed_on = (2 * 2 + 2 * 4) * tokens * width / processes + 2 * tokens * chosen * inside / processes
+    running = 4 * blocks * 2 * (attention + chosen * 3 * matrix) * tokens / FORWARD / processes
+    summing = blocks * (4 * 3 / 4 + 3) * tokens * chosen * inside**2 / GRAM / processes
+    solving = blocks * 7 * (number - gone) * (inside**3 / 3 + 2 * inside * matrix) / ELIMINATION
+    seconds = running + summing + solving + 3 * 2 * parameters / DISK
+    whole = [BASE + device + passed_on, device, passed_on, 2 * parameters * (1 - gone / number)]
+    return [f"{parameters / 1e9:.0f} B", str(processes), *map(size, whole), time(seconds)]
+
+
 def recovering(model: Shapes, processes: int) -> float:
     """Bytes of `recover` by the outputs in one process: weights, copies, gradients and AdamW in float32, the teacher in
     bfloat16, each process its share; a block of each as a whole; the logits of its rows."""
@@ -167,7 +185,7 @@ def tables() -> Iterator[tuple[str, str]]:
     models = {name: shapes_of(config) for name, config in WIDER.items()}
     head = "| model | processes | {} |\n|---|---|{}|"
 
-    def table(columns: list[str], rows: Iterator[list[str]]) -> str:
+    def table(columns: list[str], rows: Iterable[list[str]]) -> str:
         lines = [head.format(" | ".join(columns), "---|" * (len(columns) - 1) + "---")]
         return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
 
@@ -202,6 +220,7 @@ def tables() -> Iterator[tuple[str, str]]:
     columns = ["host, no GPU, GB", "of a device, GB", "between blocks, GB", "disk, GB", "hours, projected"]
     yield "oneshot", table(columns, walked(4, oneshot_seconds))
     yield "shrink", table(columns, walked(8, shrink_seconds))
+    yield "experts", table(columns, map(experts, PROCESSES))
 
     def recover() -> Iterator[list[str]]:
         for name, model, processes in each():
@@ -239,12 +258,14 @@ def tables() -> Iterator[tuple[str, str]]:
                 name,
                 f"{size(tensor)}, {time(2 * nbytes / DISK)}",
                 f"{size(tensor)}, {time(nbytes / COMPRESS + 2 * nbytes / DISK)}",
+                f"{size(tensor)}, {time(nbytes / EXPAND + 1.5 * nbytes / DISK)}",
+                f"{size(BASE)}, {time(nbytes / INSPECT + nbytes / DISK)}",
                 f"{size(BASE + 1.5 * 2 * nbytes)}, {time(model.parameters / PACK)}",
                 f"{size(tensor)}, {time(2 * nbytes / DISK)}",
                 f"{size(tensor)}, {time(2 * nbytes / DISK)}",
             ]
 
-    words = ["sparsify", "compress", "pack", "verify --source", "vocabulary"]
+    words = ["sparsify", "compress", "expand", "inspect", "pack", "verify --source", "vocabulary"]
     lines = [f"| model | {' | '.join(f'`{word}`' for word in words)} |", f"|{'---|' * (len(words) + 1)}"]
     yield "others", "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in others())])
 
