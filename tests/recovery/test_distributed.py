@@ -1,20 +1,14 @@
 """`recover` in several processes of gloo: whole models (DDP) and sharded ones (FSDP2) come to what one process does."""
 
 import copy
-import json
-import os
-import signal
 
 import pytest
 import torch
 from torch import distributed, nn
 from torch.distributed.tensor import Shard, distribute_tensor
-from torch.multiprocessing import ProcessExitedException
 
-from secateur import oneshot, pack, sensitivity, shrink, verify_checkpoint
-from secateur.checkpoints import open_checkpoint
+from secateur import oneshot, pack, sensitivity, shrink
 from secateur.recovery import Sampled, recover
-from secateur.recovery import directory as recovery
 from support.families import make
 from support.forks import leave_group, on_ranks, prepared_by_accelerate
 
@@ -208,52 +202,6 @@ def assert_refused(rank):
     mesh = distributed.device_mesh.init_device_mesh("cpu", (2,))
     alone.write.weight = nn.Parameter(distribute_tensor(alone.write.weight.detach(), mesh, [Shard(0)]))
     refused("write.weight is sharded otherwise than by fully_shard over all 2 processes", alone, teacher)
-
-
-def of_directory(folder, name, **more):
-    """Every process calls this alike."""
-    return recover(folder / "sparse", folder / "dense", texts(), out=folder / name, steps=6, local=0, rate=1e-3, **more)
-
-
-def killed(rank, folder, meet, name, at):
-    """The second process is killed before the step ``at``; 0: none is."""
-    torch.set_num_threads(1)
-    distributed.init_process_group("gloo", init_method=f"file://{folder}/{meet}", rank=rank, world_size=2)
-    recovery.EVERY = 0.0
-
-    def before(number, _loss):
-        if rank and number == at:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    done = of_directory(folder, name, on_step=before)
-    assert done.steps == 6
-    assert all(before == after for before, after in done.zeros.values())
-    leave_group()
-
-
-def test_a_directory_is_trained_by_shares_and_goes_on_after_one_of_them_was_killed(directories):
-    one = of_directory(directories, "one")
-    with pytest.raises(ProcessExitedException, match="SIGKILL"):
-        on_ranks(killed, directories, "first", "two", 4)
-    assert not (directories / "two").exists()
-    assert {each.name for each in (directories / "two.unfinished").glob("state*")} >= {
-        "state.safetensors",
-        "state.1.safetensors",
-    }
-    on_ranks(killed, directories, "again", "two", 0)
-    on_ranks(killed, directories, "third", "whole", 0)
-    first, other, alone = (open_checkpoint(directories / name) for name in ("two", "whole", "one"))
-    for name in alone:
-        assert torch.equal(first[name], other[name]), name
-        assert torch.equal(first[name].eq(0), alone[name].eq(0)), name
-        torch.testing.assert_close(first[name], alone[name], rtol=1e-4, atol=1e-5, msg=lambda m, n=name: f"{n} {m}")
-    found = verify_checkpoint(directories / "two", directories / "sparse")
-    assert found.ok
-    record, said = (json.loads((directories / name / "secateur.json").read_text()) for name in ("two", "one"))
-    assert record["losses"] == pytest.approx(said["losses"], rel=1e-4)
-    assert record["pruned"].keys() == said["pruned"].keys()
-    assert one.losses == pytest.approx(record["losses"], rel=1e-4)
-    assert not list(directories.glob("*.unfinished"))
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

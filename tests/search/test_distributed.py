@@ -1,23 +1,17 @@
 """Several processes measure the groups of a model, and what `fit` tries, side by side, and all find what one finds, to
 the bit."""
 
-import os
-import signal
-
 import pytest
 import torch
 from torch import distributed, nn
-from torch.multiprocessing import ProcessExitedException
 
 from secateur import fit, sensitivity
 from secateur.search import Sensitivity, choosing, fitting
 from secateur.search.space import Predicted
 from secateur.support import alone
-from support.families import make
 from support.fitting import blocks
 from support.fitting import inputs as several
 from support.forks import leave_group, on_ranks, prepared_by_accelerate
-from support.stacks import contents
 
 pytestmark = [
     pytest.mark.distributed,
@@ -136,41 +130,3 @@ def fitted_in_a_process(rank, folder, ranks):
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_what_is_fitted_by_several_is_what_one_fits(tmp_path, ranks):
     on_ranks(fitted_in_a_process, tmp_path, ranks, ranks=ranks)
-
-
-def of_directory(folder, name):
-    generator = torch.Generator().manual_seed(1)
-    texts = [torch.randint(0, 30, (1, 12), generator=generator) for _ in range(4)]
-    asked = {"budget": {"params": 0.9}, "shares": (0.25, 0.5), "include": "model.layers.*.mlp.*", "finals": 1}
-    return fit(folder / "dense", texts, out=folder / name, **asked)
-
-
-def killed(rank, folder, meet, dies):
-    """The second process is killed once there are levels, if it is to be."""
-    joined(rank, folder, meet)
-    measured = choosing.LevelSearch._loss
-
-    def dying(*given):
-        if rank and dies:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return measured(*given)
-
-    choosing.LevelSearch._loss = dying
-    done = of_directory(folder, "two")
-    said = [None, None]
-    distributed.all_gather_object(said, (done.choice, done.finals, done.got, done.out, done.shrunk.parameters))
-    assert said[0] == said[1]
-    leave_group()
-
-
-def test_a_directory_is_fitted_by_several_and_goes_on_after_one_of_them_was_killed(tmp_path, monkeypatch):
-    monkeypatch.setattr(fitting, "PASSES", 8.0)
-    make("llama").save_pretrained(tmp_path / "dense")
-    of_directory(tmp_path, "one")
-    with pytest.raises(ProcessExitedException, match="SIGKILL"):
-        on_ranks(killed, tmp_path, "first", True)
-    assert not (tmp_path / "two").exists()
-    assert len([*(tmp_path / "two.unfinished" / "result" / "levels").iterdir()]) > 1
-    on_ranks(killed, tmp_path, "second", False)
-    assert contents(tmp_path / "two") == contents(tmp_path / "one")
-    assert not (tmp_path / "two.unfinished").exists()

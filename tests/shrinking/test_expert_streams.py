@@ -1,17 +1,14 @@
-"""Fewer experts in a directory, killed at any moment: the same bytes; of several processes, one model; and what streams
-the repair aims at."""
+"""Fewer experts in a directory, killed at any moment: the same bytes; and what streams the repair aims at."""
 
 import copy
 import json
 import shutil
-import socket
 
 import pytest
 import torch
-from torch import distributed
 
 import zoo
-from secateur.checkpoints import CheckpointError, open_checkpoint, slicing
+from secateur.checkpoints import CheckpointError, slicing
 from secateur.checkpoints import run as resumable
 from secateur.checkpoints.run import JOURNAL
 from secateur.coupling import find_coupling
@@ -23,7 +20,7 @@ from secateur.shrinking.kinds import experts_directory as expert_directory
 from secateur.shrinking.kinds.mixtures import Mixtures
 from secateur.shrinking.kinds.routing import PairedBlocks
 from support.damaged import resealed
-from support.forks import STEPS, assert_killed, forked, interrupted, killing, leave_group, on_ranks
+from support.forks import STEPS, assert_killed, forked, interrupted, killing
 from support.mixtures import batches, mixtral
 from support.stacks import contents
 
@@ -157,34 +154,6 @@ def test_no_room_is_told_before_anything_is_sliced(dense, tmp_path, monkeypatch)
     with pytest.raises(CheckpointError, match="1e-09 GB are free"):
         shrunk(dense, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-# ---- several processes ----------------------------------------------------------------------------------------------
-
-
-def port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
-
-
-def one_of_two(rank, address, source, out):
-    torch.set_num_threads(1)
-    distributed.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
-    done = shrunk(source, out)
-    assert set(done.mended) == set(done.counts)
-    leave_group()
-
-
-@pytest.mark.long
-def test_two_processes_share_the_text_and_make_one_model(dense, tmp_path):
-    shrunk(dense, tmp_path / "alone")
-    on_ranks(one_of_two, f"tcp://127.0.0.1:{port()}", dense, tmp_path / "both")
-    alone, both = (open_checkpoint(tmp_path / name) for name in ("alone", "both"))
-    assert {*alone} == {*both}
-    for name in alone:
-        torch.testing.assert_close(alone[name], both[name], rtol=1e-3, atol=1e-4)
-    assert not (tmp_path / "both.unfinished").exists()
 
 
 # ---- streams --------------------------------------------------------------------------------------------------------

@@ -1,16 +1,11 @@
 """A directory with data: what `shrink` makes of the loaded model, block by block, and the same bytes after a kill."""
 
 import json
-import os
-import re
 import shutil
-import socket
-import warnings
 
 import pytest
 import torch
 import transformers
-from torch import distributed
 
 from secateur import shrink
 from secateur.checkpoints import CheckpointError, open_checkpoint, slicing, verify_checkpoint
@@ -21,7 +16,7 @@ from secateur.shrinking.measure import Measuring
 from secateur.shrinking.repair import Repairing
 from support.damaged import resealed
 from support.families import batches, make
-from support.forks import STEPS, assert_killed, forked, interrupted, killing, leave_group, on_ranks
+from support.forks import STEPS, assert_killed, forked, interrupted, killing
 from support.stacks import contents
 
 TOKENS = torch.tensor([[7, 6, 5, 4, 1], [1, 2, 3, 5, 4]])
@@ -293,39 +288,3 @@ def test_what_cannot_be_is_refused_before_anything_is_written(llama, tmp_path, m
     refused("is quantized", source=broken)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1))
     refused("1e-09 GB are free")
-
-
-# ---- processes ------------------------------------------------------------------------------------------------------
-
-
-def start(rank, port, folder):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE="2")
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    distributed.init_process_group("gloo", rank=rank, world_size=2)
-    done = unproved(folder / "dense", folder / "two", 0.3, batches=batches("llama", count=4))
-    said, text = [None, None], re.sub(r"\([\d.]+ s\)", "", str(done))  # each took its own time
-    distributed.all_gather_object(said, [done.counts, done.fields, done.got, done.tokens, done.errors, text])
-    assert said[0] == said[1]
-    assert done.tokens == 80
-    with pytest.raises(ValueError, match=re.escape("at most")):  # what one finds is raised on both
-        unproved(folder / "dense", folder / "three", 0.99, batches=batches("llama", count=4))
-    leave_group()
-
-
-@pytest.mark.distributed
-@pytest.mark.skipif(not distributed.is_available(), reason="torch was built without torch.distributed")
-@pytest.mark.long
-def test_two_processes_come_to_what_one_comes_to(llama, tmp_path):
-    done = unproved(llama, tmp_path / "one", 0.3, batches=batches("llama", count=4))
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        port = server.getsockname()[1]
-    on_ranks(start, port, tmp_path)
-    one, two = open_checkpoint(tmp_path / "one"), open_checkpoint(tmp_path / "two")
-    assert [*one] == [*two]
-    for name in one:
-        torch.testing.assert_close(two[name], one[name], rtol=1e-3, atol=1e-5, msg=lambda m, name=name: f"{name} {m}")
-    record = json.loads((tmp_path / "two/secateur.json").read_text())
-    assert record["calibration"]["tokens"] == done.tokens
-    assert not (tmp_path / "two.unfinished").exists()

@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import sys
+import time
 import traceback
 import warnings
 from collections import Counter
@@ -21,6 +22,12 @@ from secateur.models import files as block_files
 if multiprocessing.current_process().name == "MainProcess":
     torch.ones(1, requires_grad=True).sum().backward()
 
+# what ranks need not import again, a second for each of them
+IMPORTED = [
+    *("torch._dynamo", "torch.distributed.fsdp", "pytest", "transformers.models.mixtral.modeling_mixtral"),
+    *("transformers.models.llama.modeling_llama", "secateur.search", "secateur.recovery", "secateur.shrinking"),
+]
+
 # what every verb does that writes a directory, for `killing`
 STEPS = {
     "write": (block_files, "write_tensor"),
@@ -31,10 +38,9 @@ STEPS = {
 
 
 def forking():
-    """What forks processes from one that has done nothing but import torch."""
+    """What forks processes from one that has done nothing but import."""
     context = multiprocessing.get_context("forkserver")
-    needed = ["secateur", "torch._dynamo", "torch.distributed.fsdp", "transformers.modeling_utils"]
-    context.set_forkserver_preload(needed)
+    context.set_forkserver_preload(IMPORTED)
     return context
 
 
@@ -42,6 +48,21 @@ def on_ranks(body, *arguments, ranks=2):
     """``body(rank, *arguments)`` in so many processes that `forking` makes."""
     forking()
     multiprocessing.start_processes(body, args=arguments, nprocs=ranks, start_method="forkserver")
+
+
+def ended(body, *arguments, ranks, seconds):
+    """The exit codes of such processes that none ends but they themselves, in so many seconds."""
+    context = forking()
+    started = [context.Process(target=body, args=(rank, *arguments), daemon=True) for rank in range(ranks)]
+    for each in started:
+        each.start()
+    end = time.monotonic() + seconds
+    for each in started:
+        each.join(max(0.0, end - time.monotonic()))
+    codes = [each.exitcode for each in started]
+    for each in started:
+        each.kill()
+    return codes
 
 
 def leave_group():

@@ -32,9 +32,9 @@ from secateur.checkpoints.writing import copy_tree, digests_of_files, files_belo
 from secateur.support import (
     FULL,
     Fields,
-    barrier,
     broadcast,
     described,
+    everywhere,
     naming,
     on_rank_zero,
     plain,
@@ -100,7 +100,7 @@ class Run:
         """
         if name not in self.facts:
             self.facts[name] = broadcast(plain(compute()), (), 0)
-            self._write()
+            on_rank_zero(self._write)
         facts = self._journal.inner("facts")
         found: T = facts.value(name, kind)
         if wrong is not None and (why := wrong(found)) is not None:
@@ -120,10 +120,13 @@ class Run:
         Raises:
             CheckpointError: the source that it was made from changed meanwhile; it does not count as done then.
         """
-        if self.writes:
+
+        def write() -> None:
             self._check_source()
             self.blocks.append(plain(block))
             self._write()
+
+        on_rank_zero(write)
 
     def done(self, kind: type[B], names: Collection[str]) -> list[B]:
         """What was noted of each block that is done, which are some of these, and each once."""
@@ -303,11 +306,14 @@ class Run:
 
     def _keep(self, path: Path, write: Callable[[Path], object]) -> None:
         new = self.place / ("state.new" if self.writes else f"state.{rank_and_world()[0]}.new")
-        with naming(new), _as_os_error():
-            write(new)
-        with open(new, "rb") as file:
-            os.fsync(file.fileno())
-        barrier()
+
+        def keep() -> None:
+            with naming(new), _as_os_error():
+                write(new)
+            with open(new, "rb") as file:
+                os.fsync(file.fileno())
+
+        everywhere(keep)
         os.replace(new, path)
 
     def remade(self) -> Path:

@@ -75,6 +75,7 @@ from secateur.models.solving import RunAlong as RunAlong
 from secateur.models.solving import Solve as Solve
 from secateur.models.solving import digest as digest
 from secateur.models.solving import held_batches as held_batches
+from secateur.models.solving import in_turn as in_turn
 from secateur.models.solving import own_share as own_share
 from secateur.models.sparsification import sparsify as sparsify
 from secateur.models.walk import convolutions_in_files as convolutions_in_files

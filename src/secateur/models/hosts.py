@@ -31,7 +31,6 @@ from secateur.models.solving import held_batches
 from secateur.models.walk import run_through, walk
 from secateur.support import (
     Forward,
-    barrier,
     device_of,
     moved,
     on_rank_zero,
@@ -149,9 +148,9 @@ class Host:
         def commit(pruned: Pruned, new: Mapping[str, Solved]) -> None:
             values = {name: solved.values for name, solved in new.items()}
             if run is not None and note is not None:
-                written = self.weights.write(pruned.block, values) if run.writes else {}
+                written: dict[str, Written] = {}
+                on_rank_zero(lambda: written.update(self.weights.write(pruned.block, values)))
                 run.note(note(pruned, new, written))
-            barrier()
             self.put(pruned.block, values)  # the block is run once more with its new weights
 
         return commit

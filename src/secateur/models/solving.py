@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +23,10 @@ from secateur.models.jobs import Job, Layer, Pruned, Solved
 from secateur.models.products import InputStats, WeightView
 from secateur.patterns import Pattern, Rows, Unstructured
 from secateur.solvers import aimed, best_mask, from_criterion
-from secateur.support import Forward, broadcast, check_batches, check_data, rank_and_world
+from secateur.support import Forward, all_gather, broadcast, check_batches, check_data, rank_and_world
 from secateur.targets import is_expert
+
+_T = TypeVar("_T")
 
 # ---- Solves a stage of a block: new values and masks of its matrices, and a `Layer` for each.
 #
@@ -314,6 +316,18 @@ def own_share(every: Sequence[Any]) -> Sequence[Any]:
     """This process's batches; one without a share of its own runs along on the first."""
     rank, world = rank_and_world()
     return every[rank::world] if rank < len(every) else RunAlong(every[:1])
+
+
+def in_turn(share: Sequence[_T]) -> Sequence[_T]:
+    """What all processes have, in the order of which `own_share` gave each its part; nothing of one that runs along.
+
+    >>> in_turn(["first", "second"])  # of one process
+    ['first', 'second']
+    """
+    if rank_and_world()[1] == 1:
+        return share
+    every = all_gather([] if isinstance(share, RunAlong) else list(share))
+    return [its[at] for at in range(len(every[0])) for its in every if at < len(its)]
 
 
 def digest(batches: Iterable[Any]) -> str:

@@ -7,6 +7,7 @@ what was chosen: what took long stays in ``<out>.unfinished``, for the same comm
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -135,8 +136,7 @@ def fit_directory(
             measured = carrying.choosing.measured
             chosen = _chosen(carrying)
             text = {"format": FORMAT, "version": VERSION, "asked": said, "chosen": plain(chosen)}
-            if run.writes:
-                write_whole(folder / FILE, json.dumps(text, indent=1))
+            on_rank_zero(functools.partial(write_whole, folder / FILE, json.dumps(text, indent=1)))
         elif budget.keep is not None:
             measured = asked.loss(model, back)
         made_of_it = _sha256([said, chosen.choice, chosen.units])[:12]

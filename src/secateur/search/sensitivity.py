@@ -4,6 +4,7 @@ Precomputed levels, as `sensitivity` returns or writes them: a search starts fro
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -39,7 +40,6 @@ from secateur.support import (
     on_rank_zero,
     percent,
     plain,
-    rank_and_world,
     side_by_side,
     unwrapped,
     write_whole,
@@ -272,7 +272,7 @@ def sensitivity(
     levels = made_by_all(make, None if store is None else Path(store))
     check_alike(levels, loaded, held, rows, score if isinstance(score, str) else None)
     loss = everywhere(lambda: ModelLoss(loaded, [] if callable(score) else held, forward, score, rows=rows))
-    folder = None if store is None or rank_and_world()[0] else Path(store)  # of several processes the first writes
+    folder = None if store is None else Path(store)  # of several processes the first writes
     found = Sensitivity(
         levels,
         {},
@@ -297,7 +297,7 @@ def sensitivity(
         for name, values, more in _measured(levels, loss, found.scores):
             found = replace(found, scores={**found.scores, name: values}, passes=before + more)
             if folder is not None:
-                _write(folder, found)
+                on_rank_zero(functools.partial(_write, folder, found))
     with alone():
         return found._in_order().over_texts(loaded, batches, forward=forward)
 

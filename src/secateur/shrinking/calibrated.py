@@ -29,6 +29,7 @@ from secateur.models import (
     check_finite,
     convolutions_in_files,
     full_name,
+    in_turn,
     loaded_model,
 )
 from secateur.shrinking.gates import Gated, by_gates, learnt
@@ -123,7 +124,7 @@ def calibrated_selection(
         def learn() -> Gated:
             model = loaded_model(host.source.root, host.device) if isinstance(host, InFiles) else host.model
             blocks = {name: model.get_submodule(name) for name in host.blocks}
-            its = subject, asked, groups, measured, model, blocks, host.batches, host.forward
+            its = subject, asked, groups, measured, model, blocks, in_turn(host.batches), host.forward
             return on_rank_zero(lambda: learnt(*its))
 
         gates = _stage(run, "gates", Gated, learn, lambda its: its.misfit(named))
@@ -263,7 +264,8 @@ def _measured(
     if here and (measured := recalled(host.model, groups, host.batches, way)) is not None:
         return measured, 1
     measuring = Measuring(coupling, groups, shared=_shared(host))
-    found = on_rank_zero(lambda: host.slopes(measuring.targets, for_slopes(host.batches)))
+    for_all = for_slopes(in_turn(for_slopes(host.batches)))  # not of the first process's share alone
+    found = on_rank_zero(lambda: host.slopes(measuring.targets, for_all))
     if (wrong := not_finite(found)) is None:
         measuring.slopes.update(found)
     elif here:
@@ -291,7 +293,7 @@ def _measured(
             f"{convolutions_in_files(host.model)}"
         )
     if trying is not None:
-        measured = trying.tried(host.model, measured, host.batches, host.forward)
+        measured = trying.tried(host.model, measured, in_turn(host.batches), host.forward)
     if here:
         remember(host.model, groups, host.batches, measured, way)
         if measured.slopes:  # then nothing is tried

@@ -18,7 +18,6 @@ from secateur.support.machine import ratios as ratios
 from secateur.support.machine import seconds_of as seconds_of
 from secateur.support.processes import all_gather as all_gather
 from secateur.support.processes import alone as alone
-from secateur.support.processes import barrier as barrier
 from secateur.support.processes import broadcast as broadcast
 from secateur.support.processes import everywhere as everywhere
 from secateur.support.processes import on_rank_zero as on_rank_zero

@@ -53,14 +53,6 @@ def rank_and_world() -> tuple[int, int]:
     return distributed.get_rank(), distributed.get_world_size()
 
 
-def barrier() -> None:
-    """Waits until all processes are here; with one process it does nothing."""
-    if rank_and_world()[1] > 1:
-        from torch import distributed
-
-        distributed.barrier()
-
-
 def broadcast(said: Any, tensors: Sequence[Tensor], owner: int) -> Any:
     """Broadcasts one process' result and tensors to all, which overwrite their own; its error is raised on all."""
     if rank_and_world()[1] > 1:

@@ -127,7 +127,7 @@ class _Kept:
 
     def learn(self, passes: Iterable[Pass], model: nn.Module, group: Group) -> str:
         """Goes through the batches; why nothing can be done, or nothing."""
-        residuals, parts, first = [], [], 0
+        residuals, first = [], 0
         why = ""
         for number, each in enumerate(passes):
             found = None if why else rows_of_experts(model, group, each.given, each.own, each.path)
@@ -138,7 +138,6 @@ class _Kept:
             empty = torch.zeros(0)
             self.rows.append([ExpertRows(one.unit, one.piece, one.tokens + first, one.weights, empty) for one in found])
             residuals.append(each.residual)
-            parts.append(torch.full((len(each.residual),), bool(is_held_out(number))))
             first += len(each.residual)
         whys = [each for each in all_gather(why) if each]
         if whys:
@@ -146,9 +145,7 @@ class _Kept:
         self.residual = torch.cat(residuals)
         if not bool(self.residual.isfinite().all()):
             why = "what it gives, or should give, holds NaN or infinity"
-        self.unseen = torch.cat(parts)
-        if len(parts) < UNSEEN:
-            self.unseen = torch.as_tensor(is_held_out(torch.arange(first)))
+        self.unseen = _held_out(residuals)
         mine = {one.piece for its in self.rows for one in its}
         self.pieces = sorted({piece for its in all_gather(sorted(mine)) for piece in its})
         whys = [each for each in all_gather(why) if each]
@@ -169,6 +166,21 @@ class _Kept:
         if not found:
             return torch.zeros(0, piece.shape[1], device=self.residual.device), torch.zeros(0, dtype=torch.long)
         return torch.cat(found).to(self.residual.device), torch.cat(tokens)
+
+
+def _held_out(parts: Sequence[Tensor]) -> Tensor:
+    """Which rows of these batches are held out, by the numbers that batches, or rows, have in one process."""
+    rank, world = rank_and_world()
+    counted = all_gather([len(each) for each in parts] if any(map(len, parts)) else [])
+    sizes = {at * world + other: size for other, its in enumerate(counted) for at, size in enumerate(its)}
+    found = [torch.zeros(0, dtype=torch.bool)]
+    for number, part in enumerate(parts):
+        mine = number * world + rank
+        numbers = torch.full((len(part),), mine)
+        if len(sizes) < UNSEEN:
+            numbers = torch.arange(len(part)) + sum(size for at, size in sizes.items() if at < mine)
+        found.append(torch.as_tensor(is_held_out(numbers)))
+    return torch.cat(found)
 
 
 _Changes = dict[WeightView, Tensor]  # (inputs, outputs), what is added to a matrix, turned

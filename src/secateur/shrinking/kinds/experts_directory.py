@@ -317,14 +317,13 @@ def _write(
         digests |= run.stage(f"sha256 of {file.as_posix()}", dict[str, str], one, other)
 
     def check_heads() -> None:
-        for file, names in files_of(checkpoint, written):
+        for file, names in files_of(checkpoint, written) if run.goes_on else ():  # which the first process knows
             path, (head, size) = run.folder / file, head_of(checkpoint, file, names, written)
             with open(path, "rb") as opened:
                 if opened.read(len(head)) != head or path.stat().st_size != size:
                     raise run.changed(file.as_posix())
 
-    if run.goes_on:
-        on_rank_zero(check_heads)
+    on_rank_zero(check_heads)
     return digests
 
 
