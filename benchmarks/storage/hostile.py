@@ -20,6 +20,7 @@ import json
 import math
 import os
 import random
+import re
 import resource
 import signal
 import sys
@@ -44,6 +45,7 @@ HOSTILE = [  # values of fields and of arguments
     *(-1, 0, 1, 2, 3, 10**9, 2**63, -(2**70), 0.5, 1.5, math.nan, math.inf, -1e300, 1e-300),
 ]
 OUT = "out"
+PROBE = re.compile(r"/\d{4}-\w+\.onnx$")
 OUT_FILE = f"{OUT}-"  # files are called so that are written in place of a folder, or beside it
 REFUSED = (ValueError, OSError, ImportError)  # what the command says in one line
 
@@ -76,7 +78,8 @@ def damaged_json(text: bytes, dice: random.Random) -> bytes:
 
 def damaged_csv(text: bytes, dice: random.Random) -> bytes:
     """A cell has another value, or a row left, came twice, or lost a cell."""
-    rows = [*csv.reader(io.StringIO(text.decode("utf-8", "replace").replace("\0", "")))] or [[]]
+    lines = text.decode("utf-8", "replace").replace("\0", "").splitlines()
+    rows = [line.split(",") if '"' not in line else next(csv.reader([line])) for line in lines] or [[]]
     row = rows[at := dice.randrange(len(rows))]
     match dice.randrange(8):
         case 0:
@@ -781,11 +784,24 @@ def is_as_it_was(model: nn.Module, state: Mapping[str, tuple[Tensor, Tensor]]) -
 
 
 def written(root: Path) -> dict[str, bytes]:
-    """What OUT holds, or what it is; of a page, in which there are times, that it is whole."""
+    """What OUT holds, or what it is; of a page, in which there are times, that it is whole; of tensors what is
+    said of it in order, which safetensors writes in any."""
     found = {
-        each.removeprefix(OUT): text for each, text in tree(root).items() if each.startswith((f"{OUT}/", OUT_FILE))
+        each.removeprefix(OUT): b"" if PROBE.search(each) else text  # in which the exporter writes names anew
+        for each, text in tree(root).items()
+        if each.startswith((f"{OUT}/", OUT_FILE))
     }
-    return {each: text[-8:] if each.endswith(".html") else text for each, text in found.items()}
+    return {each: text[-8:] if each.endswith(".html") else in_order(text) if each.endswith(".safetensors") else text
+            for each, text in found.items()}  # fmt: skip
+
+
+def in_order(text: bytes) -> bytes:
+    """A file of tensors whose header has its keys in order."""
+    end = 8 + int.from_bytes(text[:8], "little")
+    try:
+        return json.dumps(json.loads(text[8:end]), sort_keys=True).encode() + text[end:]
+    except ValueError:
+        return text
 
 
 @functools.cache
