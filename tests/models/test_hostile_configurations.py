@@ -205,6 +205,7 @@ def logged(llama, tmp_path_factory):
 
 
 @pytest.mark.parametrize("number", range(len(LOGGED)))
+@pytest.mark.long
 def test_what_transformers_logs_is_not_beside_an_error(number, logged):
     """Where all is well it is there, in the end."""
     (code, stderr), wrong = logged[number], LOGGED[number][2]

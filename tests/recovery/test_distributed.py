@@ -205,6 +205,7 @@ def assert_refused(rank):
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.long
 def test_processes_come_to_what_one_comes_to(tmp_path, ranks):
     alone = {word: of_one(**way) for word, way in WAYS.items()} | {"text": of_text()}
     on_ranks(in_a_process, tmp_path, ranks, alone, ranks=ranks)

@@ -70,6 +70,7 @@ def in_a_process(rank, folder, alone):
     leave_group()
 
 
+@pytest.mark.long
 def test_groups_are_measured_side_by_side(tmp_path):
     on_ranks(in_a_process, tmp_path, sensitivity(model(), inputs(), shares=SHARES))
 
@@ -128,5 +129,6 @@ def fitted_in_a_process(rank, folder, ranks):
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.long
 def test_what_is_fitted_by_several_is_what_one_fits(tmp_path, ranks):
     on_ranks(fitted_in_a_process, tmp_path, ranks, ranks=ranks)
