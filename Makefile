@@ -6,7 +6,7 @@ PYTHON ?= python3
 VENV := .venv
 # a worker a core, four at most: each imports torch and takes up to a gigabyte
 WORKERS := -n auto --maxprocesses 4 --dist worksteal
-# laws of the library; pages, examples/ and benchmarks have a target of their own, and so has what takes three seconds or
+# laws of the library; pages, examples/ and benchmarks have a target of their own, and so has what takes a second or
 # more of a processor: whole runs that are killed, several processes, what is deployed
 LAWS := -m "not examples"
 QUICK := -m "not examples and not long"

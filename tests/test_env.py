@@ -41,6 +41,7 @@ def test_an_accelerator_is_named(monkeypatch):
     assert env.described()["accelerator"].startswith("Accelerator 0, Accelerator 1 (CUDA ")
 
 
+@pytest.mark.long
 def test_it_runs_as_a_module_and_names_neither_person_nor_host():
     done = subprocess.run([sys.executable, "-m", "secateur.env"], capture_output=True, text=True, check=True)
     lines = done.stdout.splitlines()

@@ -99,6 +99,7 @@ def told(folder):
 
 
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.long
 def test_the_file_computes_the_model(name, library, tmp_path):
     model, kind = MODELS[name][0](), MODELS[name][1]
     LlamaCpp().write(model, {"input_ids": TOKENS}, tmp_path)

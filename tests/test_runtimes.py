@@ -61,6 +61,7 @@ def test_onnx_runtime_runs_the_model(make, example):
 
 
 @pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.long
 def test_fewer_bits_are_near_and_not_the_same(traced):
     """Of 40 inputs, which are no whole number of blocks."""
     pytest.importorskip(FOUR_BITS)
@@ -122,6 +123,7 @@ class Batched(nn.Module):
         return self.single(x @ self.several)
 
 
+@pytest.mark.long
 def test_products_with_several_weights_are_rounded_too():
     pytest.importorskip(FOUR_BITS)
     torch.manual_seed(0)
@@ -186,6 +188,7 @@ def test_how_far_rounding_moves_an_output_is_what_the_runtime_moves(tmp_path, bi
     assert sorted(path.name for path in tmp_path.iterdir()) == ["head", "model.onnx"]
 
 
+@pytest.mark.long
 def test_exporters_say_nothing_and_leave_logging_and_warnings_as_they_were(caplog):
     was = logging.root.manager.disable
     OnnxRuntime(8)(nn.Linear(4, 4), torch.ones(2, 4))  # what is imported then has filters of its own
@@ -198,6 +201,7 @@ def test_exporters_say_nothing_and_leave_logging_and_warnings_as_they_were(caplo
     assert (logging.root.manager.disable, said) == (was, [])
 
 
+@pytest.mark.long
 def test_two_threads_leave_logging_and_warnings_as_they_were():
     was, filters = logging.root.manager.disable, list(warnings.filters)
     models = [nn.Linear(4, width) for width in (3, 5, 7)]

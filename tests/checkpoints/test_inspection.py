@@ -186,6 +186,7 @@ def test_opaque_dtypes_are_counted_and_not_read(tmp_path):
     assert [tensor["sparsity"] for tensor in said["tensors"]] == [None, None, 1.0]
 
 
+@pytest.mark.long
 def test_a_4_gb_file_takes_little_memory(tmp_path):
     """8 tensors of 512 MB in a file of holes: the peak stays far below even one tensor."""
     size = 16384 * 8192 * 4

@@ -346,6 +346,7 @@ def test_nan_is_named_before_anything_is_copied(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
+@pytest.mark.long
 def test_memory_is_that_of_a_few_tensors(tmp_path):
     """16 tensors of 8 MB, global threshold: a few times one tensor, not the model."""
     (tmp_path / "in").mkdir()

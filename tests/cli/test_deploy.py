@@ -61,6 +61,7 @@ def test_what_is_pruned_and_trained_is_within_the_budget(folder):
     assert contents(folder / "dense") == before
 
 
+@pytest.mark.long
 def test_what_a_function_makes_and_batches_of_a_module(zoo, tmp_path):
     ended = run("deploy", f"{zoo}:build", "--data", f"{zoo}:batches", "--samples", 8, "--budget", "latency=1000",
                 "--out", "out", "--report", "page.html")  # fmt: skip
@@ -72,6 +73,7 @@ def test_what_a_function_makes_and_batches_of_a_module(zoo, tmp_path):
     assert f"deploy {zoo}:build" in (tmp_path / "page.html").read_text()
 
 
+@pytest.mark.long
 def test_json_has_every_candidate(folder):
     ended = call(folder, "--budget", "latency=1000", "--json")
     found = json.loads(ended.stdout)

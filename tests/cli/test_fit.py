@@ -24,6 +24,7 @@ def loaded(folder, out="out"):
     return AutoModelForCausalLM.from_pretrained(folder / out)
 
 
+@pytest.mark.long
 def test_a_smaller_directory_that_loads_and_a_page(folder):
     ended = call(folder, "--budget", "params=0.8", "--report", folder / "page.html")
     assert ended.exit_code == 0, ended.output
@@ -41,6 +42,7 @@ def test_a_smaller_directory_that_loads_and_a_page(folder):
     assert sorted(path.name for path in folder.iterdir()) == ["dense", "out", "page.html", "text.txt"]
 
 
+@pytest.mark.long
 def test_zeros_of_both_verbs(folder):
     ended = call(
         folder, "--budget", "params=0.7", "--over", "shrink", "--over", "oneshot", "--share", 0.25, "--share", 0.5
@@ -56,6 +58,7 @@ def test_zeros_of_both_verbs(folder):
         assert ended.exit_code == 0, ended.output
 
 
+@pytest.mark.long
 def test_entries_alone(folder):
     ended = call(folder, "--budget", "params=0.7", "--over", "oneshot", "--store", folder / "levels", "--share", 0.5)
     assert ended.exit_code == 0, ended.output
@@ -63,6 +66,7 @@ def test_entries_alone(folder):
     assert (folder / "levels" / "chosen.json").exists()
 
 
+@pytest.mark.long
 def test_a_share_is_kept_in_place_of_a_budget(folder):
     ended = call(folder, "--keep", 0.9, "--score", "kl", "--target", "macs")
     assert ended.exit_code == 0, ended.output
@@ -72,6 +76,7 @@ def test_a_share_is_kept_in_place_of_a_budget(folder):
     assert "--keep 0.9 --target macs" in (folder / "out" / "secateur.json").read_text()
 
 
+@pytest.mark.long
 def test_what_sensitivity_wrote_is_what_fit_begins_with(folder):
     """And stays, whatever it is called."""
     text = ("--data", folder / "text.txt", "--samples", 4, "--sequence-length", 16)
@@ -85,6 +90,7 @@ def test_what_sensitivity_wrote_is_what_fit_begins_with(folder):
     fails(call(folder, "--budget", "params=0.8", "--levels", folder / "none", out="two"), "none")
 
 
+@pytest.mark.long
 def test_another_process_at_work_is_one_line(folder):
     (folder / "out.unfinished").mkdir()
     with locked(folder / "out.unfinished"):
@@ -136,6 +142,7 @@ def test_what_is_wrong_is_one_line_and_nothing_is_written(folder, words, message
         ("params=1.0", "costs no more than the budget as it is; nothing was written"),
     ],
 )
+@pytest.mark.long
 def test_levels_stay_where_a_budget_was_wrong(folder, budget, message):
     ended = call(folder, "--budget", budget)
     fails(ended, message)

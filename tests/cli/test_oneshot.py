@@ -133,6 +133,7 @@ def test_killed_resumed_verified_loaded_and_better_than_sparsegpt(tmp_path):
     assert ours - dense < (theirs - dense) / 2
 
 
+@pytest.mark.long
 def test_a_short_text_is_used_and_one_line_says_so(folder):
     ended = call(folder, "-s", "0.5", "--samples", "999")
     assert ended.exit_code == 0, ended.stderr
@@ -194,6 +195,7 @@ def test_what_is_wrong_is_one_line(folder):
     assert "already exists" in call(folder, "-s", "0.5").stderr
 
 
+@pytest.mark.long
 def test_an_interrupted_run_goes_on(folder, monkeypatch):
     from secateur.cli import calibrated as oneshot_command
 

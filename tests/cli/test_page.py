@@ -72,6 +72,7 @@ def test_what_does_not_hold_is_on_the_page_too(pruned, tmp_path):
     assert "does not hold" in text_of(tmp_path / "page.html")
 
 
+@pytest.mark.long
 def test_it_is_refused_before_the_work_starts(model, tmp_path):
     out = tmp_path / "out"
     for page, message in (

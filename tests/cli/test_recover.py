@@ -39,6 +39,7 @@ def test_the_local_part_of_several_processes_is_refused(folder, monkeypatch):
     assert ended.stderr.startswith("secateur: 2 processes train by the outputs alone: pass local=0;")
 
 
+@pytest.mark.long
 def test_without_a_text_the_teacher_writes_one(folder):
     ended = call(folder, "--steps", "2", data=None)
     assert ended.exit_code == 0, ended.stderr
@@ -63,6 +64,7 @@ def test_without_a_text_the_teacher_writes_one(folder):
     ],
     ids=" ".join,
 )
+@pytest.mark.long
 def test_a_recovered_directory_loads_and_verifies(folder, words):
     ended = call(folder, *words)
     assert ended.exit_code == 0, ended.stderr

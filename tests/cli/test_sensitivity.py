@@ -45,6 +45,7 @@ def test_a_table_a_page_and_a_folder(folder):
     assert call(folder, "--store", folder / "levels", "--share", 0.25, "--share", 0.5).stdout == ended.stdout
 
 
+@pytest.mark.long
 def test_layers_as_json(folder):
     ended = call(folder, "--over", "oneshot", "--over", "shrink", "--share", 0.5, "--json", "--score", "change")
     assert ended.exit_code == 0, ended.output

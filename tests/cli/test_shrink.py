@@ -68,6 +68,7 @@ def test_shrink_shows_everything_when_asked(zoo):
     assert "Not proved, as asked" in text
 
 
+@pytest.mark.long
 def test_shrink_passes_its_options_on(zoo):
     def units(*more):
         text = shrunk(zoo, "--dry-run", *more).stdout

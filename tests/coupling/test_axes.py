@@ -49,6 +49,7 @@ def chosen(axes, seed):
 
 @given(PAIRS, st.integers(0, 99))
 @settings(max_examples=100)
+@pytest.mark.long
 def test_unified_expressions_keep_the_same_positions(pair, seed):
     one, other = pair
     size = size_of(one)
@@ -61,6 +62,7 @@ def test_unified_expressions_keep_the_same_positions(pair, seed):
 
 @given(st.tuples(SIZES, SIZES, SIZES).flatmap(lambda s: st.tuples(*[expressions(math.prod(s))] * 3)), st.integers(0, 9))
 @settings(max_examples=100)
+@pytest.mark.long
 def test_unifying_is_transitive_in_any_order(three, seed):
     a, b, c = three
     unify(a, b)

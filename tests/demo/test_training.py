@@ -12,6 +12,7 @@ from secateur.demo.trials import BATCH, DigitsNet, accuracy, train
 from secateur.training import Pruner
 
 
+@pytest.mark.long
 def test_it_learns_and_keeps_what_is_pruned_at_zero() -> None:
     data = load_digits()
     torch.manual_seed(0)

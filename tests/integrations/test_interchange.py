@@ -59,6 +59,7 @@ def test_torch_exports_it(small: LlamaForCausalLM, logits: torch.Tensor, tmp_pat
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.long
 def test_onnx_runtime_runs_it(small: LlamaForCausalLM, logits: torch.Tensor, tmp_path: Path) -> None:
     import onnxruntime
 

@@ -106,6 +106,7 @@ def start(rank, port, alone):
     leave_group()
 
 
+@pytest.mark.long
 def test_two_processes_come_to_what_one_comes_to():
     alone = {}
     for name, solver in (("sparsegpt", sparsegpt), ("wanda", from_criterion(wanda))):

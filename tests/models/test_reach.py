@@ -18,6 +18,7 @@ def tokens(low, high, count=3):
     return [{"input_ids": torch.randint(low, high, (2, 8))} for _ in range(count)]
 
 
+@pytest.mark.long
 def test_an_expert_that_one_text_alone_is_sent_to_is_named_for_the_other():
     model, _ = zoo.ZOO["mixtral"]()
     vocabulary = model.config.vocab_size

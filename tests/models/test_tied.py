@@ -65,6 +65,7 @@ def tied(tmp_path):
 
 
 @pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.long
 def test_a_tied_head_stays_tied(verb, tied, tmp_path):
     source = VERBS[verb](tied, tmp_path / "out") or tied
     model, told = AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)

@@ -41,6 +41,7 @@ def run(model, x):
 
 @pytest.mark.parametrize("wrap", WRAPPERS)
 @pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.long
 def test_it_is_done_to_the_model_inside(verb, wrap, monkeypatch):
     # what pack makes is ten times faster, so that it is there
     monkeypatch.setattr(packing, "_timed", lambda each, _: [0.1 if isinstance(made, nn.Module) else 1 for made in each])

@@ -31,6 +31,7 @@ def expected(x, weight, bias, addend, stride, padding, dilation, groups, rectifi
 @pytest.mark.parametrize("form", [SparseConv2d, BlockConv2d])
 @settings(max_examples=50)
 @given(data=st.data(), threads=st.integers(1, 5), own=st.booleans())
+@pytest.mark.long
 def test_it_is_the_convolution_at_every_level(data, threads, own, form):
     """Any shape, stride, padding and dilation; the same bits whatever the threads and the width of vectors."""
     number = lambda low, high: data.draw(st.integers(low, high))  # noqa: E731

@@ -32,6 +32,7 @@ def test_to_say_which_kernels_there_are_takes_no_torch():
     assert said == f"{describe()} False\n"
 
 
+@pytest.mark.long
 def test_the_door_has_every_name_and_no_other():
     code = (
         "from secateur import native; print(*native.__all__); print([getattr(native, n) for n in native.__all__][:0])"

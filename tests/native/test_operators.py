@@ -337,6 +337,7 @@ def test_inference_mode(library):
             layer(x)
 
 
+@pytest.mark.long
 def test_operators_are_there_wherever_a_packed_layer_may_be():
     """An exported or compiled program names them, and imports none of this."""
     code = (

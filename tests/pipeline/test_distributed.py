@@ -74,5 +74,6 @@ def in_a_process(rank, folder):
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.long
 def test_shards_give_the_masks_of_the_whole(tmp_path):
     on_ranks(in_a_process, str(tmp_path), ranks=RANKS)

@@ -175,5 +175,6 @@ def copied(rank: int) -> None:
 
 
 @pytest.mark.parametrize("body", [sharded_after_wrapping, sharded_before_wrapping, copied])
+@pytest.mark.long
 def test_row_17_two_ranks(body):
     on_two_ranks(body)

@@ -137,6 +137,7 @@ def dying(moment, directories, out, **options):
     recover(sparse, dense, batches("llama"), out=out, steps=5, **FAST, **options)
 
 
+@pytest.mark.long
 def test_a_run_that_was_killed_at_any_moment_goes_on_to_the_same_bytes(directories):
     out, whole = directories / "out", directories / "whole"
     assert forked(lambda: dying("never", directories, whole)) == 0

@@ -177,6 +177,7 @@ def test_the_result_says_so_in_its_first_line(pruned, tmp_path):
     assert done.report(tmp_path / "page.html").stat().st_size > 1000
 
 
+@pytest.mark.long
 def test_dense_int8_is_delivered_where_it_is_enough(tmp_path):
     done = deployed(tmp_path / "served", 0.5)
     assert str(done).startswith("Delivered: the dense model, int8")
@@ -185,6 +186,7 @@ def test_dense_int8_is_delivered_where_it_is_enough(tmp_path):
     runs_alone(done.out)
 
 
+@pytest.mark.long
 def test_matrices_that_int8_hurts_most_stay_in_float_where_there_is_time(tmp_path):
     done = deployed(tmp_path / "served", 0.7)
     mixed = [each for each in done.candidates if each.kept]
@@ -196,6 +198,7 @@ def test_matrices_that_int8_hurts_most_stay_in_float_where_there_is_time(tmp_pat
     runs_alone(done.out)
 
 
+@pytest.mark.long
 def test_of_many_matrices_those_whose_outputs_move_most_stay_in_float(tmp_path):
     """One of 26 reads an input far larger than its others, which 8 bits of all of them do not resolve."""
     torch.manual_seed(0)
@@ -241,6 +244,7 @@ def nbytes(folder):
 
 
 @pytest.mark.parametrize(("share", "made", "form"), [(0.5, "dense", "int8"), (0.2, "pruned", "int8")])
+@pytest.mark.long
 def test_bytes_are_those_of_the_files_that_the_runtime_loads(tmp_path, share, made, form):
     """Without a limit of time: what is too large is not delivered, and what was pruned is within at the first try."""
     done = deployed(tmp_path / "served", {"bytes": share})
@@ -262,6 +266,7 @@ def test_bytes_are_those_of_the_files_that_the_runtime_loads(tmp_path, share, ma
     runs_alone(done.out)
 
 
+@pytest.mark.long
 def test_bytes_and_milliseconds_both_hold(tmp_path):
     done = deployed(tmp_path / "served", {"latency": 0.2, "bytes": 0.16})
     assert done.delivered.ms <= 1.03 * done.limits["latency"]
@@ -287,6 +292,7 @@ def test_the_dense_model_is_delivered_where_it_is_within(tmp_path):
     )
 
 
+@pytest.mark.long
 def test_in_float_fit_is_timed_in_float_and_int8_is_tried_too(tmp_path):
     done = deployed(tmp_path / "served", 0.6, runtime=BySize())
     assert {(each.made == "dense", each.form) for each in done.candidates} == {
@@ -295,6 +301,7 @@ def test_in_float_fit_is_timed_in_float_and_int8_is_tried_too(tmp_path):
     assert done.delivered.loss == min(each.loss for each in done.candidates if each.ms <= 1.03 * done.limits["latency"])
 
 
+@pytest.mark.long
 def test_what_cannot_be_met_says_what_came_nearest_and_another_budget_goes_on(tmp_path, monkeypatch):
     out = tmp_path / "served"
     said = r"^nothing takes .* ms or less in the runtime: nearest comes dense, int8, .* Nothing was pruned to it: the "
@@ -408,6 +415,7 @@ class Unknown(nn.Module):
         return torch.special.bessel_j0(self.down(self.up(x).relu()))
 
 
+@pytest.mark.long
 def test_a_failing_run_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(runtimes, "_for_any_size", lambda *_: {})  # as of a model whose code asks for its sizes
     for model, batches, said in (
@@ -490,6 +498,7 @@ def cnn():
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10)).eval()
 
 
+@pytest.mark.long
 def test_convolutions_are_calibrated_on_the_batches(tmp_path):
     batches = [(torch.randn(4, 3, 12, 12), torch.zeros(4)) for _ in range(4)]
     done = deployed(tmp_path / "served", 0.9, cnn(), batches)
@@ -503,6 +512,7 @@ def test_convolutions_are_calibrated_on_the_batches(tmp_path):
     runs_alone(done.out)
 
 
+@pytest.mark.long
 def test_channels_leave_in_multiples_of_16_below_calibrated_int8(tmp_path):
     torch.manual_seed(0)
     second, head = nn.Conv2d(32, 64, 3, stride=2), (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
@@ -576,6 +586,7 @@ class Outputs(nn.Module):
 
 
 @pytest.mark.parametrize("named", [True, False])
+@pytest.mark.long
 def test_several_outputs_keep_their_form_whatever_else_a_batch_holds(named, tmp_path):
     batches = [{"x": each, "scale": torch.full((1,), 2.0)} for each in given()]
     done = deployed(tmp_path / "served", 1.0, Outputs(named), batches)
@@ -590,6 +601,7 @@ def test_several_outputs_keep_their_form_whatever_else_a_batch_holds(named, tmp_
 
 
 @pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
+@pytest.mark.long
 def test_half_precision_is_served_in_float32(half, tmp_path):
     model = blocks().to(half)
     done = deployed(tmp_path / "served", 1.0, model, [each.to(half) for each in given()])
@@ -599,6 +611,7 @@ def test_half_precision_is_served_in_float32(half, tmp_path):
     assert next(model.parameters()).dtype == half
 
 
+@pytest.mark.long
 def test_what_exporters_print_is_not_shown(tmp_path, capfd):
     class Turning(Block):
         def forward(self, x):

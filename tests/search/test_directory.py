@@ -96,6 +96,7 @@ def test_another_budget_is_chosen_anew(dense, before, tmp_path):
     assert one.got["params"] == model_of(one.out).num_parameters()
 
 
+@pytest.mark.long
 def test_what_was_chosen_is_read_as_it_was_written(dense, before, tmp_path):
     one, store = before
     two = fitted(dense, tmp_path / "two", store=shutil.copytree(store, tmp_path / "levels"))
@@ -103,6 +104,7 @@ def test_what_was_chosen_is_read_as_it_was_written(dense, before, tmp_path):
 
 
 @pytest.mark.parametrize("copied", [lambda made: pickle.loads(pickle.dumps(made)), copy.deepcopy])
+@pytest.mark.long
 def test_a_pickle_stands_alone(dense, before, tmp_path, copied):
     """Its levels are of files that may be gone."""
     _, store = before
@@ -195,6 +197,7 @@ def test_what_sensitivity_wrote_stays_whatever_its_name(dense, measured, tmp_pat
 
 
 @pytest.mark.parametrize("given", ["levels", "store", "as they are"])
+@pytest.mark.long
 def test_levels_in_the_folder_of_a_run_are_not_what_it_begins_with(dense, tmp_path, monkeypatch, given):
     """Which is removed in the end."""
     with interrupted(directory, "shrink"):
@@ -343,6 +346,7 @@ def test_a_result_that_nobody_looked_at_yet_is_made_anew(dense, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
+@pytest.mark.long
 def test_a_model_that_cannot_be_watched_without_weights_is_an_error_of_its_own(tmp_path, monkeypatch):
     model = make("llama")
     model.save_pretrained(tmp_path / "llama")

@@ -67,6 +67,7 @@ def test_what_came_of_it_can_be_pickled():
     assert torch.equal(again.model(inputs()[0]), done.model(inputs()[0]))
 
 
+@pytest.mark.long
 def test_entries_leave_together_where_a_pattern_says_so():
     model = blocks(3)
     how = {"over": "oneshot", "shares": SHARES, "finals": 2}
@@ -105,6 +106,7 @@ def test_a_uniform_fit_loads_by_from_pretrained(tmp_path):
         assert torch.equal(loaded(**batches[0]).logits, model(**batches[0]).logits)
 
 
+@pytest.mark.long
 def test_one_seed_is_one_result():
     one, two = blocks(3), blocks(3)
     for model in (one, two):
@@ -131,6 +133,7 @@ def test_of_the_finals_the_best_is_taken(monkeypatch):
     assert "Finished" in str(done)
 
 
+@pytest.mark.long
 def test_what_shrink_does_by_itself_is_taken_where_it_loses_least(monkeypatch):
     monkeypatch.setattr(fitting.Executor, "judged", lambda *_: Judged(1e9))
     model = blocks(4)
@@ -164,6 +167,7 @@ def test_what_shrink_does_by_itself_is_what_it_does_of_all_batches(monkeypatch):
 
 
 @pytest.mark.parametrize("budget", [{"params": 809}, {"bytes": 0.31, "macs": 0.5}], ids=["params", "bytes and macs"])
+@pytest.mark.long
 def test_what_shrink_reaches_is_reached(budget):
     """A stream's width has no levels, and no choice of others comes to so little."""
     model, alone = words(), words()
@@ -188,11 +192,13 @@ def test_what_shrink_does_not_reach_is_an_error_that_changes_nothing():
     assert is_unchanged(model, before)
 
 
+@pytest.mark.long
 def test_of_two_finals_one_is_what_shrink_does():
     done = fit(blocks(4), inputs(), budget={"params": 0.6}, shares=SHARES, finals=2)
     assert {*done.finals} == {"shrink, by itself", "searched"}
 
 
+@pytest.mark.long
 def test_a_latency_is_measured_in_the_end():
     model = blocks(2, width=16, hidden=256)
     done = fit(
@@ -258,6 +264,7 @@ def test_a_budget_of_what_a_model_does_not_keep_is_an_error_that_changes_nothing
     assert is_unchanged(model, before)
 
 
+@pytest.mark.long
 def test_the_finished_model_keeps_its_score():
     model = blocks(3)
     with torch.no_grad():
@@ -269,6 +276,7 @@ def test_the_finished_model_keeps_its_score():
 
 
 @pytest.mark.parametrize(("score", "loss_at"), [("change", 0.015), ("cosine", 0.03), ("kl", -math.log(0.97))])
+@pytest.mark.long
 def test_a_share_of_the_outputs_is_kept_where_there_is_no_score(score, loss_at):
     model = blocks(3)
     done = fit(model, inputs(), keep=0.97, score=score, shares=SHARES)
@@ -293,6 +301,7 @@ def test_each_text_keeps_its_own_share():
     assert found[0.3] <= found[0.97] < done.dense["params"]
 
 
+@pytest.mark.long
 def test_a_score_that_the_finished_model_does_not_keep_is_an_error_that_changes_nothing(monkeypatch):
     model = blocks(3)
     with torch.no_grad():
@@ -306,6 +315,7 @@ def test_a_score_that_the_finished_model_does_not_keep_is_an_error_that_changes_
 
 @pytest.mark.parametrize("over", ["shrink", "oneshot", ("shrink", "oneshot")])
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+@pytest.mark.long
 def test_a_call_that_fails_at_the_very_end_changes_nothing(monkeypatch, over, error):
     def fails(_):
         raise error
@@ -506,6 +516,7 @@ def test_of_a_model_with_zeros_what_is_left_is_counted(over):
 
 # ---- levels that are given ------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("over", ["shrink", "oneshot", ("shrink", "oneshot")])
+@pytest.mark.long
 def test_of_levels_that_are_given_only_what_is_in_scope_leaves(over):
     scope = {"exclude": "0.*"} if over == "shrink" else {"include": ["1.*", "2.*"]}
     model, dense = blocks(3), blocks(3)
@@ -616,6 +627,7 @@ def test_it_prints_what_was_asked_and_what_came_of_it():
         _ = done.nothing
 
 
+@pytest.mark.long
 def test_of_a_score_the_score_is_shown():
     model = blocks(3)
     done = fit(model, inputs(), budget={"params": 0.7}, score=lambda _: 2.5, shares=(0.3, 0.6))

@@ -206,6 +206,7 @@ def test_data_without_a_sample_and_multiples_of_0_are_refused(verb):
 # ---- in a store -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path, monkeypatch):
     options = {"over": ("shrink", "oneshot"), "shares": (0.5,)}
     make_levels(words(), text(), store=tmp_path / "whole", **options)
@@ -243,6 +244,7 @@ def test_a_store_of_something_else_is_refused(tmp_path):
     assert contents(tmp_path) == before
 
 
+@pytest.mark.long
 def test_files_of_another_run_are_made_anew(tmp_path):
     """A run that was killed with other batches left its files there."""
     make_levels(words(), text(seed=1), shares=(0.5,), store=tmp_path / "one")

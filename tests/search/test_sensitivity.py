@@ -120,6 +120,7 @@ def test_it_is_the_levels_and_their_scores(found, tmp_path):
     assert str(read) == str(said)
 
 
+@pytest.mark.long
 def test_the_same_call_gives_the_same_bytes_and_takes_what_is_there(tmp_path, monkeypatch):
     for name in ("one", "two"):
         sensitivity(words(), text(), store=tmp_path / name, **OPTIONS)
@@ -129,6 +130,7 @@ def test_the_same_call_gives_the_same_bytes_and_takes_what_is_there(tmp_path, mo
     assert again.scores == Sensitivity.load(tmp_path / "two").scores
 
 
+@pytest.mark.long
 def test_a_killed_run_goes_on_to_the_same_scores(tmp_path):
     with interrupted(MODULE, "_write", 5):
         sensitivity(words(), text(), store=tmp_path / "killed", **OPTIONS)

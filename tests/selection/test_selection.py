@@ -107,6 +107,7 @@ def test_strides_and_scalars(path):
         check(tensors, kept)
 
 
+@pytest.mark.long
 def test_large_enough_for_threads_and_a_sample():
     generator = torch.Generator().manual_seed(0)
     tensors = {"a": torch.randn(1_500_000, generator=generator), "b": torch.randn(1300, 1000, generator=generator).t()}

@@ -90,6 +90,7 @@ def test_units_that_others_can_replace_leave_without_error(kind):
 
 
 # ---- what data is worth ---------------------------------------------------------------------------------------------
+@pytest.mark.long
 def test_a_trained_model_keeps_more_of_what_it_learned():
     """Which of three words follow a word; so much is lost with repair, without, and by magnitude."""
     model, judged, calibration = trained(), text(seed=9, count=8), text(count=12, seed=5)

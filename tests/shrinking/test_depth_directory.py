@@ -157,6 +157,7 @@ def dying(moment, source, out):
     out.with_name("counts.json").write_text(json.dumps(calls))
 
 
+@pytest.mark.long
 def test_a_run_that_was_killed_at_any_moment_goes_on_to_the_same_bytes(made, tmp_path):
     source, out, whole = made[0] / "dense", tmp_path / "out", tmp_path / "whole"
     assert forked(lambda: dying("never", source, whole)) == 0
@@ -225,6 +226,7 @@ def test_what_cannot_be_is_refused_before_anything_is_written(made, tmp_path):
     refused("of the 4 blocks can leave, not 2", out=None, include="model.layers.1")
 
 
+@pytest.mark.long
 def test_a_block_that_the_proof_refuses_stays_and_is_named(tmp_path):
     """T5's first blocks hold the biases of all others."""
     saved(tmp_path / "dense", "t5")
@@ -240,6 +242,7 @@ def test_a_block_that_the_proof_refuses_stays_and_is_named(tmp_path):
 # ---- seen again -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_the_command_takes_blocks_out_and_sees_it_again(made, tmp_path):
     source, out = shutil.copytree(made[0] / "dense", tmp_path / "dense"), tmp_path / "out"
     (source / "tokenizer.json").unlink()

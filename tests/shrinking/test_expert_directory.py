@@ -85,6 +85,7 @@ def test_it_is_what_shrink_makes_in_memory(without_repair):
     assert {tensor.unchanged for tensor in found.tensors} == {True}
 
 
+@pytest.mark.long
 def test_what_stays_is_repaired_as_in_memory(without_repair, tmp_path):
     model, dense, plain = without_repair
     model = copy.deepcopy(model)
@@ -103,6 +104,7 @@ def test_what_stays_is_repaired_as_in_memory(without_repair, tmp_path):
         torch.testing.assert_close(each, model.state_dict()[name], rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.long
 def test_a_configuration_that_asks_for_the_routers_scores_changes_nothing(dense, mended, tmp_path):
     """Scores that are an output would stay whole, and a loss takes them from all blocks at once."""
     asks = tmp_path / "asks"
@@ -135,6 +137,7 @@ def profiled(dense):
     return shrink(dense, leave=Experts(0.0, profile=path), batches=batches(), verify=False), path
 
 
+@pytest.mark.long
 def test_a_profile_plans_without_running(dense, profiled, tmp_path):
     first, path = profiled
     assert (first.profile.text.tokens, first.profile.text.held_out) == (96, 32)

@@ -74,6 +74,7 @@ def test_what_fails_later_takes_it_back():
     assert is_unchanged(model, state)
 
 
+@pytest.mark.long
 def test_a_mixture_behind_a_normalization_is_brought_nearer_to_its_own_outputs():
     _, _, done = shrunk("mixture_gemma4")
     assert {*done.mended} | {*done.unmended} == {*done.experts}

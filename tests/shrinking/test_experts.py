@@ -14,6 +14,7 @@ from support.unchanged import is_unchanged, state_of
 from zoo.mixtures import MixtureInTurn, MixtureOfCopies
 
 
+@pytest.mark.long
 def test_a_fraction_or_a_number_of_experts_leaves():
     for asked in (1 / 3, 2):
         model, inputs = zoo.ZOO["mixture_in_turn"]()
@@ -84,6 +85,7 @@ def test_what_cannot_be_a_number_of_experts(wrong):
         Experts(wrong)
 
 
+@pytest.mark.long
 def test_the_configuration_says_how_many_are_left(tmp_path):
     model, inputs = zoo.ZOO["mixtral"]()
     shrink(model, inputs, leave=Experts(1), uniform=True)
@@ -94,6 +96,7 @@ def test_the_configuration_says_how_many_are_left(tmp_path):
         torch.testing.assert_close(loaded(**inputs).logits, model(**inputs).logits)
 
 
+@pytest.mark.long
 def test_where_all_are_chosen_the_configuration_says_so_of_fewer(tmp_path):
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
@@ -111,6 +114,7 @@ def test_where_all_are_chosen_the_configuration_says_so_of_fewer(tmp_path):
         torch.testing.assert_close(loaded(words).logits, model(words).logits)
 
 
+@pytest.mark.long
 def test_what_no_pass_used_follows_too(tmp_path):
     """The loss of the routers counts experts; and a saved plan says what left."""
     model, inputs = zoo.ZOO["mixtral"]()

@@ -153,6 +153,7 @@ class Blind(nn.Module):
         return self.head(x).mean(1)
 
 
+@pytest.mark.long
 def test_gates_find_units_that_are_useless_to_the_model_and_not_to_the_next_matrix(monkeypatch):
     monkeypatch.setattr(gates, "STEPS", 100)
     torch.manual_seed(0)

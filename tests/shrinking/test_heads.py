@@ -75,6 +75,7 @@ def test_a_cache_that_nobody_asked_for_keeps_no_heads():
         shrink(gpt2(), {**TOKENS, "use_cache": True}, leave=Heads({0: [0]}))
 
 
+@pytest.mark.long
 def test_layers_that_share_their_heads_lose_them_together():
     """T5's add one table of biases, so a head of one layer is that of all."""
     torch.manual_seed(0)

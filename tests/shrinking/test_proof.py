@@ -266,6 +266,7 @@ def test_a_single_wrong_slice_is_refused(name, monkeypatch):
             assert name == "chaotic", where
 
 
+@pytest.mark.long
 def test_a_wrong_slice_of_a_chaotic_model_is_found_on_calmer_weights(monkeypatch):
     """Not only not let pass: it is said that it is wrong, of every tensor."""
     model, x = chaotic()

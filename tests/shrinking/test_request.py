@@ -97,6 +97,7 @@ def test_a_batch_says_what_a_model_is_called_with():
     assert example_of(mixtral(), torch.ones(3, 4))["input_ids"].shape == (2, 4)
 
 
+@pytest.mark.long
 def test_shrink_takes_its_example_from_the_batches():
     """Also of a model that returns its routers' scores, which would keep the number of experts."""
     first = mixtral(output_router_logits=True)

@@ -40,6 +40,7 @@ def llama(tmp_path):
 
 
 @pytest.mark.parametrize(("family", "dtype"), [("llama", "float32"), ("bert", "float32"), ("llama", "bfloat16")])
+@pytest.mark.long
 def test_it_is_what_shrink_makes_of_the_loaded_model(tmp_path, family, dtype):
     source = saved(tmp_path / "dense", family, getattr(torch, dtype))
     kind = type(make(family))
@@ -125,6 +126,7 @@ def rescaling(moment, source, out):
     out.with_name("counts.json").write_text(json.dumps(calls))
 
 
+@pytest.mark.long
 def test_a_run_that_was_killed_while_normalizations_were_written_goes_on_to_the_same_bytes(known, tmp_path):
     out, whole = tmp_path / "out", tmp_path / "whole"
     assert forked(lambda: rescaling("never", known, whole)) == 0
@@ -135,6 +137,7 @@ def test_a_run_that_was_killed_while_normalizations_were_written_goes_on_to_the_
     assert contents(out) == contents(whole)
 
 
+@pytest.mark.long
 def test_repair_moves_matrices_of_blocks_alone(llama, tmp_path):
     done = unproved(llama, tmp_path / "repaired", 0.3, batches=batches("llama"))
     plain = unproved(llama, tmp_path / "plain", 0.3, batches=batches("llama"), repair=False)
@@ -152,6 +155,7 @@ def test_repair_moves_matrices_of_blocks_alone(llama, tmp_path):
     assert all(repaired[name].dim() == 2 and ".layers." in name for name in moved)
 
 
+@pytest.mark.long
 def test_without_out_it_says_what_would_leave(llama, tmp_path):
     planned = unproved(llama, None, 0.3, batches=batches("llama"))
     done = unproved(llama, tmp_path / "small", 0.3, batches=batches("llama"))
@@ -204,6 +208,7 @@ def stopped(plain):
     return source.with_name("out.unfinished")
 
 
+@pytest.mark.long
 def test_a_run_goes_on_only_with_the_same_request_and_source(stopped, known, tmp_path, monkeypatch):
     llama, out = shutil.copytree(known, tmp_path / "dense"), tmp_path / "out"
     unfinished = shutil.copytree(stopped, tmp_path / "out.unfinished")

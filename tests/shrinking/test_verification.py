@@ -155,6 +155,7 @@ OTHER_FIELDS = [
 
 @pytest.mark.parametrize("fields", OTHER_FIELDS, ids=str)
 @pytest.mark.parametrize("of", ["plain", "twice", "fitted"])
+@pytest.mark.long
 def test_a_field_of_the_configuration_that_is_not_recorded_is_the_sources(made, request, tmp_path, of, fields):
     written = made / "plain" if of == "plain" else request.getfixturevalue(of)
     folder = shutil.copytree(written, tmp_path / "out")

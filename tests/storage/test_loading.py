@@ -210,6 +210,7 @@ def peak(work):
 
 
 @pytest.mark.parametrize("zstd", [False, True])
+@pytest.mark.long
 def test_the_memory_of_one_tensor(tmp_path, zstd):
     weight = torch.empty(2048, 4096).uniform_(1, 2)
     weight[:, ::2] = 0

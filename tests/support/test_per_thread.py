@@ -79,6 +79,7 @@ def drawn():
     return torch.get_rng_state().tolist(), random.getstate(), numpys[1].tolist(), numpys[2:]
 
 
+@pytest.mark.long
 def test_eight_threads_shrink_what_one_does_and_leave_every_setting(hurried):
     count = 24
     models = [made(number) for number in range(count)]

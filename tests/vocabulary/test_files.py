@@ -95,6 +95,7 @@ def test_numbers_that_the_class_adds_are_written_where_they_change(tmp_path):
     assert 1 in done.order
 
 
+@pytest.mark.long
 def test_a_row_that_no_token_has_stays_where_a_configuration_names_it(tmp_path):
     tokenizer = wrapped("WordLevel")
     dense = tmp_path / "dense"
