@@ -340,5 +340,6 @@ def memory(device):
 
 
 @each_device
+@pytest.mark.long
 def test_the_memory_of_a_device_does_not_grow_with_depth(device):
     on_device(device, memory)

@@ -154,6 +154,7 @@ def test_a_page_that_could_not_be_written_is_told_before(tmp_path: Path, monkeyp
 
 
 @in_chromium
+@pytest.mark.long
 def test_its_tables_sort_and_it_is_no_wider_than_the_window(tmp_path: Path) -> None:
     lost = Column.portion("lost", show=lambda value: "0.000412345" if value == 0.5 else "0.1")
     rows = [("encoder.layer.0.intermediate.dense", 0.5), ("to 79.1% of all", 0.1)]
