@@ -33,6 +33,18 @@ def test_a_package_that_is_missing_is_a_line(monkeypatch):
     assert env.described()["onnx"] == "1.2.3"
 
 
+def test_what_torch_was_built_for_is_not_what_is_there(monkeypatch, capsys):
+    """From PyPI torch comes for CUDA, also where there is no GPU."""
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert env.described()["accelerator"] == "none that torch sees"
+    monkeypatch.setattr(sys, "argv", ["env", "--help"])
+    with pytest.raises(SystemExit):
+        env._main()
+    assert "default: cpu" in capsys.readouterr().out
+
+
 def test_an_accelerator_is_named(monkeypatch):
     assert env.described()["accelerator"] == "none that torch sees" or torch.cuda.is_available()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

@@ -409,8 +409,9 @@ _CHECKS: dict[str, Callable[[torch.device], Mapping[str, Tensor]]] = {
 def _main() -> int:
     parser = argparse.ArgumentParser("python -m secateur.env", description="What a bug report needs.")
     parser.add_argument("--check", action="store_true", help="run each verb for a second or two on a device, too")
-    there = torch.accelerator.current_accelerator() or torch.device("cpu")
-    parser.add_argument("--device", default=there.type, help="default: %(default)s")
+    there = accelerator()
+    default = "cuda" if torch.cuda.is_available() else "cpu" if there == "none" else there
+    parser.add_argument("--device", default=default, help="default: %(default)s")
     asked = parser.parse_args()
     found = described()
     width = max(map(len, found))

@@ -69,8 +69,8 @@ def accelerator() -> str:
     """What the device beside the CPU is called: its name where it is a GPU, else its kind; or "none"."""
     if torch.cuda.is_available():
         return torch.cuda.get_device_name()
-    found = torch.accelerator.current_accelerator()
-    return "none" if found is None else found.type
+    found = torch.accelerator.current_accelerator()  # which one torch was built for
+    return found.type if found is not None and torch.accelerator.is_available() else "none"
 
 
 def _wait_for_devices() -> None:
