@@ -18,6 +18,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -63,16 +64,20 @@ def compile_kernels(folder: Path, extra: list[str] | None = None) -> list[Path]:
     compiler = shlex.split(os.environ.get("CC", "")) or shlex.split(sysconfig.get_config_var("CC") or "cc")[:1]
     _check_target(compiler)
     many = MANY if target().startswith("manylinux") else []
-    done = []
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
-        for name, march in levels().items():
+
+        def compiled(level: tuple[str, list[str]]) -> Path:
+            name, march = level
             out = Path(temporary, name)
             command = [*FLAGS, *march, *(extra or []), str(SOURCE), *map(str, MORE), *many, "-o", str(out)]
             try:
                 _call([*compiler, *TUNING, *command])
             except subprocess.CalledProcessError:
                 _call([*compiler, *command])
-            done.append(out)
+            return out
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:  # each waits for a process
+            done = [*pool.map(compiled, reversed(levels().items()))]  # the widest takes longest
         return [Path(out.replace(folder / out.name)) for out in done]
 
 
