@@ -6,7 +6,6 @@ same call afterwards ends in the bytes of one that nothing was in the way of.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import errno
 import functools
@@ -140,11 +139,14 @@ def Frozen() -> torch.nn.Module:
 # ---- kinds ----------------------------------------------------------------------------------------------------------
 
 
+DISKS = contextlib.ExitStack()  # ends those that were mounted
+
+
 @functools.cache
 def a_disk_at(folder: Path) -> None:
-    """A file system in memory of 256 MB, for as long as this process lives; it takes rights that root has."""
+    """A file system in memory of 256 MB, until `DISKS` ends; it takes rights that root has."""
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256m", "tmpfs", folder], check=True)
-    atexit.register(subprocess.run, ["umount", "-l", str(folder)])
+    DISKS.callback(subprocess.run, ["umount", "-l", str(folder)], check=True)
 
 
 def again(attack: Attack, root: Path, whole: Mapping[str, bytes], refused: BaseException | str) -> str:
@@ -157,6 +159,26 @@ def again(attack: Attack, root: Path, whole: Mapping[str, bytes], refused: BaseE
     return "refused, and done later"
 
 
+def hindered(
+    attack: Attack,
+    root: Path,
+    files: Mapping[str, bytes],
+    whole: Mapping[str, bytes],
+    hindrance: contextlib.AbstractContextManager[object],
+) -> str:
+    """What became of a call with something in its way, and of the same call afterwards."""
+    try:
+        with hindrance:
+            attack.call(root)
+    except REFUSED as error:
+        check_left(attack, root, files, error)
+        refused = error
+    else:
+        check_whole(attack, root, whole)
+        return "done"
+    return again(attack, root, whole, refused)
+
+
 def full(attack: Attack, root: Path, files: Mapping[str, bytes], dice: random.Random) -> str:
     """What became of a call on a disk with less room than it takes, and of the same call afterwards."""
     disk = root.parent
@@ -165,21 +187,20 @@ def full(attack: Attack, root: Path, files: Mapping[str, bytes], dice: random.Ra
     whole = whole_of(attack, root)
     put(root, files)
     room = int(1.3 * sum(map(len, whole.values())) * dice.random()) + dice.choice((0, 4096, 20480))
+    return hindered(attack, root, files, whole, filled(disk, room))
+
+
+@contextlib.contextmanager
+def filled(disk: Path, room: int) -> Iterator[None]:
+    """A context in which no more than that is free on a disk."""
     free = os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize
     filler = disk / "filler"
     with open(filler, "wb") as file:
         os.posix_fallocate(file.fileno(), 0, max(free - room, 1))
     try:
-        attack.call(root)
-    except REFUSED as error:
-        check_left(attack, root, files, error)
-        refused = error
-    else:
-        check_whole(attack, root, whole)
-        return "done"
+        yield
     finally:
         filler.unlink()
-    return again(attack, root, whole, refused)
 
 
 _FAULT: dict[str, Any] = {"root": "", "left": -1, "seen": 0, "error": 0}
@@ -233,16 +254,7 @@ def faults(attack: Attack, root: Path, files: Mapping[str, bytes], dice: random.
             attack.call(root)
         _COUNTS[key] = _FAULT["seen"]
         put(root, files)
-    try:
-        with failing(root, dice.randint(1, _COUNTS[key]), dice.choice(ERRORS)):
-            attack.call(root)
-    except REFUSED as error:
-        check_left(attack, root, files, error)
-        refused = error
-    else:
-        check_whole(attack, root, whole)
-        return "done"
-    return again(attack, root, whole, refused)
+    return hindered(attack, root, files, whole, failing(root, dice.randint(1, _COUNTS[key]), dice.choice(ERRORS)))
 
 
 def rights(attack: Attack, root: Path, files: Mapping[str, bytes], dice: random.Random) -> str:

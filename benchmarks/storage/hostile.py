@@ -1,6 +1,6 @@
 """Gives every verb inputs that nobody meant: damaged directories, journals, levels, profiles, texts, arguments.
 
-    python benchmarks/storage/hostile.py files|arguments|disk|full|rights|faults|killed|together [--verb oneshot]
+    python -m benchmarks.storage.hostile files|arguments|disk|full|rights|faults|killed|together [--verb oneshot]
 
 Each try is of one of the attacks of `attacks`: a call, and what is damaged of what it reads. The call returns, or ends
 in an error that the command says in one line; what it was to write is not there then, and nothing else has changed. A
@@ -1032,6 +1032,8 @@ def read_operators_once() -> None:
 
 
 def main() -> int:
+    from benchmarks.storage.hindered import DISKS
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kind", choices=["arguments", *KINDS, *HINDERED])
     parser.add_argument("--verb", action="append", default=[], help="only of this one; repeatable")
@@ -1050,7 +1052,7 @@ def main() -> int:
     read_operators_once()
     numbers, crashes = range(arguments.first, arguments.first + arguments.count), 0
     how = {"seed": arguments.seed, "seconds": arguments.seconds, "of": arguments.of}
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, DISKS:
         for found in counted(Path(folder), arguments.kind, arguments.verb, numbers, **how):
             print(json.dumps(found), flush=True)
             crashes += found.get("crashed", 0)
