@@ -97,6 +97,16 @@ def test_shrink_refuses_what_it_cannot_do(zoo, tmp_path):
     assert not list(tmp_path.glob("out*"))
 
 
+def test_an_example_without_values_is_one_line(zoo, tmp_path):
+    """It can't go where the model is."""
+    with open(f"{zoo}.py", "a") as file:
+        file.write('linear, on_meta = nn.Linear(4, 64), torch.zeros(1, 4, device="meta")\n')
+    fails(shrunk(zoo, "--out", "out", factory="linear", example="on_meta"), "raised RuntimeError.*meta")
+    asked = "cost", f"{zoo}:linear", "--example", f"{zoo}:on_meta", "--emit", "out"
+    fails(run(*asked), "does not run on the example")
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("options", [{"criterion": "lamp"}, {"criterion": "ln_norm"}, {"allocate": "erk"}])
 def test_units_are_chosen_as_the_library_chooses_them(zoo, tmp_path, options):
     words = [word for name, value in options.items() for word in (f"--{name}", value)]

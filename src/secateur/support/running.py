@@ -249,12 +249,13 @@ def _own_loss(outputs: Any) -> Any:
 
 
 def moved(batch: Any, device: torch.device | None) -> Any:
-    """The batch with every tensor in it on ``device``; the batch itself where there is nothing to move.
+    """The batch with every tensor in it on ``device``; the batch itself where there is nothing to move. What is on meta
+    has no values to move: it stays, and the model says so.
 
     >>> moved({"x": torch.ones(1), "name": "one"}, torch.device("cpu"))
     {'x': tensor([1.]), 'name': 'one'}
     """
-    return batch if device is None else mapped(batch, lambda tensor: tensor.to(device))
+    return batch if device is None else mapped(batch, lambda tensor: tensor if tensor.is_meta else tensor.to(device))
 
 
 def mapped(batch: Any, function: Callable[[Tensor], Tensor]) -> Any:
