@@ -1,7 +1,9 @@
 """Blocks with a shortcut compute the same with their sums in a convolution's store, or are left alone."""
 
 import copy
+import gc
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -400,3 +402,91 @@ def test_what_a_chain_returns_lies_side_by_side(size):
     assert made.is_contiguous()
     torch.testing.assert_close(made, plain(x), rtol=1e-5, atol=1e-5)
     assert made.view(2, -1).shape == (2, 4 * size * size)
+
+
+def changed_in_place(model):
+    layer = model[0].layers[1].one
+    layer.values.mul_(2)
+    return model
+
+
+def of_other_places(model):
+    layer = model[0].layers[1].one
+    layer.indices.copy_(layer.indices.int().flip(0).to(layer.indices.dtype))
+    return model
+
+
+def with_another_bias(model):
+    model[0].layers[1].one.bias = torch.ones(4)
+    return model
+
+
+def with_another_layer(model):
+    torch.manual_seed(9)
+    model.set_submodule("0.layers.1.one", SparseConv2d.from_module(nn.Conv2d(4, 4, 3, padding=1).requires_grad_(False)))
+    return model
+
+
+def rectified_no_more(model):
+    model[0].layers[0].two.rectified = False
+    return model
+
+
+def with_a_hook(model):
+    model[0].layers[1].one.register_forward_hook(lambda module, given, made: made + 1)
+    return model
+
+
+CHANGES = [changed_in_place, of_other_places, with_another_bias, with_another_layer, rectified_no_more, with_a_hook]
+
+
+@pytest.mark.skipif(not available(), reason="there are no compiled kernels here")
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_chain_runs_again_by_its_kernels_alone_until_something_changes(change, threads, monkeypatch):
+    before, torch_threads = blocks._made_in_line, torch.get_num_threads()
+    model, _ = stage()
+    x = torch.randn(2, 4, 14, 14)
+    torch.set_num_threads(threads)
+    try:
+        expected = model(x)
+        monkeypatch.setattr(blocks, "_made_in_line", None)
+        assert all(torch.equal(model(x), expected) for _ in range(3))
+        y = x + 1
+        kept = model(y)  # what a call returned is nobody else's
+        model(x)
+        monkeypatch.setattr(blocks, "_made_in_line", before)
+        assert torch.equal(kept, copy.deepcopy(model)(y))
+        fresh = change(copy.deepcopy(model))
+        changed = change(model)
+        assert torch.equal(changed(x), fresh(x))
+        assert not torch.equal(changed(x), expected)
+    finally:
+        torch.set_num_threads(torch_threads)
+
+
+@pytest.mark.skipif(not available(), reason="there are no compiled kernels here")
+def test_a_chain_runs_in_several_threads_at_once():
+    model, _ = stage()
+    xs = [torch.randn(1, 4, size, size) for size in range(6, 30)]  # more than are remembered
+    expected = [copy.deepcopy(model)(x) for x in xs]
+    with ThreadPoolExecutor(4) as pool:
+        for made, wanted in zip(pool.map(model, xs * 5), expected * 5, strict=True):
+            assert torch.equal(made, wanted)
+    assert len(blocks._CHAINS[model[0]]) < blocks._MOST_CHAINS + 4
+    known = len(blocks._CHAINS)
+    del model
+    gc.collect()
+    assert len(blocks._CHAINS) < known
+
+
+def test_what_a_chain_can_not_run_again_runs_as_before():
+    block, x = fused_block(Block(lambda self, x: self.relu(self.two(x) + self.one(x) + x))), torch.randn(2, 4, 6, 6)
+    assert torch.equal(block(x), block(x))
+    assert block not in blocks._CHAINS
+    with torch.inference_mode():  # whose tensors do not count their changes
+        model, _ = stage()
+        assert torch.equal(model(x), model(x))
+        assert [*blocks._CHAINS[model[0]].values()] == [None]
+    turned = x.contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(model(turned), model(x))

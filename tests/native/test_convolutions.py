@@ -1,14 +1,18 @@
 """The operator for convolutions against float64, at every level of this processor, and what it refuses."""
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from torch import nn
 from torch.nn import functional
 
 from secateur.inference import BlockConv2d, SparseConv2d
 from secateur.native import (
     RECTIFIERS,
+    available,
     convolutions,
     dense_convolution,
     operators,
@@ -443,3 +447,67 @@ def test_a_layout_by_hand():
     values = [[3.0, 1.0, 4.0], [0.0, 0.0, 5.0], [0.0, 0.0, 6.0], [0.0, 2.0, 0.0]]
     assert layout["values"][0, :, 13:].tolist() == [*values, [0.0] * 3, [0.0] * 3]
     assert layout["pointers"].tolist() == [0, 1]
+
+
+LIVES = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9), st.integers(1, 99)), max_size=12)
+
+
+@given(LIVES)
+def test_what_is_needed_at_one_time_lies_apart(drawn):
+    first, lives = 0, []
+    for later, longer, size in drawn:
+        first += later
+        lives.append([first, first + longer, size])
+    lies, numbers = convolutions._laid_out(lives, {0: convolutions._GIVEN} if lives else {})
+    spans = [(begin // 4, begin // 4 + life[2], *life[:2]) for (_, begin), life in zip(lies, lives, strict=True)][1:]
+    assert all(begin >= 0 and end <= numbers and begin % 16 == 0 for begin, end, *_ in spans)
+    for (a, b, first, last), (c, d, begins, ends) in itertools.combinations(spans, 2):
+        assert b <= c or d <= a or last < begins or ends < first
+    assert not spans or numbers <= sum(-(-size // 16) * 16 for _, _, size in lives[1:])
+
+
+@pytest.mark.skipif(not available(), reason="there are no compiled kernels here")
+def test_only_what_kernels_alone_computed_is_a_chain(monkeypatch):
+    one, two = (SparseConv2d.from_module(nn.Conv2d(4, 4, 3, padding=1).requires_grad_(False)) for _ in range(2))
+    x = torch.randn(1, 4, 6, 6)
+    for make in (
+        lambda: one(x.clone()),
+        lambda: one(x) + 1,
+        lambda: two(one(x) + 1),
+        lambda: one(x, x, x),
+        lambda: two(one(x).to(memory_format=torch.channels_last)),
+        lambda: (one(x), x)[1],
+        lambda: (two(x), one(x))[0],
+    ):
+        made, chain = convolutions.Chain.watched(x, make)
+        assert chain is None
+        assert isinstance(made, torch.Tensor)
+    made, chain = convolutions.Chain.watched(x, lambda: two(y := one(x), x, y))
+    assert chain is None  # a result over what it reads
+    made, chain = convolutions.Chain.watched(x, lambda: two(one(x), x))
+    assert chain.holds([one.looked_at(), two.looked_at()])
+    assert not chain.holds([two.looked_at(), one.looked_at()])
+    assert not chain.holds([one.looked_at()])
+    assert torch.equal(chain.made(x), made)
+    into, other = torch.empty_like(made), torch.empty(4)
+    assert chain.made(x, into) is into
+    assert torch.equal(into, made)
+    assert chain.made(x, other) is not other
+    monkeypatch.setattr(convolutions, "_WATCHED_BYTES", made.nbytes)
+    assert convolutions.Chain.watched(x, lambda: two(one(x), x))[1] is None
+    chain.memory.spare.clear()
+    monkeypatch.setattr(convolutions, "_HELD_BYTES", 0)
+    assert torch.equal(chain.made(x), made)
+    assert not chain.memory.spare
+    with pytest.raises(ZeroDivisionError):
+        convolutions.Chain.watched(x, lambda: 1 / 0)
+    assert convolutions._WATCHED.steps is None
+
+
+@pytest.mark.skipif(not available(), reason="there are no compiled kernels here")
+def test_a_chain_of_layers_that_round_is_the_layers():
+    how = {"values": "int8", "inputs": "int8"}
+    one, two = (SparseConv2d.from_module(nn.Conv2d(4, 4, 3, padding=1), **how) for _ in range(2))
+    x = torch.randn(2, 4, 7, 7)
+    made, chain = convolutions.Chain.watched(x, lambda: two(one(x), x))
+    assert torch.equal(chain.made(x), made)

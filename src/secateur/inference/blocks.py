@@ -12,13 +12,14 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
 from secateur.inference.convolution import BlockConv2d, SparseConv2d
-from secateur.native import is_plain
+from secateur.native import Chain, is_plain
 from secateur.support import private
 
 # What follows a convolution in a model's run: the batch normalization and the activation that alone read its output.
@@ -171,6 +172,7 @@ _SUMS = (operator.add, operator.iadd, torch.add)
 _RELUS = (functional.relu, torch.relu)
 _POSITIVE = ("relu", "relu6")  # after which a ReLU changes nothing
 _SUM, _RELU = "+", "relu()"  # no names of modules
+_MOST_CHAINS = 8  # of a module: shapes of inputs that are remembered
 _NEAR_BYTES = 1 << 22  # of a batch whose images need not be taken one after the other
 
 
@@ -202,8 +204,8 @@ class FusedBlock(nn.Module):
             raise TypeError(f"a {self.block} that was fused takes one input, not {len(values)}.")
         x: Tensor = values[0]
         if _may_be_by_image(x) and self._is_by_image():
-            return _one_after_the_other(x, lambda piece, into: self._made_of(piece, into=into)[0])
-        return self._made_of(x)[0]
+            return _one_after_the_other(x, functools.partial(_in_a_chain, self, [self]))
+        return _in_a_chain(self, [self], x)
 
     def _made_of(
         self, x: Tensor, is_ours: bool = False, into: Tensor | None = None, apart: bool = False
@@ -349,11 +351,49 @@ class FusedSequential(nn.Sequential):
                 if not _does_nothing(modules[at]):
                     x = modules[at](x)
             elif len(line) > 1 and _may_be_by_image(x) and all(_is_by_image(each) for each in line):
-                x = _one_after_the_other(x, functools.partial(_made_in_line, line))
+                x = _one_after_the_other(x, functools.partial(_in_a_chain, self, line))
             else:
-                x = _made_in_line(line, x, None)
+                x = _in_a_chain(self, line, x)
             at = end
         return x
+
+
+_CHAINS: WeakKeyDictionary[nn.Module, dict[Any, Chain | None]] = WeakKeyDictionary()
+
+
+def _in_a_chain(owner: nn.Module, line: list[Any], x: Tensor, into: Tensor | None = None) -> Tensor:
+    """What modules make one after the other, all of them known: from the second call of a shape on as a `Chain`, where
+    nothing but packed convolutions computes."""
+    is_one = is_plain(x) and x.is_cpu and x.dtype == torch.float32 and x.dim() == 4 and x.is_contiguous()
+    if not is_one or (layers := _layers_of(line)) is None:
+        return _made_in_line(line, x, into)
+    known, looked_at = _CHAINS.setdefault(owner, {}), [each.looked_at() for each in layers]
+    key = id(line[0]), x.shape
+    chain = known.get(key)
+    if chain is not None and chain.holds(looked_at):
+        return chain.made(x, into)
+    if chain is None and key in known:
+        return _made_in_line(line, x, into)
+    if len(known) >= _MOST_CHAINS:
+        known.clear()
+    made, known[key] = Chain.watched(x, lambda: _made_in_line(line, x, into))
+    return made
+
+
+def _layers_of(line: Iterable[Any]) -> list[SparseConv2d] | None:
+    """The packed convolutions that compute, in their turn; None where anything else does."""
+    layers: list[SparseConv2d] = []
+    for each in line:
+        if not isinstance(each, FusedBlock):
+            layers.append(each)
+            continue
+        inner = [each._module_of(n) for n in range(len(each.steps))]
+        if any(module is None or not _is_known(module) for module in inner):
+            return None
+        if (more := _layers_of(inner)) is None:
+            return None
+        layers += more
+    return layers
 
 
 def _made_in_line(line: list[Any], x: Tensor, into: Tensor | None) -> Tensor:

@@ -10,7 +10,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from secateur.inference.linear import KernelLayer, as_stored, few_columns, in_fours, numbered, rounds_with
-from secateur.native import RECTIFIERS, dense_convolution, size_after, sparse_convolution, together_for
+from secateur.native import (
+    RECTIFIERS,
+    as_looked_at,
+    dense_convolution,
+    size_after,
+    sparse_convolution,
+    together_for,
+)
 from secateur.support import private, to_int8
 
 # ---- Convolutions with any zeros, as their kept weights and their places, in one and two dimensions.
@@ -246,6 +253,13 @@ class SparseConv2d(KernelLayer):
             self.rectifier,
             apart,
         )
+
+    def looked_at(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """What a `secateur.native.Chain` knows the layer by: its tensors, and how it computes."""
+        own: dict[str, Any] = self._buffers
+        lists = self.kernel, self.stride, self.padding, self.dilation, self.groups, self.together
+        stored = own["indices"], own["pointers"], own["values"], own["scales"], own["bias"]
+        return stored, as_looked_at((*lists, self.rectifier if self.rectified else "", self.OUTPUTS))
 
     @property
     def rounds_inputs(self) -> bool:

@@ -1,4 +1,6 @@
 from .convolutions import RECTIFIERS as RECTIFIERS
+from .convolutions import Chain as Chain
+from .convolutions import as_looked_at as as_looked_at
 from .convolutions import dense_convolution as dense_convolution
 from .convolutions import size_after as size_after
 from .convolutions import sparse_convolution as sparse_convolution
