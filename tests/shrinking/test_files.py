@@ -1,7 +1,10 @@
 """Laws of files: a shrunken model is loaded as it was saved, and files that are not whole are refused by name."""
 
+import contextlib
 import copy
+import functools
 import json
+import os
 import random
 
 import pytest
@@ -124,6 +127,44 @@ def test_a_save_that_fails_leaves_the_save_before(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space left"):
         save_shrunken(shrink(model, torch.zeros(1, 4), 0.5).model, tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == files
+
+
+@pytest.mark.parametrize(
+    ("error", "after"),
+    [(OSError(28, "No space left on device"), False), (KeyboardInterrupt(), False), (KeyboardInterrupt(), True)],
+    ids=["full", "stopped before", "stopped after"],
+)
+def test_a_save_that_ends_at_any_step_leaves_what_can_be_loaded(tmp_path, monkeypatch, error, after):
+    """Before or after each change of the disk."""
+    old, new = small(), small()
+    shrink(old, torch.zeros(2, 4), 0.25)
+    shrink(new, torch.zeros(2, 4), 0.5)
+    for step in range(1, 20):
+        save_shrunken(old, tmp_path)
+        count = 0
+
+        def failing(change, *given, step=step, **more):
+            nonlocal count
+            count += 1
+            if count == step and not after:
+                raise error
+            change(*given, **more)
+            if count == step:
+                raise error
+
+        with monkeypatch.context() as patch:
+            for name in ("fsync", "chmod", "replace"):
+                patch.setattr(os, name, functools.partial(failing, getattr(os, name)))
+            with contextlib.suppress(type(error)):
+                save_shrunken(new, tmp_path)
+        found = load_shrunken(small(), tmp_path)[0].out_features
+        if count < step:
+            break
+        assert found in (old[0].out_features, new[0].out_features)
+        assert not [*tmp_path.glob("*.tmp")]
+    assert step == 8
+    assert found == new[0].out_features
+    assert {path.name for path in tmp_path.iterdir()} == {"model.safetensors", "plan.json"}
 
 
 def test_a_save_in_a_new_folder_that_fails_leaves_no_folder(tmp_path, monkeypatch):

@@ -26,13 +26,15 @@ _FORMAT = "secateur shrink plan"
 _VERSIONS = (1, 2)  # plans that need no more are written as 1, which earlier versions of secateur read
 
 
+_COMING = "plan.coming.json"
 _MAX_BYTES = 4_000_000_000  # of plan.json: of every tensor all that stays is written as numbers
 
 
 def save_shrunken(model: nn.Module, directory: str | Path) -> None:
     """Write ``plan.json`` and ``model.safetensors`` of a shrunken model; `load_shrunken` reads them. No pickle.
 
-    A directory that is new is there with both, or not at all.
+    A directory that is new is there with both, or not at all. What one that was there holds can be loaded wherever the
+    save is stopped: it is this model or the one before.
 
     >>> import tempfile
     >>> from secateur import shrink
@@ -54,9 +56,14 @@ def save_shrunken(model: nn.Module, directory: str | Path) -> None:
     tensors = {name: tensor.detach().contiguous() for name, tensor in tensors_of(model).items()}
     directory.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.nullcontext(directory) if directory.is_dir() else new_directory(directory) as made:
-        # two files cannot be replaced at once: this shows a plan of one save beside the weights of another
-        write_whole(made / "model.safetensors", save(tensors, {"format": "pt", "plan": _fingerprint(plans)}))
-        write_whole(made / "plan.json", json_of_plans(plans))
+        # the weights say of which plan they are: until that has its name, which comes last, it is read under this one
+        coming = write_whole(made / _COMING, json_of_plans(plans))
+        try:
+            write_whole(made / "model.safetensors", save(tensors, {"format": "pt", "plan": _fingerprint(plans)}))
+        except Exception:  # where it was interrupted nobody knows which plan the weights are of
+            coming.unlink()
+            raise
+        coming.replace(made / "plan.json")
 
 
 def json_of_plans(plans: Sequence[Plan]) -> str:
@@ -95,8 +102,12 @@ def load_shrunken(model: nn.Module, directory: str | Path) -> nn.Module:
     else:
         plans = read_plans(path)
     tensors, of = _read_weights(directory / "model.safetensors")
-    if of is not None and of != _fingerprint(plans):
-        raise ValueError(f"plan.json and model.safetensors in {directory} are not of one save; save the model again.")
+    if of not in (None, _fingerprint(plans)):
+        path = directory / _COMING  # of a save that was stopped before this had its name
+        if not path.exists() or of != _fingerprint(plans := read_plans(path)):
+            raise ValueError(
+                f"plan.json and model.safetensors in {directory} are not of one save; save the model again."
+            )
     undo = Undo()
     try:  # no `with`, as in `carry_out`
         for plan in plans:
