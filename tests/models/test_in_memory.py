@@ -141,7 +141,7 @@ def test_verbs_name_the_batch_that_a_model_does_not_run_on(verb):
     before = state_of(model)
     with pytest.raises(ValueError, match=r"does not run on batch 0 of 1 \(shape \(3, 99\), float32\)"):
         verb(model, [torch.zeros(3, 99)])
-    with pytest.raises(ValueError, match=r"on the meta device|holds no token and no sample"):
+    with pytest.raises(ValueError, match="on the meta device"):
         verb(model, [data()[0], torch.zeros(3, 5, device="meta")])
     assert is_unchanged(model, before)
 

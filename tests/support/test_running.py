@@ -1,5 +1,6 @@
 """How a model is run: what a batch and example inputs mean, and that it is afterwards as it was."""
 
+import copy
 import types
 from pathlib import Path
 
@@ -9,10 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from secateur import criteria, shrink, sparsify
+from secateur import criteria, pack, recover, shrink, sparsify, verify_shrunken
 from secateur.coupling import find_coupling
 from secateur.evidence import collect
 from secateur.pipeline import reestimate_batchnorm
+from secateur.runtimes import OnnxRuntime
+from secateur.search import write_probes
 from secateur.support import (
     count_nonzero,
     free_memory,
@@ -282,3 +285,28 @@ def test_what_a_run_keeps_beside_a_tensor_goes_with_it(verb, seen):
     verb(model, torch.randn(4, 3))
     for rows in (*reversed(seen), 4, 2, 5):
         assert model(torch.zeros(rows, 3)).shape == (rows, 3)
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        lambda model, ids, _: shrink(model, ids, 0.3),
+        lambda model, ids, here: shrink(model, here, 0.3, more_inputs=[ids]),
+        lambda model, ids, here: verify_shrunken(model, shrink(copy.deepcopy(model), here, 0.3).model, ids),
+        lambda model, ids, _: pack(model, ids),
+        lambda model, ids, _: write_probes(model, ids, "unwritten"),
+        lambda model, ids, _: OnnxRuntime()(model, ids),
+        lambda model, ids, _: recover(model, copy.deepcopy(model), [ids]),
+    ],
+    ids=["shrink", "more inputs", "verify_shrunken", "pack", "write_probes", "runtime", "recover"],
+)
+def test_token_ids_without_values_are_told_before_anything_runs(verb, tmp_path, monkeypatch):
+    """torch looks them up in a table that has values, and gives what has none."""
+    monkeypatch.chdir(tmp_path)
+    model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
+    here = torch.ones(2, 3, dtype=torch.int64)
+    said = r"on the meta device has no values \(shape \(2, 3\), int64\), and the model is on cpu: give it there\.$"
+    with pytest.raises(ValueError, match=said):
+        verb(model, here.to("meta"), here)
+    assert [each.shape[0] for each in model.parameters()] == [9, 8, 8, 4, 4]
+    assert not any(tmp_path.iterdir())

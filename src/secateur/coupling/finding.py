@@ -19,10 +19,12 @@ from secateur.coupling.numbers import numbers_that_remember
 from secateur.coupling.residual_streams import Branch, Flow, branches_of, in_all
 from secateur.coupling.trace import CallSites, Dims, Trace, Unseen
 from secateur.support import (
+    device_of,
     in_mode,
     moved,
     private,
     refuse_unloaded,
+    refuse_unseen,
     restored,
     run_example,
     seeded,
@@ -123,6 +125,8 @@ def find_coupling(
     made: list[Dims] = []
     branches: list[list[Branch]] = []  # of each pass
     more_inputs = list(more_inputs)
+    for inputs in (example_inputs, *more_inputs):
+        refuse_unseen(inputs, device_of(model))
     if any(tensor.is_meta for tensor in tensors.values()) and private.are_fakes_of_one_device():
         example_inputs, *more_inputs = moved([example_inputs, *more_inputs], torch.device("meta"))
     for number, inputs in enumerate((example_inputs, *more_inputs)):

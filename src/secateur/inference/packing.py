@@ -68,7 +68,6 @@ from secateur.support import (
     refuse_sharded,
     refuse_unloaded,
     run_example,
-    tensors_in,
     to_int8,
     track,
     unchanged,
@@ -272,8 +271,6 @@ def pack(
     refuse_sharded(model, "pack")
     device = device_of(model) or torch.device("cpu")
     refuse_unloaded(model)
-    if any(each.is_meta for each in tensors_in(example_inputs)):
-        raise ValueError("layers are timed, for which the meta device has no values: give real inputs.")
     if semi_structured and (why := why_no_semi_structured_device(device)):
         raise ValueError(f"{why}; leave semi_structured out.")
     chosen = _layers(model, include, exclude)

@@ -54,6 +54,7 @@ from secateur.support.running import naming_example as naming_example
 from secateur.support.running import refuse as refuse
 from secateur.support.running import refuse_sharded as refuse_sharded
 from secateur.support.running import refuse_unloaded as refuse_unloaded
+from secateur.support.running import refuse_unseen as refuse_unseen
 from secateur.support.running import repeatable as repeatable
 from secateur.support.running import reshard as reshard
 from secateur.support.running import restored as restored

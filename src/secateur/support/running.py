@@ -249,13 +249,29 @@ def _own_loss(outputs: Any) -> Any:
 
 
 def moved(batch: Any, device: torch.device | None) -> Any:
-    """The batch with every tensor in it on ``device``; the batch itself where there is nothing to move. What is on meta
-    has no values to move: it stays, and the model says so.
+    """The batch with every tensor in it on ``device``; the batch itself where there is nothing to move. Of one without
+    values it raises what `refuse_unseen` does.
 
     >>> moved({"x": torch.ones(1), "name": "one"}, torch.device("cpu"))
     {'x': tensor([1.]), 'name': 'one'}
     """
-    return batch if device is None else mapped(batch, lambda tensor: tensor if tensor.is_meta else tensor.to(device))
+    refuse_unseen(batch, device)
+    return batch if device is None else mapped(batch, lambda tensor: tensor.to(device))
+
+
+def refuse_unseen(inputs: Any, device: torch.device | None) -> None:
+    """Raises ValueError for inputs on the meta device of a model on another one: some operations take them there, and
+    what they return has no values either.
+
+    >>> refuse_unseen({"x": torch.ones(2, device="meta")}, torch.device("cpu"))
+    Traceback (most recent call last):
+    ValueError: an input on the meta device has no values (x of shape (2,), float32), and the model is on cpu: give it there.
+    """  # noqa: E501
+    if device is not None and device.type != "meta" and any(each.is_meta for each in tensors_in(inputs)):
+        shapes = " and ".join(shapes_in_words(inputs))
+        raise ValueError(
+            f"an input on the meta device has no values ({shapes}), and the model is on {device}: give it there."
+        )
 
 
 def mapped(batch: Any, function: Callable[[Tensor], Tensor]) -> Any:
@@ -327,7 +343,7 @@ def is_empty(batch: Any) -> bool:
     if isinstance(mask, Tensor) and mask.dim() == 2 and not mask.is_meta and not mask.any():
         return True
     found = list(tensors_in(batch))
-    return bool(found) and not any(each.numel() and not each.is_meta for each in found)
+    return bool(found) and not any(each.numel() for each in found)
 
 
 def check_data(batches: Sequence[Any], why: str) -> None:
@@ -613,6 +629,7 @@ def run_example(model: nn.Module, example_inputs: Any) -> Any:
 def naming_example(model: nn.Module, example_inputs: Any) -> Iterator[None]:
     """A context in which a model is run on an example. Where that fails, and the model alone in evaluation mode, too,
     the error is a ValueError that says so. What this library refuses passes: of a lazy model no example is run."""
+    refuse_unseen(example_inputs, device_of(model))
     try:
         yield
     except Exception as error:
