@@ -5,12 +5,13 @@
 
 `zeros`: half of the weights of the blocks of a Llama, unstructured, 4:8 and 2:4, by 128 sequences of C4, as SparseGPT
 (arXiv:2301.00774) and Wanda (arXiv:2306.11695) are compared. `units`: 20, 30 and 50 % of a Llama-2-7B's parameters, by
-128 sequences of WikiText-2's training text, as structural methods are (`--levels 0.25` for LLaMA-7B).
+128 sequences of WikiText-2's training text, as structural methods are (`--levels 0.25` for LLaMA-7B). Published rows
+of `units` are in windows of 2048 (`--length 2048`), FLAP's and Wanda-sp's, of LLaMA-7B, in windows of 128.
 
 Law: each row is one command of `secateur`, which is printed, and which goes on where it was stopped; what has a row in
 FOLDER is not done again. Perplexity is theirs: WikiText-2's test text joined by two line ends, all of it in windows of
-`--length` tokens, each predicted from those before it in its window. Published rows were read where they were
-published, in `PUBLISHED`'s source; of structural methods none could be, so none stands there.
+`--length` tokens, each predicted from those before it in its window. Published rows have their sources with them;
+those of `units` were read second-hand, in tables that say which are the papers'.
 """
 
 from __future__ import annotations
@@ -50,6 +51,20 @@ PUBLISHED: dict[str, dict[str, Sequence[float]]] = {  # WikiText-2 in windows of
         "wanda": (3.98, 4.47, 5.16),
     },
 }  # fmt: skip
+SOURCES_OF_UNITS = (
+    'columns "Paper" of the READMEs of SliceGPT and FLAP in github.com/Zephyr271828/llm-pruning-collection-fork at '
+    "95172b08; without half of the parameters a note on arXiv:2606.01666"
+)
+PUBLISHED_UNITS: dict[str, dict[float, str]] = {  # by the share that leaves
+    "llama2-7b": {
+        0.0: "5.47", 0.2: "SliceGPT 6.64", 0.25: "SliceGPT 7.24", 0.3: "SliceGPT 8.12",
+        0.5: "DISP-LLM 9.84, MoDeGPT 11.88, LLM Surgeon 15.38, SliceGPT 24.82, LLM-Pruner 31.05",
+    },
+    "llama-7b": {
+        0.0: "12.62", 0.2: "FLAP 14.62, Wanda-sp 22.12", 0.3: "FLAP 17.62, Wanda-sp 38.88",
+        0.5: "FLAP 31.80, Wanda-sp 366.43",
+    },
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -59,23 +74,25 @@ class Case:
     name: str
     verb: str = ""
     options: tuple[str, ...] = ()
-    published: float | None = None
+    published: str = ""
 
 
 def zeros(known: str | None) -> Iterator[Case]:
     told = PUBLISHED.get(known or "", {})
-    yield Case("dense", published=told.get("dense", (None,))[0])
+    yield Case("dense", published=f"{told['dense'][0]:.2f}" if told else "")
     for place, (pattern, options) in enumerate(PATTERNS.items()):
         for solver in SOLVERS:
-            published = told[solver][place] if solver in told else None
+            published = f"{told[solver][place]:.2f}" if solver in told else ""
             yield Case(f"{pattern}, {solver}", "oneshot", ("--solver", solver, *options), published)
 
 
-def units(levels: Sequence[float]) -> Iterator[Case]:
-    yield Case("dense")
+def units(levels: Sequence[float], known: str | None = None) -> Iterator[Case]:
+    told = PUBLISHED_UNITS.get(known or "", {})
+    yield Case("dense", published=told.get(0.0, ""))
     for level in levels:
         for name, more in (("", ()), (", no repair", ("--no-repair",))):
-            yield Case(f"−{level:.0%} of the parameters{name}", "shrink", ("--sparsity", f"{level:g}", *more))
+            options = "--sparsity", f"{level:g}", *more
+            yield Case(f"−{level:.0%} of the parameters{name}", "shrink", options, "" if more else told.get(level, ""))
 
 
 def text_of(path: Path) -> str:
@@ -119,7 +136,7 @@ def command(case: Case, out: Path, options: argparse.Namespace) -> list[str]:
 def run(options: argparse.Namespace) -> None:
     options.scratch.mkdir(parents=True, exist_ok=True)
     rows = options.scratch / f"{options.what}.jsonl"
-    cases = [*(zeros(options.published) if options.what == "zeros" else units(options.levels))]
+    cases = [*(zeros(options.published) if options.what == "zeros" else units(options.levels, options.published))]
     known = {each["name"]: each for each in read_rows(rows)}
     for case in cases:
         if case.name in known or options.only not in case.name:
@@ -132,19 +149,20 @@ def run(options: argparse.Namespace) -> None:
             if not directory.exists():
                 subprocess.run([sys.executable, "-m", *words], check=True)
         add_row(rows, {"name": case.name, **judged(directory, options)})
-    print("\n".join(table(cases, read_rows(rows), options.published if options.what == "zeros" else None)))
+    source = SOURCE if options.what == "zeros" else SOURCES_OF_UNITS
+    print("\n".join(table(cases, read_rows(rows), options.published, source)))
 
 
-def table(cases: Sequence[Case], rows: Sequence[dict[str, Any]], known: str | None) -> Iterator[str]:
+def table(cases: Sequence[Case], rows: Sequence[dict[str, Any]], known: str | None, source: str) -> Iterator[str]:
     found = {each["name"]: each for each in rows}
     yield head(["", "parameters", "perplexity", *([f"published for {known}"] if known else [])])
     for case in cases:
         if case.name in found:
             one = found[case.name]
-            beside = [f"{case.published:.2f}" if case.published else ""] if known else []
+            beside = [case.published] if known else []
             yield row([case.name, f"{one['parameters']:,}", f"{one['perplexity']:.2f}", *beside])
     if known:
-        yield f"\nPublished: {SOURCE}."
+        yield f"\nPublished: {source}."
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -159,7 +177,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--levels", type=lambda text: [float(each) for each in text.split(",")], default=[0.2, 0.3, 0.5]
     )
-    parser.add_argument("--published", choices=tuple(PUBLISHED), help="what the model is, for rows beside")
+    parser.add_argument(
+        "--published", choices=sorted({*PUBLISHED, *PUBLISHED_UNITS}), help="what the model is, for rows beside"
+    )
     parser.add_argument("--only", default="", help="rows with this in their names")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     run(parser.parse_args(arguments))

@@ -31,9 +31,11 @@ def test_lines_are_joined_as_datasets_has_them(tmp_path):
 
 def test_what_was_published_stands_beside_its_own_row():
     found = {case.name: case.published for case in run.zeros("llama2-7b")}
-    assert (found["dense"], found["2:4, sparsegpt"], found["2:4, admm"]) == (5.12, 10.17, None)
-    assert found["unstructured, wanda"] == 6.42
-    assert {case.published for case in run.zeros(None)} == {None}
+    assert (found["dense"], found["2:4, sparsegpt"], found["2:4, admm"]) == ("5.12", "10.17", "")
+    assert found["unstructured, wanda"] == "6.42"
+    assert {case.published for case in (*run.zeros(None), *run.units([0.2]))} == {""}
+    dense, whole, unrepaired = run.units([0.3], "llama2-7b")
+    assert (dense.published, whole.published, unrepaired.published) == ("5.47", "SliceGPT 8.12", "")
 
 
 @pytest.mark.parametrize(("what", "only", "rows"), [("zeros", "2:4, wanda", 1), ("units", "−20%", 2)])
@@ -51,6 +53,9 @@ def test_a_small_llama_goes_through(tmp_path, capfd, what, only, rows):
     found = [json.loads(line) for line in first.splitlines()]
     assert len(found) == rows
     assert all(math.isfinite(each["perplexity"]) for each in found)
+    more += ["--published", "llama2-7b"]
     run.main([what, *given, *more])  # what has a row is not done again
     assert (tmp_path / f"out/{what}.jsonl").read_text("utf-8") == first
-    assert found[0]["name"] in capfd.readouterr().out
+    out = capfd.readouterr().out
+    assert found[0]["name"] in out
+    assert ("11.02" if what == "zeros" else "SliceGPT 6.64") in out
