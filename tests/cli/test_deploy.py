@@ -54,9 +54,10 @@ def test_what_is_pruned_and_trained_is_within_the_budget(folder):
     assert (its["form"], 0.2 < its["left"] < 0.9) == ("int8", True)
     assert its["bytes"] < min(each["bytes"] for each in record["candidates"] if each["made"] == "dense")
     assert "--steps 2" in record["arguments"]["command"]
-    session, known = onnxruntime.InferenceSession(graph), np.load(folder / "out" / "check.npz")
-    (found,) = session.run(None, {each.name: known[f"inputs/{each.name}"] for each in session.get_inputs()})
-    np.testing.assert_allclose(found.reshape(-1)[:1000], known["outputs/logits"], rtol=1e-4, atol=1e-4)
+    session = onnxruntime.InferenceSession(graph)
+    with np.load(folder / "out" / "check.npz") as known:
+        (found,) = session.run(None, {each.name: known[f"inputs/{each.name}"] for each in session.get_inputs()})
+        np.testing.assert_allclose(found.reshape(-1)[:1000], known["outputs/logits"], rtol=1e-4, atol=1e-4)
     assert "pruned to " in (folder / "out" / "page.html").read_text()
     assert contents(folder / "dense") == before
 
