@@ -69,7 +69,7 @@ def register() -> None:
     torch.utils.rename_privateuse1_backend("standin")
     module = types.ModuleType("torch.standin")
     said = {"is_available": True, "device_count": 1, "current_device": 0, "is_initialized": True}
-    said |= {"_is_in_bad_fork": False, "device": contextlib.nullcontext()}
+    said |= {"_is_in_bad_fork": False, "_lazy_init": None, "device": contextlib.nullcontext()}
     said |= {"get_amp_supported_dtype": [torch.float16, torch.bfloat16]}
     for name, value in said.items():
         setattr(module, name, lambda *_, value=value: value)
