@@ -358,6 +358,23 @@ def test_a_write_that_was_killed_is_not_there_and_the_next_one_is_whole(tmp_path
     assert len([*folder.glob("*.onnx")]) == sum(done.count.values()) + 1
 
 
+def test_no_operation_is_left_out_where_a_disk_was_full_for_a_moment(tmp_path, monkeypatch):
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    save, calls = onnx.save, []
+
+    def full(model, path):
+        calls.append(path)
+        if len(calls) in (2, 4):  # what is written of an operation alone, by both exporters
+            raise OSError(28, "No space left on device", str(path))
+        save(model, path)
+
+    monkeypatch.setattr(onnx, "save", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        write_probes(blocks(1), torch.zeros(2, 6), tmp_path / "probes")
+    assert not [*tmp_path.iterdir()]
+
+
 def test_a_write_that_fails_leaves_nothing(tmp_path, monkeypatch):
     pytest.importorskip("onnxruntime")
     from secateur.runtimes import OnnxRuntime

@@ -647,13 +647,16 @@ def _for_any_size(model: nn.Module, example_inputs: Any) -> Iterator[dict[str, A
 
 @contextlib.contextmanager
 def _or_says(what: str, advice: str = ' Leave out runtime=, or give runtime="torch".') -> Iterator[None]:
-    """ValueError, in a line, of whatever another library raises."""
+    """ValueError, in a line, of whatever another library raises. That a disk is full, or may not be written, passes: it
+    is not about the model, and nothing may be left out for it."""
     try:
         yield
     except Exception as error:
         cause: BaseException = error
         while cause.__cause__ is not None:  # the exporter wraps what went wrong in what to do about the exporter
             cause = cause.__cause__
+        if isinstance(cause, OSError) and cause.errno is not None:
+            raise cause
         first = next(iter(str(cause).strip().splitlines()), "").rstrip(".")
         raise ValueError(f"{what}: {type(cause).__name__}: {printable(first, 300)}.{advice}") from error
 
