@@ -311,6 +311,7 @@ def test_the_script_times_them_without_the_library_and_fit_takes_what_it_wrote(t
     [
         (nn.Linear(4, 4), "onnxruntime", "nothing of the model can leave, so there is nothing to time"),
         (nn.Linear(4, 4), "torch", 'probes are for "onnxruntime", whose files'),
+        (nn.Linear(4, 4).bfloat16(), "onnxruntime", "take no bfloat16: convert it to float32"),
         (
             nn.Linear(4, 4, device="meta"),
             "onnxruntime",

@@ -19,6 +19,8 @@ from torch import nn
 
 from secateur import pack
 from secateur.checkpoints import inspect_checkpoint
+from secateur.operations import operations_of
+from secateur.runtimes import OnnxRuntime
 from secateur.solvers import Elimination, eliminated
 from secateur.storage import expand_checkpoint, save_compressed
 
@@ -70,6 +72,12 @@ def packing(width: int) -> float:
     return width**2 / seconds_of(lambda: pack(model, torch.ones(1, width)))
 
 
+def probing(width: int, folder: Path) -> float:
+    """Bytes of float32 a second of `cost`, which exports a matrix, has the runtime read it, and writes its shape."""
+    (found,) = operations_of(nn.Linear(width, width, bias=False), torch.ones(64, width))
+    return 4 * width**2 / seconds_of(lambda: OnnxRuntime().write_alone(*found.alone(), folder / "probe.onnx"))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--width", type=int, default=4096)
@@ -77,8 +85,9 @@ def main() -> None:
     print(f"{torch.get_num_threads()} threads, width {asked.width}; in a second of the processor, 10⁹")
     with tempfile.TemporaryDirectory() as folder:
         words = "operations of `shrink`, float64 | bytes of `compress` | `expand` | `inspect` | parameters of `pack`"
-        print(f"| {words} |\n|{'---|' * 5}")
-        rates = eliminating(asked.width), *filing(asked.width, Path(folder)), packing(asked.width)
+        print(f"| {words} | bytes of `cost` |\n|{'---|' * 6}")
+        own = Path(folder)
+        rates = eliminating(asked.width), *filing(asked.width, own), packing(asked.width), probing(asked.width, own)
     print(f"| {' | '.join(f'{each / 1e9:.3g}' for each in rates)} |")
 
 

@@ -24,8 +24,11 @@ BASE = 0.7e9  # Python, torch and transformers
 
 # a second, of two cores: `benchmarks/oneshot/run.py projection` (benchmarks/oneshot/RESULTS.md)
 FORWARD, GRAM, SPARSEGPT, ADMM, DISK = 82.2e9, 54.9e9, 6.2e9, 34.6e9, 0.626e9
-# of two cores `python -m benchmarks.scale.rates` (benchmarks/scale/RESULTS.md); the last four are of one
-ELIMINATION, COMPRESS, EXPAND, INSPECT, PACK = 2 * 23.4e9, 0.619e9, 1.88e9, 0.288e9, 5.97e6
+# of two cores `python -m benchmarks.scale.rates` (benchmarks/scale/RESULTS.md); the last five are of one
+ELIMINATION, COMPRESS, EXPAND, INSPECT, PACK, PROBED = 2 * 23.4e9, 0.619e9, 1.88e9, 0.288e9, 5.97e6, 0.043e9
+# of `cost` (benchmarks/scale/RESULTS.md): files, seconds of each beside its weights, models that are run, tokens; how
+# often the files have the weights of a block, and those of the embedding or the head
+FILES, A_FILE, TRIED, SERVED, OF_BLOCK, OF_WORDS = 853, 0.033, 90, 64, 20.8, 16.7
 RUNS = 9  # of each block of a transformer, in stages, the dense one beside (benchmarks/shrinking/RESULTS.md)
 SLOPES = 4096  # tokens that slopes are of
 CELLS, SCORED = 4, 1000  # of `sensitivity`: levels of a group, and the tokens that each is scored on
@@ -139,6 +142,13 @@ def oneshot_seconds(model: Shapes, processes: int) -> dict[str, float]:
         "solving": model.blocks * solving / ADMM / processes,
         "disk": 3 * 2 * model.parameters / DISK,
     }
+
+
+def cost_seconds(model: Shapes) -> float:
+    """Of `cost`: the model with fewer units runs, of all groups that are alike once, and files are written."""
+    weights = OF_BLOCK * model.block + OF_WORDS * 2 * model.vocabulary * model.width
+    runs = TRIED * 2 * model.parameters * SERVED / FORWARD
+    return 4 * model.parameters / DISK + runs + FILES * A_FILE + 4 * weights / PROBED
 
 
 def of_one_core(model: Shapes, tokens: int, verb: str = "oneshot") -> tuple[float, float]:
@@ -263,9 +273,10 @@ def tables() -> Iterator[tuple[str, str]]:
                 f"{size(BASE + 1.5 * 2 * nbytes)}, {time(model.parameters / PACK)}",
                 f"{size(tensor)}, {time(2 * nbytes / DISK)}",
                 f"{size(tensor)}, {time(2 * nbytes / DISK)}",
+                f"{size(BASE + 2 * nbytes + 2 * 4 * largest(model))}, {time(cost_seconds(model))}",
             ]
 
-    words = ["sparsify", "compress", "expand", "inspect", "pack", "verify --source", "vocabulary"]
+    words = ["sparsify", "compress", "expand", "inspect", "pack", "verify --source", "vocabulary", "cost"]
     lines = [f"| model | {' | '.join(f'`{word}`' for word in words)} |", f"|{'---|' * (len(words) + 1)}"]
     yield "others", "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in others())])
 

@@ -206,6 +206,10 @@ class OnnxRuntime:
         """
         _export(model, example_inputs, folder, any_size=True)
 
+    def check(self, model: nn.Module) -> None:
+        """Raises ValueError for a model in bfloat16, of which no matrix can be exported."""
+        _refuse_bfloat16(model)
+
     def write_alone(self, model: nn.Module, example_inputs: Any, path: Path) -> None:
         """A small file of a single operation, for inputs of these shapes alone: of weights it says their shape, and the
         runtime makes them when it reads it.
@@ -560,8 +564,7 @@ def _exported(model: nn.Module, example_inputs: Any, traced: bool) -> Iterator[P
 def _export(
     model: nn.Module, example_inputs: Any, folder: Path, *, traced: bool = False, any_size: bool = False
 ) -> None:
-    if any(each.dtype == torch.bfloat16 for each in model.state_dict().values()):
-        raise ValueError("runtimes on processors take no bfloat16: convert it to float32 for this.")
+    _refuse_bfloat16(model)
     here = moved(example_inputs, device_of(model))
     path = folder / _FILE
     with _or_says("the model cannot be exported to ONNX", *[""] * any_size), _quiet():
@@ -584,6 +587,11 @@ def _export(
         assert program is not None
         program.save(str(path), external_data=_nbytes(model) > _LARGE // 2)
         _strip(path)
+
+
+def _refuse_bfloat16(model: nn.Module) -> None:
+    if any(each.dtype == torch.bfloat16 for each in model.state_dict().values()):
+        raise ValueError("runtimes on processors take no bfloat16: convert it to float32 for this.")
 
 
 def _strip(path: Path) -> None:
@@ -656,7 +664,7 @@ def _or_says(what: str, advice: str = ' Leave out runtime=, or give runtime="tor
         while cause.__cause__ is not None:  # the exporter wraps what went wrong in what to do about the exporter
             cause = cause.__cause__
         if isinstance(cause, OSError) and cause.errno is not None:
-            raise cause
+            raise cause from None
         first = next(iter(str(cause).strip().splitlines()), "").rstrip(".")
         raise ValueError(f"{what}: {type(cause).__name__}: {printable(first, 300)}.{advice}") from error
 

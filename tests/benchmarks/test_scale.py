@@ -67,3 +67,4 @@ def test_rates_are_of_what_the_verbs_do(tmp_path):
     assert rates.eliminating(64) > 0
     assert all(each > 0 for each in rates.filing(64, tmp_path))
     assert rates.packing(64) > 0
+    assert rates.probing(64, tmp_path) > 0

@@ -271,8 +271,8 @@ def write_probes(
             ``"onnxruntime:int4"``, its matrix products in 8 bits, or with weights in 4.
 
     Raises:
-        ValueError: another runtime; the model has no values, or nothing of it can leave. CheckpointError: the folder
-            exists. ImportError: onnx is not installed.
+        ValueError: another runtime; the model has no values, is in bfloat16, or nothing of it can leave.
+        CheckpointError: the folder exists. ImportError: onnx is not installed.
 
     >>> import tempfile
     >>> model = nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 4))
@@ -289,6 +289,7 @@ def write_probes(
     where.package()
     model, folder = unwrapped(model), Path(folder)
     check_values(model)
+    where.check(model)  # else all of it would be left out
     with naming_example(model, example_inputs):
         found = sorted(probed(model, example_inputs), key=lambda each: each.spelled)
     by_spelling = {each.spelled: each for each in found}
