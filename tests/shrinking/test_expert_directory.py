@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from secateur import shrink
 from secateur.checkpoints import CheckpointError, open_checkpoint, verify_checkpoint
+from secateur.checkpoints.run import Run
 from secateur.kinds import Experts
 from secateur.models import divergence, mixture_of
 from secateur.shrinking.kinds.mixtures import mixtures_of, read_profile
@@ -154,6 +155,21 @@ def test_a_profile_plans_without_running(dense, profiled, tmp_path):
     for name, stays in done.kept.items():
         scores = known.routed[name].scores("reap")
         assert {*range(8)} - {*stays} == {*np.argsort(scores)[:2].tolist()}
+
+
+def test_a_profile_is_not_there_where_the_result_could_not_be_published(dense, tmp_path, monkeypatch):
+    """So that the same call goes on."""
+    out, path = tmp_path / "out", tmp_path / "profile.json"
+
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch, pytest.raises(CheckpointError, match="the disk is full"):
+        patch.setattr(Run, "publish", full)
+        shrunk(dense, out, 2, batches=batches(), profile=path, repair=False)
+    assert not path.exists()
+    shrunk(dense, out, 2, batches=batches(), profile=path, repair=False)
+    assert path.exists()
 
 
 def test_what_is_behind_the_mixtures_is_what_the_smaller_model_gives(dense, profiled):

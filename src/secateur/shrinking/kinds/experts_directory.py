@@ -148,7 +148,12 @@ def shrink_experts_directory(place: InDirectory, asked: Request) -> ShrunkExpert
                 _add_records(run, mixtures, done, written, digests, previous)
                 if profile is not None and learned is not None:
                     write_profile(learned, Path(profile))
-                run.publish()
+                try:
+                    run.publish()
+                except Exception:  # the same call goes on, and writes the profile anew
+                    if profile is not None:
+                        Path(profile).unlink()
+                    raise
 
             on_rank_zero(publish)
         return done
