@@ -60,6 +60,22 @@ def test_onnx_runtime_runs_the_model(make, example):
     assert is_unchanged(model, before)
 
 
+def test_an_example_of_one_token_makes_a_graph_for_any_number_of_them(tmp_path):
+    """As the next token of a language model is timed; a column of numbers that is none stays one."""
+    model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 3)).eval()
+    OnnxRuntime().write(model, torch.ones(1, 1, dtype=torch.int64), tmp_path)
+    loaded = OnnxRuntime().load(tmp_path)
+    for shape in ((1, 1), (2, 5)):
+        ids = torch.randint(0, 9, shape)
+        (found,) = loaded.run({"input": ids.numpy()})
+        torch.testing.assert_close(torch.from_numpy(found), model(ids), rtol=1e-4, atol=1e-5)
+    column = nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(4, 3)).eval()
+    OnnxRuntime().write(column, torch.ones(1, 1, dtype=torch.int64), tmp_path)
+    ids = torch.randint(0, 9, (3, 1))
+    (found,) = OnnxRuntime().load(tmp_path).run({"input": ids.numpy()})
+    torch.testing.assert_close(torch.from_numpy(found), column(ids), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("traced", [False, True])
 @pytest.mark.long
 def test_fewer_bits_are_near_and_not_the_same(traced):

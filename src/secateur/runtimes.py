@@ -632,10 +632,13 @@ def _for_any_size(model: nn.Module, example_inputs: Any) -> Iterator[dict[str, A
     twice = mapped(example_inputs, lambda each: torch.cat([each, each])) if sizes == {1} else example_inputs
     any_of = torch.export.Dim.AUTO
 
+    def is_of_tokens(value: torch.Tensor) -> bool:
+        return value.dim() == 2 and not value.is_floating_point()
+
     def dims(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return None
-        return {0: any_of, 1: any_of} if value.dim() == 2 and not value.is_floating_point() else {0: any_of}
+        return {0: any_of, 1: any_of} if is_of_tokens(value) else {0: any_of}
 
     with torch.no_grad():
         outputs = run_example(model, twice)
@@ -646,9 +649,11 @@ def _for_any_size(model: nn.Module, example_inputs: Any) -> Iterator[dict[str, A
     else:
         names, values = ["output"], [outputs]
     named = {"output_names": names} if all(isinstance(each, torch.Tensor) for each in values) else {}
-    if len(sizes) == 1 and min(sizes):
-        given = _arguments(twice)
-        free = {name: dims(each) for name, each in given["kwargs"].items()} if "kwargs" in given else None
+    tokens = {each.shape[1] for each in tensors_in(twice) if is_of_tokens(each)}
+    longer = mapped(twice, lambda each: torch.cat([each, each], 1) if is_of_tokens(each) else each)
+    for each in [longer] * (tokens == {1}) + [twice] if len(sizes) == 1 and min(sizes) else []:
+        given = _arguments(each)
+        free = {name: dims(its) for name, its in given["kwargs"].items()} if "kwargs" in given else None
         yield {**given, "dynamic_shapes": tuple(map(dims, given["args"])) if free is None else free, **named}
     yield named
 
