@@ -832,23 +832,23 @@ def check_left(attack: Attack, root: Path, files: Mapping[str, bytes], error: Ba
 
 def limited(attack: Attack, root: Path, files: Mapping[str, bytes], dice: random.Random) -> str:
     """What became of a call for which files may not be as long as they are, and of the same call afterwards."""
+    from benchmarks.storage.hindered import hindered
+
     put(root, files)
     whole = whole_of(attack, root)
     put(root, files)
+    return hindered(attack, root, files, whole, no_longer_than(int(2 ** dice.uniform(0, 17))))
+
+
+@contextlib.contextmanager
+def no_longer_than(nbytes: int) -> Iterator[None]:
+    """A context in which no file grows longer."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (int(2 ** dice.uniform(0, 17)), before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, before[1]))
     try:
-        attack.call(root)
-    except REFUSED as error:
-        check_left(attack, root, files, error)
-    else:
-        check_whole(attack, root, whole)
-        return "done"
+        yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    attack.call(root)
-    check_whole(attack, root, whole)
-    return "refused, and done later"
 
 
 def killed(attack: Attack, root: Path, files: Mapping[str, bytes], dice: random.Random) -> str:
