@@ -29,6 +29,7 @@ ELIMINATION, COMPRESS, EXPAND, INSPECT, PACK, PROBED = 2 * 23.4e9, 0.619e9, 1.88
 # of `cost` (benchmarks/scale/RESULTS.md): files, seconds of each beside its weights, models that are run, tokens; how
 # often the files have the weights of a block, and those of the embedding or the head
 FILES, A_FILE, TRIED, SERVED, OF_BLOCK, OF_WORDS = 853, 0.033, 90, 64, 20.8, 16.7
+BENCHED, FORMS = 1.01e6, 9.2  # of `bench`: parameters a second, and the models in float32 that it has at once
 RUNS = 9  # of each block of a transformer, in stages, the dense one beside (benchmarks/shrinking/RESULTS.md)
 SLOPES = 4096  # tokens that slopes are of
 CELLS, SCORED = 4, 1000  # of `sensitivity`: levels of a group, and the tokens that each is scored on
@@ -271,12 +272,12 @@ def tables() -> Iterator[tuple[str, str]]:
                 f"{size(tensor)}, {time(nbytes / EXPAND + 1.5 * nbytes / DISK)}",
                 f"{size(BASE)}, {time(nbytes / INSPECT + nbytes / DISK)}",
                 f"{size(BASE + 1.5 * 2 * nbytes)}, {time(model.parameters / PACK)}",
-                f"{size(tensor)}, {time(2 * nbytes / DISK)}",
-                f"{size(tensor)}, {time(2 * nbytes / DISK)}",
                 f"{size(BASE + 2 * nbytes + 2 * 4 * largest(model))}, {time(cost_seconds(model))}",
+                f"{size(BASE + FORMS * 2 * nbytes)}, {time(model.parameters / BENCHED)}",
             ]
 
-    words = ["sparsify", "compress", "expand", "inspect", "pack", "verify --source", "vocabulary", "cost"]
+    alike = "`, `".join(["sparsify", "verify --source", "vocabulary"])
+    words = [alike, "compress", "expand", "inspect", "pack", "cost", "bench"]
     lines = [f"| model | {' | '.join(f'`{word}`' for word in words)} |", f"|{'---|' * (len(words) + 1)}"]
     yield "others", "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in others())])
 
