@@ -152,7 +152,7 @@ def shrink_experts_directory(place: InDirectory, asked: Request) -> ShrunkExpert
                     run.publish()
                 except Exception:  # the same call goes on, and writes the profile anew
                     if profile is not None:
-                        Path(profile).unlink()
+                        Path(profile).unlink(missing_ok=True)  # by the criterion none was written
                     raise
 
             on_rank_zero(publish)
