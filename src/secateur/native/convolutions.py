@@ -554,8 +554,9 @@ class Chain:
     def made(self, x: Tensor, into: Tensor | None = None) -> Tensor:
         """The result of what is like the x that was watched, for whoever holds the layers; in memory that it may take
         if that is contiguous and of its shape."""
-        fits = into is not None and into.shape == self.shape and into.dtype == x.dtype and into.is_contiguous()
-        y = into if into is not None and fits else torch.empty(self.shape)
+        y = into
+        if y is None or y.shape != self.shape or y.dtype != x.dtype or not y.is_contiguous():
+            y = torch.empty(self.shape)
         threads = torch.get_num_threads()
         with self.memory.of(self.numbers) as memory:
             begins = x.data_ptr(), y.data_ptr(), memory.data_ptr()
