@@ -19,7 +19,7 @@ import time
 import types
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -45,7 +45,10 @@ from secateur.support import (
     unknown,
 )
 
-__all__ = ["Elsewhere", "Loaded", "OnnxRuntime", "OpenVINO", "Runtime", "Timer", "Torch", "parse", "timed_by"]
+__all__ = [
+    "Elsewhere", "Loaded", "OnnxRuntime", "OpenVINO", "Runtime", "Timer", "Torch", "is_mixed", "parse", "rounding",
+    "timed_by",
+]  # fmt: skip
 
 OUTPUT = "output"  # what an output of no name is called; of several their places follow: output_0, output_1
 _ROUNDS, _SECONDS = 9, 1.0
@@ -155,6 +158,8 @@ class OnnxRuntime:
             32: as they are.
         calibrated: of 8 bits: convolutions, too, by ranges of their inputs that are known, as ``quantize_static`` does
             it. What is only timed is calibrated on the example.
+        modules: of ``"onnxruntime:mixed"``: ``(module, bits)`` of each linear and table that has fewer than 32; which
+            they are, and how many, is what `secateur.fit` finds out. None where all have the same.
 
     >>> OnnxRuntime() == parse("onnxruntime")
     True
@@ -162,11 +167,16 @@ class OnnxRuntime:
 
     bits: int = 32
     calibrated: bool = False
+    modules: tuple[tuple[str, int], ...] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if self.bits not in (32, 8, 4) or (self.calibrated and self.bits != 8):
             given = f"{self.bits!r}{', calibrated' * self.calibrated}"
             raise ValueError(f"bits is 32, 8 or 4, and only 8 can be calibrated; got {given}.")
+        if self.modules is not None and (self.bits != 4 or {*dict(self.modules).values()} - {8, 4}):
+            raise ValueError(
+                f"modules= has 8 or 4 bits of each, and bits is 4 then; got {self.modules} and {self.bits}."
+            )
 
     def package(self) -> Any:
         """Of it; ImportError with what to install."""
@@ -258,6 +268,11 @@ class OnnxRuntime:
         with _or_says(f"{self} does not round the model", ""), _quiet():
             if self.calibrated:
                 _in_static_int8(source / _FILE, folder / _FILE, feeds, keep)
+            elif self.modules is not None:
+                of = dict(self.modules)
+                bits = {operation: of.get(module, 32) for operation, module in self.matrices(source).items()}
+                exact, wide = ([each for each, its in bits.items() if its == number] for number in (32, 8))
+                _in_int4(source / _FILE, folder / _FILE, [*keep, *exact], wide)
             else:
                 (_in_int4 if self.bits == 4 else _in_int8)(source / _FILE, folder / _FILE, keep)
 
@@ -312,6 +327,7 @@ class OnnxRuntime:
 
     def __str__(self) -> str:
         how = "" if self.bits == 32 else f", int{self.bits}"
+        how = how if self.modules is None else ", mixed"
         return f"ONNX Runtime {metadata.version('onnxruntime')}{how}{', calibrated' if self.calibrated else ''}"
 
 
@@ -421,6 +437,7 @@ _WORDS: Mapping[str, Callable[[], Runtime]] = {
     "onnxruntime": OnnxRuntime,
     "onnxruntime:int8": functools.partial(OnnxRuntime, 8),
     "onnxruntime:int4": functools.partial(OnnxRuntime, 4),
+    "onnxruntime:mixed": functools.partial(OnnxRuntime, 4, modules=()),
     "openvino": OpenVINO,
     "openvino:int8": functools.partial(OpenVINO, 8),
     "llamacpp": functools.partial(_llama_cpp, 32),
@@ -461,11 +478,25 @@ def parse(runtime: Runtime | Elsewhere | Path | Callable[..., float] | str | Non
     return runtime
 
 
+def is_mixed(runtime: object) -> bool:
+    """Whether each part of a model has as many bits there as is chosen for it.
+
+    >>> is_mixed(parse("onnxruntime:mixed")), is_mixed(parse("onnxruntime:int4"))
+    (True, False)
+    """
+    return isinstance(runtime, OnnxRuntime) and runtime.modules is not None
+
+
 def timed_by(
-    runtime: Runtime | Elsewhere | Path | Callable[..., float] | str | None, is_timed: bool, *, whole: bool = False
+    runtime: Runtime | Elsewhere | Path | Callable[..., float] | str | None,
+    is_timed: bool,
+    *,
+    whole: bool = False,
+    mixed: bool = False,
 ) -> Runtime | Elsewhere:
     """`parse`, where something is timed; else a ValueError if a runtime is asked for, or one which runs a ``whole``
-    model alone where parts are timed. ImportError before anything is computed where it is not installed.
+    model alone where parts are timed, or a ``mixed`` one where no bits are chosen. ImportError before anything is
+    computed where it is not installed.
 
     >>> timed_by("torch", True)
     Torch()
@@ -473,11 +504,13 @@ def timed_by(
     Traceback (most recent call last):
     ValueError: runtime= says where a latency is measured, and none is asked for: make it the target, or budget it.
     """
-    if runtime is not None and not is_timed:
+    found = parse(runtime)
+    if is_mixed(found) and not mixed:
+        raise ValueError(f"{runtime!r} chooses bits, too, which takes a budget= of secateur.fit, or secateur.deploy.")
+    if runtime is not None and not is_timed and not is_mixed(found):
         raise ValueError(
             "runtime= says where a latency is measured, and none is asked for: make it the target, or budget it."
         )
-    found = parse(runtime)
     if getattr(found, "whole", False) and not whole:
         raise ValueError(f"{runtime!r} runs no part of a model alone, whose time a level could be; deploy takes it.")
     if hasattr(found, "package"):
@@ -524,11 +557,12 @@ class Timer:
             return runtime(model, self.example)
 
     @torch.no_grad()
-    def __call__(self, other: nn.Module) -> tuple[float, float]:
-        """Milliseconds of the dense model, and of the other by the median of the ratios."""
+    def __call__(self, other: nn.Module, runtime: Runtime | None = None) -> tuple[float, float]:
+        """Milliseconds of the dense model, and of the other, here or in another runtime, by the median of the
+        ratios."""
         if isinstance(self.runtime, Elsewhere):
             return self._total, self.runtime.total(other, self.example)
-        calls = {"dense": self._call, "other": self._called(other, self.runtime)}
+        calls = {"dense": self._call, "other": self._called(other, runtime or self.runtime)}
         with (
             unchanged(self.dense),
             unchanged(other),
@@ -699,16 +733,21 @@ def _in_int8(path: Path, smaller: Path, keep: Collection[str]) -> None:
     _dynamic(model, smaller, ["MatMul", "Gather"], keep, _nbytes_of(path.parent) > _LARGE)
 
 
-def _in_int4(path: Path, smaller: Path, keep: Collection[str]) -> None:
-    """One whose weights of matrix products are of 4 bits, but for those of several matrices at once; tables of 8."""
+def _in_int4(path: Path, smaller: Path, keep: Collection[str], wide: Collection[str] = ()) -> None:
+    """One whose weights of matrix products are of 4 bits, but for those of several matrices at once, and of 8 bits if
+    they are ``wide``; tables of 8."""
     from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
     from onnxruntime.quantization.onnx_model import ONNXModel
 
     model, keep = _folded(path, keep)
+    wide = [name for each in wide for name in (each, f"{each}_MatMul")]
     ONNXModel(model).replace_gemm_with_matmul()
-    made = MatMulNBitsQuantizer(model, 4, _BLOCK, is_symmetric=False, accuracy_level=_IN_8_BITS, nodes_to_exclude=keep)
+    apart = {"nodes_to_exclude": [*keep, *wide]}
+    made = MatMulNBitsQuantizer(model, 4, _BLOCK, is_symmetric=False, accuracy_level=_IN_8_BITS, **apart)
     made.process()
-    _dynamic(made.model.model, smaller, ["Gather"], keep, _nbytes_of(path.parent) > _LARGE)
+    graph = made.model.model.graph
+    keep += [node.name for node in graph.node if node.op_type == "MatMul" and node.name not in wide]
+    _dynamic(made.model.model, smaller, ["Gather", "MatMul"], keep, _nbytes_of(path.parent) > _LARGE)
 
 
 def _dynamic(model: Any, smaller: Path, types: list[str], keep: list[str], large: bool) -> None:
@@ -755,6 +794,42 @@ def _turns(node: Any, weights: Collection[str]) -> bool:
 
 def _turned(node: Any, values: Mapping[str, Any]) -> Any:
     return values[node.input[0]].transpose(next((each.ints for each in node.attribute if each.name == "perm"), None))
+
+
+@contextlib.contextmanager
+def rounding(model: nn.Module, bits: Mapping[str, int]) -> Iterator[None]:
+    """A context in which linears and tables of these names compute nearly what they do with so many bits in
+    `OnnxRuntime`: weights and, of 8 bits, inputs are rounded.
+
+    >>> model = nn.Sequential(nn.Linear(2, 1, bias=False))
+    >>> _ = model[0].weight.data.copy_(torch.tensor([[1.0, 0.1]]))
+    >>> with rounding(model, {"0": 4}):
+    ...     model(torch.tensor([[0.0, 1.5]])).item()
+    0.20000001788139343
+    """
+    with contextlib.ExitStack() as undo, torch.no_grad():
+        for name, its in bits.items():
+            module: Any = model.get_submodule(name)
+            values = module.weight.detach().float().numpy(force=True)
+            table = isinstance(module, nn.Embedding)
+            near = _in_blocks(values.T).T if its == 4 and not table else _rounded(values, 255, None if table else -1)
+            weight = torch.from_numpy(np.ascontiguousarray(near)).to(module.weight)
+            made = functools.partial(nn.functional.embedding, weight=weight)
+            if not table:
+                made = functools.partial(_multiplied, module, weight, its)
+            had = {"forward": vars(module)["forward"]} if "forward" in vars(module) else {}
+            undo.callback(vars(module).update, had)
+            undo.callback(vars(module).pop, "forward")
+            vars(module)["forward"] = made
+        yield
+
+
+def _multiplied(module: nn.Linear, weight: torch.Tensor, bits: int, x: torch.Tensor) -> torch.Tensor:
+    if bits == 8:
+        low, high = x.amin().clamp(max=0), x.amax().clamp(min=0)
+        step = ((high - low) / 255).clamp(min=torch.finfo(x.dtype).tiny)
+        x = (x / step).round() * step
+    return nn.functional.linear(x, weight, module.bias)
 
 
 def _rounded(values: Any, steps: int, axis: int | None = None) -> Any:

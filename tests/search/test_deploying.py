@@ -23,6 +23,7 @@ from secateur.runtimes import OnnxRuntime, OpenVINO
 from secateur.search import deploying, making
 from secateur.search.deploying import CHECK, InRuntime
 from secateur.search.fitting import Executor
+from secateur.search.levels import BYTES
 from support import open_vino
 from support.families import make
 from support.forks import assert_killed, interrupted, killing
@@ -37,7 +38,10 @@ class BySize(OnnxRuntime):
     now: list[float] = field(default_factory=lambda: [0.0], compare=False, repr=False)
 
     def __call__(self, model, example_inputs, *, traced=False):
-        size = self.bits / 8 * max(1, sum(each.numel() for each in model.parameters()))
+        size = BYTES[self.bits] * max(1, sum(each.numel() for each in model.parameters()))
+        if self.modules is not None:
+            size = 4 * sum(each.numel() for each in model.parameters())
+            size -= sum((4 - BYTES[bits]) * model.get_submodule(name).weight.numel() for name, bits in self.modules)
         return lambda: self._waited(size)
 
     def load(self, folder):
@@ -237,6 +241,23 @@ def test_4_bits_compete_where_they_are_asked_for(tmp_path):
     assert {each.form for each in pruned.candidates if each.made != "dense"} == {"float32", "int8", "int4"}
     assert pruned.delivered.ms <= 1.03 * pruned.limits["latency"]
     runs_alone(pruned.out)
+
+
+@pytest.mark.long
+def test_width_and_bits_are_chosen_together_where_that_is_asked_for(tmp_path):
+    """Between dense in 8 bits and dense in 4, and below both: what is mixed loses less than what is not."""
+    pytest.importorskip("onnxruntime.quantization.matmul_nbits_quantizer")
+    for share, left in ((0.22, 1.0), (0.17, 0.99)):
+        done = deployed(tmp_path / str(share), share, runtime=BySize(4, modules=()))
+        assert done.delivered.form == "mixed bits"
+        assert done.delivered.left <= left
+        assert done.delivered.name.startswith("dense" if left == 1 else "pruned to ")
+        within = [each for each in done.candidates if each.within(done.limits)]
+        assert done.delivered.loss == min(each.loss for each in within)
+        assert {"int8", "int4"} < {each.form for each in done.candidates}
+        runs_alone(done.out)
+        record = json.loads((done.out / "secateur.json").read_text())
+        assert record["delivered"]["form"] == "mixed bits"
 
 
 def nbytes(folder):

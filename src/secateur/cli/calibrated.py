@@ -239,8 +239,9 @@ def fit(asked: Asked) -> Iterator[Any]:
 def deploy(asked: Asked) -> Iterator[Any]:
     """Write what ONNX Runtime, OpenVINO or llama.cpp loads, within so many milliseconds there, with the least loss.
 
-    The dense model is exported, in float32, int8 and, of onnxruntime:int4 and llamacpp:int4, int4; where these take
-    longer than the budget it is pruned as fit does it, timed in the runtime, trained for --steps, and exported, too.
+    The dense model is exported, in float32, int8 and, of onnxruntime:int4, onnxruntime:mixed and llamacpp:int4, int4;
+    where these take longer than the budget it is pruned as fit does it, timed in the runtime, trained for --steps, and
+    exported, too. With onnxruntime:mixed the bits of each group are chosen with what leaves of it.
     All of them are timed and judged in the runtime, on the text's first sequence and on a quarter that is held back,
     and what loses least within the budget is in OUT, with the tokenizer. A run that was stopped goes on if the same
     command is given again, also with another budget; OUT appears complete or not at all. Modules are looked for in this

@@ -133,8 +133,9 @@ OPTIONS = {
     ),
     "runtime": Option(
         "Where a latency is measured: torch, onnxruntime, onnxruntime:int8, onnxruntime:int4 (weights in 4 bits), "
-        "openvino or openvino:int8, of deploy also llamacpp:int8 and llamacpp:int4; torch if left out, of deploy "
-        "onnxruntime:int8. Or by board.csv, a table of another machine (secateur cost).",
+        "openvino or openvino:int8, of deploy also onnxruntime:mixed (bits of each group are chosen), llamacpp:int8 "
+        "and llamacpp:int4; torch if left out, of deploy onnxruntime:int8. Or by board.csv, a table of another machine "
+        "(secateur cost).",
         "NAME",
     ),
     "round_to": Option(

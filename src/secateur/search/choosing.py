@@ -7,21 +7,25 @@ same levels and budget does, on the batches held back; finished, no more than an
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
+import torch
 from torch import nn
 
 from secateur.coupling import Coupling, Group, Scope, find_coupling, may_leave
 from secateur.models import example_for, shorter
-from secateur.runtimes import Timer
+from secateur.operations import Operation, operations_of
+from secateur.runtimes import Elsewhere, OnnxRuntime, Runtime, Timer, is_mixed, rounding
 from secateur.search.costs import (
     BESIDE,
     Budget,
@@ -34,8 +38,8 @@ from secateur.search.costs import (
     taken_of,
     words_of_shares,
 )
-from secateur.search.latency import Times, saved_by
-from secateur.search.levels import Levels
+from secateur.search.latency import Times, changed_by, saved_by
+from secateur.search.levels import Levels, Matrix, RoundedLevels, Rung, matrices_of
 from secateur.search.result import KINDS, Chosen, Point, cost_text, knee_of
 from secateur.search.score import ModelLoss
 from secateur.search.search import Choice, Evolved, evolved, looked_at, measured_curve
@@ -43,6 +47,7 @@ from secateur.search.sensitivity import Sensitivity, curves_of
 from secateur.search.space import Class, Predicted, Space, candidates, classes_of
 from secateur.shrinking import (
     Configured,
+    Plan,
     TiedGroups,
     carry_out,
     check_globs,
@@ -52,7 +57,7 @@ from secateur.shrinking import (
     plan_of,
     tie_roles,
 )
-from secateur.support import Forward, on_rank_zero, side_by_side, track, unwrapped
+from secateur.support import Forward, in_mode, on_rank_zero, run_example, side_by_side, track, unwrapped
 
 PASSES = 30.0  # over the batches held back that a search may make, with the curve and the candidates
 _POINTS = 6  # of the curve, below the dense model
@@ -202,6 +207,16 @@ class LevelSearch:
         if "latency" in self.asked.words:
             self.space.predicted = on_rank_zero(self._predicted)  # two that time at once disturb each other
 
+    @functools.cached_property
+    def _mixed(self) -> OnnxRuntime | None:
+        """The runtime, if bits are chosen, too."""
+        return cast(OnnxRuntime, self.asked.runtime) if is_mixed(self.asked.runtime) else None
+
+    @property
+    def _timed_in(self) -> Runtime | Elsewhere:
+        """Where levels are timed before any bits are chosen."""
+        return self.asked.runtime if self._mixed is None else self._in(32)
+
     # ---- what can be chosen ---------------------------------------------------------------------------------------
 
     def _in_scope(self, names: Sequence[str]) -> list[str]:
@@ -330,23 +345,28 @@ class LevelSearch:
 
     def _predicted(self) -> Predicted:
         """What each level of each group saves; groups of which all is alike are measured once."""
-        self.timer = Timer(copy.deepcopy(self.inner), self.timed_on, self.asked.runtime)
+        self.timer = Timer(copy.deepcopy(self.inner), self.timed_on, self._timed_in)
+        of, plans = self._plans()
+        saved = saved_by(self.timer.dense, self.timed_on, plans, Times(self.folder, self._timed_in))
+        table = {
+            name: [0.0, *(saved[first, at] for at in range(1, len(self.levels[name])))] for name, first in of.items()
+        }
+        return Predicted(self.timer(self.timer.dense)[0], table)
+
+    def _plans(self) -> tuple[dict[str, str], dict[tuple[str, int], Plan]]:
+        """``{group: one that is like it}``, and what is carried out of each level of these."""
+        assert self.timer is not None
         alike: dict[Any, str] = {}
         of: dict[str, str] = {}
         for name, levels in self.levels.items():
             if self.levels.kind[name] != "layer":
                 costs = tuple((each.kept, each.of, each.costs["macs"], each.costs["params"]) for each in levels)
                 of[name] = alike.setdefault((self.levels.kind[name], costs), name)
-        plans = {
+        return of, {
             (name, at): plan_of(self.timer.dense, self.coupling, self._masks({name: at}))
             for name in alike.values()
             for at in range(1, len(self.levels[name]))
         }
-        saved = saved_by(self.timer.dense, self.timed_on, plans, Times(self.folder, self.asked.runtime))
-        table = {
-            name: [0.0, *(saved[first, at] for at in range(1, len(self.levels[name])))] for name, first in of.items()
-        }
-        return Predicted(self.timer(self.timer.dense)[0], table)
 
     def _masks(self, named: Mapping[str, int]) -> dict[str, Any]:
         return {name: np.asarray(mask) for name, mask in self.levels.kept(named).items()}
@@ -362,8 +382,16 @@ class LevelSearch:
         assert self.space.predicted is not None
         smaller = copy.deepcopy(self.timer.dense)
         carry_out(smaller, plan_of(smaller, self.coupling, self._masks(self.space.named(choice))), None)
-        before, after = self.timer(smaller)
+        before, after = self.timer(smaller, self.served(self.space.named(choice)))
         return after / before * self.space.predicted.dense
+
+    def served(self, named: Mapping[str, int]) -> Runtime | None:
+        """Where a choice is run, if bits are chosen, too."""
+        return None if self._mixed is None else replace(self._mixed, modules=(*self.bits(named).items(),))
+
+    def bits(self, named: Mapping[str, int]) -> dict[str, int]:
+        """``{module: bits}`` of those with fewer than 32 at a choice."""
+        return self.levels.bits(named) if isinstance(self.levels, RoundedLevels) else {}
 
     def _corrected(self, choice: Choice, limits: Mapping[str, float]) -> bool:
         """Whether the prediction was off, and is now what was measured."""
@@ -377,6 +405,149 @@ class LevelSearch:
             return False
         predicted.factor = max(0.0, (predicted.dense - measured) / table)
         return True
+
+    # ---- bits -----------------------------------------------------------------------------------------------------
+
+    def _with_bits(self) -> None:
+        """From here on levels are also of the bits of what they leave: of both together those that nothing beats in all
+        that it costs and in what it loses. A linear or table of no group has bits alone."""
+        exact, space = self.levels, self.space
+        cells, matrices = matrices_of(self.inner), dict[str, list[Matrix]]()
+        members = self.levels.members
+        for name in (name for each in space.classes for name in each.names):
+            mine = [each for each in cells if len(each) == 1 and each[0].weight in members[name]]
+            cells = [each for each in cells if each not in mine]
+            matrices[name] = [one for each in mine for one in each]
+        matrices |= {each[0].weight: each for each in cells}
+        classes = [*space.classes, *(Class((each[0].weight,), ((0,),)) for each in cells)]
+        curves = [*space.errors(), *([0.0] for _ in cells)]
+        lost = self._lost_by_bits([[one for name in each.names for one in matrices[name]] for each in classes])
+        pairs = [
+            [(at, bits, curve[at] + more) for at in range(len(curve)) for bits, more in its.items()]
+            for curve, its in zip(curves, lost, strict=True)
+        ]
+        timed = "latency" in self.asked.words
+        saved = on_rank_zero(lambda: self._saved_by_bits(classes, pairs, matrices)) if timed else {}
+        pairs = [self._unbeaten(*each, exact, matrices, saved) for each in zip(classes, pairs, strict=True)]
+        rungs = {
+            name: [Rung(each.levels[at][number], bits, loss / len(each.names)) for at, bits, loss in its]
+            for each, its in zip(classes, pairs, strict=True)
+            for number, name in enumerate(each.names)
+        }
+        ladders = [
+            Class(each.names, tuple((at,) * len(each.names) for at in range(len(its))))
+            for each, its in zip(classes, pairs, strict=True)
+        ]
+        self.levels = RoundedLevels(exact, rungs, matrices)
+        table = {name: [saved[name, each.level, each.bits] for each in its] for name, its in rungs.items() if saved}
+        self.space = Space(self.levels, [each for each in ladders if len(each.levels) > 1], possible=self._is_possible)
+        self.space.curves = [[loss for *_, loss in its] for its in pairs if len(its) > 1]
+        if space.predicted is not None:
+            self.space.predicted = replace(space.predicted, saved=table, factor=1.0)
+        self.trials.clear()
+
+    def _lost_by_bits(self, every: Sequence[Sequence[Matrix]]) -> list[dict[int, float]]:
+        """``{bits: what the model loses}`` when these alone have as many."""
+        menu = [[] if not some else [8] if all(one.is_table for one in some) else [8, 4] for some in every]
+        runs = sum(map(len, menu))
+        some, passes = self._some(runs)
+        self.spent += passes
+
+        def lost(at: int) -> dict[int, float]:
+            found = {32: 0.0}
+            for bits in menu[at]:
+                with rounding(self.inner, {one.module: bits for one in every[at]}):
+                    found[bits] = max(0.0, self.measured.now(some))
+            return found
+
+        return [*side_by_side(lost, range(len(every)), "rounding groups alone")]
+
+    def _saved_by_bits(
+        self,
+        classes: Sequence[Class],
+        pairs: Sequence[Sequence[tuple[int, int, float]]],
+        matrices: Mapping[str, Sequence[Matrix]],
+    ) -> dict[tuple[str, int, int], float]:
+        """``{(group, level, bits): milliseconds}`` that it takes less than the dense group in float, by the times of
+        operations with as many bits."""
+        assert self.timer is not None
+        assert self._mixed is not None
+        of, plans = self._plans()
+        changed = changed_by(self.timer.dense, self.timed_on, plans)
+        alone = self._operations([one.module for name, its in matrices.items() if name not in of for one in its])
+        every = {each for both in changed.values() for some in both for each in some}
+        every |= {each for its in alone.values() for each in its}
+        times = {bits: Times(self.folder and self.folder / f"int{bits}", self._in(bits)) for bits in (8, 4)}
+        times[32] = Times(self.folder, self._in(32))
+        for each in times.values():
+            each.measure(every)
+        found: dict[tuple[str, int, int], float] = {}
+        for cls, its in zip(classes, pairs, strict=True):
+            for at, bits, _ in its:
+                for name, level in zip(cls.names, cls.levels[at], strict=True):
+                    if name in of:
+                        gone, new = changed[of[name], level or 1]
+                        new = new if level else gone
+                        found[name, level, bits] = times[32](gone) - times[bits](new)
+                    else:
+                        modules = [alone[one.module] for one in matrices[name]]
+                        found[name, level, bits] = sum(times[32](each) - times[bits](each) for each in modules)
+        return found
+
+    def _in(self, bits: int) -> Runtime:
+        assert self._mixed is not None
+        return replace(self._mixed, bits=bits, modules=None)
+
+    def _operations(self, modules: Sequence[str]) -> dict[str, Counter[Operation]]:
+        """What these call by themselves, on what they are given in the example."""
+        assert self.timer is not None
+        dense, given = self.timer.dense, list[tuple[str, Any]]()
+        with contextlib.ExitStack() as hooks, in_mode(dense, training=False), torch.no_grad():
+            for name in modules:
+
+                def seen(_module: nn.Module, args: Any, name: str = name) -> None:
+                    given.append((name, args))
+
+                hooks.callback(dense.get_submodule(name).register_forward_pre_hook(seen).remove)
+            run_example(dense, self.timed_on)
+        found = {name: Counter[Operation]() for name in modules}
+        for name, args in given:
+            found[name] += operations_of(dense.get_submodule(name), args)
+        return found
+
+    def _unbeaten(
+        self,
+        cls: Class,
+        pairs: Sequence[tuple[int, int, float]],
+        exact: Levels,
+        matrices: Mapping[str, Sequence[Matrix]],
+        saved: Mapping[tuple[str, int, int], float],
+    ) -> list[tuple[int, int, float]]:
+        """Of pairs of a level and bits those that lose less than all that cost no more, the least loss first."""
+        every = {
+            name: [Rung(cls.levels[at][number], bits, loss) for at, bits, loss in pairs]
+            for number, name in enumerate(cls.names)
+        }
+        known = RoundedLevels(exact, every, matrices)
+
+        def costs(number: int) -> list[float]:
+            found = []
+            for word in self.asked.words:
+                its = [(name, known.rungs[name][number]) for name in cls.names]
+                found.append(
+                    -sum(saved[name, rung.level, rung.bits] for name, rung in its)
+                    if word == "latency"
+                    else sum(known[name][number].costs[word] for name, _ in its)
+                )
+            return found
+
+        left: list[int] = []
+        spent = [costs(number) for number in range(len(pairs))]
+        for number in sorted(range(len(pairs)), key=lambda number: (pairs[number][2], spent[number])):
+            if not any(all(one <= its for one, its in zip(spent[at], spent[number], strict=True)) for at in left):
+                left.append(number)
+        first = next(number for number, (at, bits, _) in enumerate(pairs) if (at, bits) == (0, 32))
+        return [pairs[number] for number in [first, *(each for each in left if each != first)]]
 
     # ---- choosing -------------------------------------------------------------------------------------------------
 
@@ -462,15 +633,14 @@ class LevelSearch:
             self.space.curves = curves_of(self.known.scores, self.space.classes)
             if self.space.curves is not None:
                 return
-        batches, granted = len(self.measured.held), _ALONE * self.passes
+        granted = _ALONE * self.passes * len(self.measured.held)
         levels = [looked_at(size) for size in self.space.sizes]
-        if sum(map(len, levels)) > granted * batches:
+        if sum(map(len, levels)) > granted:
             levels = [each[-1:] for each in levels]
         runs = sum(map(len, levels))
-        if not runs or runs > granted * batches:
+        if not runs or (runs > granted and self._mixed is None):
             return
-        count = min(batches, max(1, int(granted * batches / runs)))
-        some = [(2 * at + 1) * batches // (2 * count) for at in range(count)]
+        some, passes = self._some(runs)
         told = self.space.errors()
         lost = [
             *side_by_side(
@@ -479,7 +649,7 @@ class LevelSearch:
                 "measuring groups alone",
             )
         ]
-        self.spent += runs * count / batches
+        self.spent += passes
         ratios = [
             loss / told[at][level]
             for at, its in enumerate(lost)
@@ -488,6 +658,12 @@ class LevelSearch:
         ]
         usual = statistics.median(ratios) if ratios else 1.0
         self.space.curves = [measured_curve(each, its, usual) for each, its in zip(told, lost, strict=True)]
+
+    def _some(self, runs: int) -> tuple[list[int], float]:
+        """On which batches so many runs are made that groups are measured alone in, and the passes that takes."""
+        batches = len(self.measured.held)
+        count = min(batches, max(1, int(_ALONE * self.passes * batches / max(1, runs))))
+        return [(2 * at + 1) * batches // (2 * count) for at in range(count)], runs * count / batches
 
     def _alone(self, at: int, level: int, some: Sequence[int]) -> float:
         choice = tuple(level if here == at else 0 for here in range(len(self.space.classes)))
@@ -531,6 +707,9 @@ class LevelSearch:
         if self.space.fits(self.space.dense, limits) or holds(limits, counted):
             as_it_is = self._chosen(limits, Evolved(self.space.dense, 0.0, {}, 0.0, 0), [])
             return replace(as_it_is, predicted={**as_it_is.predicted, "params": counted["params"]})
+        if self._mixed is not None:
+            self._measure_alone()
+            self._with_bits()
         try:
             self._least(limits)  # what cannot be met is said before the long part begins
         except ValueError:
@@ -538,7 +717,8 @@ class LevelSearch:
             if finishing is None or self.default is None:
                 raise
             return self._without_levels(limits, self.default, finishing)
-        self._measure_alone()
+        if self._mixed is None:
+            self._measure_alone()
         curve = self._curve(word)
         if finishing is not None and finals > 1:
             self.default = finishing.by_itself(limits)
@@ -752,4 +932,5 @@ class LevelSearch:
             compared=self.measured.word,
             over=self.over,
             stays=dict(self.stays),
+            bits=self.bits(self.space.named(found.choice)),
         )

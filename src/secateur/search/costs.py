@@ -122,7 +122,7 @@ def parse_budget(
         _number(word, limit)
         if limit <= 0:
             raise ValueError(f"{word}: a limit is a share in (0, 1] or an amount above 1, not {limit}: 0.6 is 60 %.")
-    timed = runtimes.timed_by(runtime, "latency" in budget)
+    timed = runtimes.timed_by(runtime, "latency" in budget, mixed={*budget} <= {"latency", "bytes"})
     return Budget({word: float(limit) for word, limit in budget.items()}, None, target, timed)
 
 

@@ -46,7 +46,7 @@ from secateur.runtimes import Loaded, OnnxRuntime, OpenVINO, Runtime
 from secateur.search.costs import Budget, parse_budget
 from secateur.search.directory import LEVELS, check_outside
 from secateur.search.fitting import FINALS, fit
-from secateur.search.levels import Levels
+from secateur.search.levels import BYTES, Levels
 from secateur.search.making import check_values
 from secateur.search.result import MEANS
 from secateur.search.score import ModelLoss, Score, share_left, split
@@ -72,7 +72,7 @@ from secateur.support import (
     widened,
 )
 
-FLOAT, INT8, CALIBRATED, INT4 = "float32", "int8", "int8, calibrated", "int4"
+FLOAT, INT8, CALIBRATED, INT4, MIXED = "float32", "int8", "int8, calibrated", "int4", "mixed bits"
 DENSE = "dense"
 CHECK = "check.npz"  # some inputs, and what the runtime gave for them
 CLOSE = 0.03  # of a budget, that a measured latency may be over it
@@ -83,7 +83,6 @@ _AIM = 0.99  # of the budget
 _MATTERS = 0.05  # of a loss: what rounding loses less of, no layer stays in float for
 _UNITS = 24  # operations that are rounded without one of them in turn; of more it is looked at what each moves
 _CALIBRATED_ON = 16  # batches
-_BYTES = {32: 4.0, 8: 1.0, 4: 0.64}  # of a weight of so many bits; of 4 a scale and an offset for 32 of them
 _CHANNELS = 16  # of which processors compute as many at once
 _TOLD = 1000  # numbers of each output that the check keeps
 _UNNAMED = re.compile(r"output_\d+")  # what a tuple holds
@@ -108,7 +107,7 @@ class Candidate:
 
     Attributes:
         made: ``"dense"``, or of which budget `fit` made it.
-        form: ``"float32"``, ``"int8"``, ``"int8, calibrated"`` or ``"int4"``.
+        form: ``"float32"``, ``"int8"``, ``"int8, calibrated"``, ``"int4"`` or ``"mixed bits"``.
         left: the share of the parameters that is left.
         ms: of a pass on the first batch, next to the dense model in float32.
         loss: of its outputs on the batches held back, by what they are compared.
@@ -143,7 +142,7 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        what = "dense" if self.made == DENSE else f"pruned to {self.left:.1%} of its parameters"
+        what = "dense" if self.left == 1 else f"pruned to {self.left:.1%} of its parameters"
         kept = f", {self.kept} {'matrix' if self.kept == 1 else 'matrices'} in more bits" if self.kept else ""
         return f"{what}, {self.form}{kept}"
 
@@ -311,9 +310,11 @@ def deploy(
             another budget.
         runtime: ``"onnxruntime:int8"``, ``"onnxruntime:int4"`` (8 bits are tried, too; ONNX Runtime 1.22 or later),
             ``"onnxruntime"``, ``"openvino"`` or ``"openvino:int8"`` (with NNCF), in which levels are timed; or a value
-            of `secateur.runtimes` with ``write`` and ``load``. ``"llamacpp:int8"`` or ``"llamacpp:int4"``: llama.cpp,
-            of Llama, Mistral and Qwen2. It runs no part of a model alone, so what is pruned is pruned by parameters,
-            and timed as a whole, on ``example_inputs`` (a single token is what the next one takes).
+            of `secateur.runtimes` with ``write`` and ``load``. With ``"onnxruntime:mixed"`` `secateur.fit` chooses the
+            bits of each group with what leaves of it, and that is a candidate beside the dense model in 8 and 4 bits.
+            ``"llamacpp:int8"`` or ``"llamacpp:int4"``: llama.cpp, of Llama, Mistral and Qwen2. It runs no part of a
+            model alone, so what is pruned is pruned by parameters, and timed as a whole, on ``example_inputs`` (a
+            single token is what the next one takes).
         score, include, exclude, shares, finals, seed, store, levels: as in `secateur.fit`.
         round_to: likewise; but of a model with convolutions multiples of 16 if left out, since runtimes compute so
             many channels at once: EfficientNet-Lite0 without half of its multiply-adds took 12.1 ms for 6.9 in ONNX
@@ -354,13 +355,13 @@ def deploy(
             'the budget of deploy is a latency, {"latency": 0.25}, or bytes of what the runtime loads, '
             f'{{"bytes": 0.25}}, and not {", ".join(words)}.'
         )
-    asked = replace(parse_budget(budget), runtime=runtimes.timed_by(runtime, True, whole=True))
+    asked = replace(parse_budget(budget), runtime=runtimes.timed_by(runtime, True, whole=True, mixed=True))
     if isinstance(asked.runtime, LlamaCpp) and isinstance(model, Path | str):
         asked = replace(asked, runtime=replace(asked.runtime, tokenizer=Path(model)))
     if not isinstance(asked.runtime, Served):
         raise ValueError(
-            'deploy writes what a runtime loads: runtime= is "onnxruntime:int8", "onnxruntime:int4", "onnxruntime", '
-            '"openvino", "openvino:int8", "llamacpp:int8" or "llamacpp:int4"; '
+            'deploy writes what a runtime loads: runtime= is "onnxruntime:int8", "onnxruntime:int4", '
+            '"onnxruntime:mixed", "onnxruntime", "openvino", "openvino:int8", "llamacpp:int8" or "llamacpp:int4"; '
             f"for {asked.runtime} there is secateur.fit."
         )
     if type(steps) is not int or steps < 0:
@@ -461,10 +462,12 @@ def _least(candidates: Sequence[Candidate], limits: Mapping[str, float], said: S
 
 @dataclass(frozen=True)
 class _Made:
-    """What a run's journal says of a graph that was pruned: the share of the parameters that is left, and its files."""
+    """What a run's journal says of a graph that was pruned: the share of the parameters that is left, its files, and
+    the bits that were chosen of its modules."""
 
     left: Annotated[float, Between(0)]
     files: Mapping[str, str]
+    bits: Mapping[str, int] = field(default_factory=dict)
 
 
 def _misfit(folder: Path, files: Mapping[str, str]) -> str | None:
@@ -497,6 +500,7 @@ class _Trying:
     how: Mapping[str, Any]
     steps: int
     found: list[Candidate] = field(default_factory=list)
+    bits: dict[str, Mapping[str, int]] = field(default_factory=dict)
 
     @functools.cached_property
     def forms(self) -> dict[str, Served]:
@@ -510,14 +514,14 @@ class _Trying:
             found = {FLOAT: replace(mine, bits=32), CALIBRATED: mine}
         if not isinstance(mine, OnnxRuntime):
             return found
-        found = {
-            FLOAT: replace(mine, bits=32, calibrated=False),
-            INT8: replace(mine, bits=8, calibrated=False),
-        }
+        alike = replace(mine, calibrated=False, modules=None)
+        found = {FLOAT: replace(alike, bits=32), INT8: replace(alike, bits=8)}
         if _has_convolutions(self.dense):
-            found[CALIBRATED] = replace(mine, bits=8, calibrated=True)
+            found[CALIBRATED] = replace(alike, bits=8, calibrated=True)
         if mine.bits == 4:
-            found[INT4] = mine
+            found[INT4] = alike
+        if runtimes.is_mixed(mine):
+            found[MIXED] = mine
         return found
 
     def all(self) -> tuple[dict[str, float], list[Candidate], list[str]]:
@@ -525,7 +529,7 @@ class _Trying:
         said: list[str] = []
         whole = self.tried(DENSE, FLOAT, 1.0)
         limits = self.asked.of(whole.costs)
-        for form in [*self.forms][1:]:
+        for form in [each for each in self.forms if each not in (FLOAT, MIXED)]:
             try:
                 self.tried(DENSE, form, 1.0)
             except CheckpointError:
@@ -535,7 +539,7 @@ class _Trying:
                 del self.forms[form]
         if whole.within(limits, 0):
             return limits, self.found, said
-        base = self._base(limits)
+        base = whole if MIXED in self.forms else self._base(limits)
         if not base.within(limits, 0):
             try:
                 self._fitted(base, limits)
@@ -556,7 +560,7 @@ class _Trying:
     def _fitted(self, base: Candidate, limits: Mapping[str, float]) -> None:
         """What `fit` finishes at the budget, in every form; once more where the files take more than it said."""
         shares: dict[str, float] = {}
-        mine = base
+        mine, form = base, MIXED if MIXED in self.forms else base.form
         # llama.cpp runs no part of a model by itself, whose time a level could be: its parameters stand for it
         word = "params" if isinstance(self.asked.runtime, LlamaCpp) else "latency"
         for _ in range(_TRIES):
@@ -564,15 +568,19 @@ class _Trying:
                 known = shares.get(word)
                 share = _AIM * limits["latency"] / mine.ms
                 shares[word] = share if known is None else known * min(0.98, share)
-            if mine.nbytes > limits.get("bytes", mine.nbytes):  # what leaves a file are rounded weights
-                weights = (mine.nbytes - _AIM * limits["bytes"]) / _BYTES[getattr(self.forms[base.form], "bits", 32)]
+            if form == MIXED and "bytes" in limits:  # whose levels say what they take in a file
+                shares["bytes"] = min(
+                    shares.get("bytes", 1.0), shares.get("bytes", 1.0) * _AIM * limits["bytes"] / mine.nbytes
+                )
+            elif mine.nbytes > limits.get("bytes", mine.nbytes):  # what leaves a file are rounded weights
+                weights = (mine.nbytes - _AIM * limits["bytes"]) / BYTES[getattr(self.forms[form], "bits", 32)]
                 shares["params"] = min(mine.left - weights / _size(self.dense), shares.get("params", 1.0))
                 if shares["params"] <= 0:
                     raise ValueError("what is no weight of a matrix product, or stays in float, is more than that.")
             made = "fit" + "".join(f"-{word}-{share:.4f}" for word, share in shares.items())
-            left = self._left(made, {word: round(share, 4) for word, share in shares.items()}, base.form)
-            took = [self.tried(made, form, left) for form in self.forms]
-            mine = next(each for each in took if each.form == base.form)
+            left = self._left(made, {word: round(share, 4) for word, share in shares.items()}, form)
+            took = [self.tried(made, each, left) for each in self.forms if left < 1 or each == form]
+            mine = next(each for each in took if each.form == form)
             if mine.within(limits):
                 return
 
@@ -581,18 +589,22 @@ class _Trying:
         folder = self._folder(made, FLOAT)
 
         def compute() -> _Made:
-            return _Made(self._pruned(made, shares, form), digests_of_files(folder))
+            left, bits = self._pruned(made, shares, form)
+            return _Made(left, digests_of_files(folder), bits)
 
-        return self.run.stage(made, _Made, compute, lambda its: _misfit(folder, its.files)).left
+        found = self.run.stage(made, _Made, compute, lambda its: _misfit(folder, its.files))
+        self.bits[made] = found.bits
+        return found.left
 
-    def _pruned(self, made: str, shares: Mapping[str, float], form: str) -> float:
-        """Writes the graph of a copy that is fitted to these shares; returns what is left of it."""
+    def _pruned(self, made: str, shares: Mapping[str, float], form: str) -> tuple[float, Mapping[str, int]]:
+        """Writes the graph of a copy that is fitted to these shares; returns what is left of it, and the bits of its
+        modules."""
         copied = copy.deepcopy(self.dense)
-        fit(
+        done = fit(
             copied,
             self.rest,  # not by what judges
             budget=shares,
-            runtime=self.forms[form] if "latency" in shares else None,
+            runtime=self.forms[form] if "latency" in shares or form == MIXED else None,
             example_inputs=self.example,
             **self.how,
         )
@@ -600,7 +612,7 @@ class _Trying:
             rate, seed = rate_for(self.steps), self.how["seed"]
             recover(copied, self.dense, self.rest, steps=self.steps, local=0, rate=rate, seed=seed)
         self._written(made, copied)
-        return _size(copied) / _size(self.dense)
+        return _size(copied) / _size(self.dense), done.chosen.bits
 
     def _written(self, made: str, model: nn.Module) -> None:
         folder, runtime = _fresh(self._folder(made, FLOAT)), self.forms[FLOAT]
@@ -654,6 +666,8 @@ class _Trying:
     def rounded(self, made: str, form: str, folder: Path, keep: Sequence[str]) -> None:
         runtime, source = self.forms[form], self._folder(made, FLOAT)
         assert isinstance(runtime, OnnxRuntime | OpenVINO | LlamaCpp)
+        if form == MIXED:
+            runtime = replace(cast(OnnxRuntime, runtime), modules=(*self.bits[made].items(),))
         feeds: Iterable[Mapping[str, Any]] = ()
         if form == CALIBRATED:
             loaded = self.forms[FLOAT].load(source)
@@ -678,6 +692,8 @@ class _Trying:
 
     def _without_the_worst(self, best: Candidate, limits: Mapping[str, float]) -> None:
         """The same with more bits for the matrices that rounding hurts most: one, two, four, while they are within."""
+        if best.form == MIXED:
+            return  # which keep more was chosen with what leaves
         runtime = self.forms[best.form]
         exact = next(each.loss for each in self.found if each.made == best.made and each.form == FLOAT)
         if best.loss - exact <= _MATTERS * best.loss or not isinstance(runtime, OnnxRuntime | LlamaCpp):

@@ -22,7 +22,7 @@ from secateur import patterns, solvers
 from secateur.coupling import find_coupling
 from secateur.models import NamedTexts, OneShot, Solve, example_of, naming_batch, oneshot, reached_by_name
 from secateur.patterns import Pattern
-from secateur.runtimes import Elsewhere, Runtime
+from secateur.runtimes import Elsewhere, Runtime, is_mixed, rounding
 from secateur.search.choosing import PASSES, ByItself, LevelSearch, kept_by
 from secateur.search.costs import BESIDE, TARGETS, Budget, Judged, beside, nonzeros, parse_budget
 from secateur.search.latency import step_of
@@ -121,7 +121,10 @@ def fit(
             values that its cache keeps of each token.
         runtime: where a latency is measured, of each level and of the result, with as many threads as torch has:
             ``"torch"``, which is meant if left out, ``"onnxruntime"``, ``"onnxruntime:int8"``, ``"onnxruntime:int4"``,
-            ``"openvino"``, ``"openvino:int8"``, or a value of `secateur.runtimes`. Of a machine that is not this one,
+            ``"openvino"``, ``"openvino:int8"``, or a value of `secateur.runtimes`. With ``"onnxruntime:mixed"`` the
+            search chooses, with what leaves of a group, whether the linears and tables that are left of it are served
+            in float, in 8 bits or in 4 (``.bits`` says which): losses are of models that are rounded so, and latency
+            and bytes, all that can be budgeted then, are of what is served. Of a machine that is not this one,
             the table that it wrote with the probes of `secateur.search.write_probes` (``"board.csv"``), or a function
             ``(operation, shapes) -> milliseconds`` of what operations take, such as ``("linear", ((1, 64, 384), (1536,
             384), (1536,)))``: nothing is timed then, and what is promised is by these prices.
@@ -213,6 +216,9 @@ def fit(
     if isinstance(model, Path | str):
         from secateur.search.directory import fit_directory
 
+        if is_mixed(asked.budget.runtime):
+            raise ValueError("a directory holds no bits of each matrix; secateur.deploy writes what has them.")
+
         why = "is for modules: a directory is called as its configuration says, and always proved."
         refuse(why, example_inputs=example_inputs, forward=forward, verify=None if verify else False)
         done = fit_directory(*directories(model, out), every, asked, folder, device)
@@ -249,7 +255,7 @@ def fit(
         asked=asked.budget,
         chosen=chosen,
         got=carrying.timed(chosen, got),
-        levels=made,
+        levels=choosing.levels,
         batches=len(every),
         finished=finished[0],
         finished_score=finished[1],
@@ -296,6 +302,8 @@ class FitRequest:
                 'zeros make nothing faster by themselves, so a latency asks for over=("shrink",), or both; to make '
                 "zeros fast, secateur.pack the result."
             )
+        if is_mixed(self.budget.runtime) and {*self.over} != {"shrink"}:
+            raise ValueError('bits are chosen of what stays where units leave: with them over= is ("shrink",).')
         if self.finals < 1:
             raise ValueError(f"finals must be at least 1, the number of models that are finished; not {self.finals}.")
         if self.score is not None and not isinstance(self.score, str) and not callable(self.score):
@@ -511,7 +519,8 @@ class Executor:
                     pruned = self._pruned(task.model, told.entries, self.every)
                 got = self._costs(chosen, shrunk, pruned)
                 check_costs(chosen, got)
-                finished = task.measured.finished()
+                with rounding(task.inner, task.bits(chosen.choice)):
+                    finished = task.measured.finished()
                 if most is not None and not kept_by(task.measured.lost(finished), most):
                     raise _MissedError
             result.append((pruned, finished, got))
@@ -526,7 +535,9 @@ class Executor:
     def judged(self, choice: Mapping[str, int]) -> Judged:
         """What is lost when a choice is carried out on a copy, by what levels were made of: on these batches, and as
         much again on those held back. Of these alone a few would say which is the best, mostly by chance."""
-        return self._lost(self._copied(choice, self.choosing.rest))
+        copied = self._copied(choice, self.choosing.rest)
+        with rounding(unwrapped(copied), self.choosing.bits(choice)):
+            return self._lost(copied)
 
     def held(self, choice: Mapping[str, int]) -> float:
         """What is lost on the batches held back when a choice is carried out on a copy, by the others."""
@@ -559,6 +570,8 @@ class Executor:
         task = self.choosing
         if not {*limits} <= {*TARGETS, *BESIDE} or "shrink" not in task.over or "oneshot" in task.over:
             return None
+        if is_mixed(self.asked.budget.runtime):
+            return None  # it chooses no bits
         dense = task.dense
         word = min(limits, key=lambda word: limits[word] / dense[word])
         share = 1 - limits[word] / dense[word]
@@ -628,7 +641,7 @@ class Executor:
         """What the finished model costs, counted."""
         got = dict(chosen.predicted)
         if shrunk is not None:
-            got |= _costs_of(shrunk)
+            got |= {word: its for word, its in _costs_of(shrunk).items() if word != "bytes" or not chosen.bits}
         if pruned is not None:
             got |= counted(self.choosing.levels, chosen.choice, pruned)
         task = self.choosing
@@ -642,7 +655,7 @@ class Executor:
 
         def ratio() -> float:
             assert task.timer is not None
-            before, after = task.timer(task.inner)
+            before, after = task.timer(task.inner, task.served(chosen.choice))
             return after / before
 
         return {**got, "latency": on_rank_zero(ratio) * chosen.dense["latency"]}

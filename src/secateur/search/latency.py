@@ -187,13 +187,20 @@ def _between(numbers: Sequence[int], table: Mapping[tuple[int, ...], float]) -> 
 def saved_by(model: nn.Module, example_inputs: Any, plans: Mapping[Key, Plan], times: Times) -> dict[Key, float]:
     """``{key: milliseconds}`` that the operations of the model on the example take less when a plan is carried out; the
     model runs once for each, and is as before at the end. More than before is a number below 0."""
+    changed = changed_by(model, example_inputs, plans)
+    times.measure({each for both in changed.values() for some in both for each in some})
+    return {key: times(gone) - times(new) for key, (gone, new) in changed.items()}
+
+
+@torch.no_grad()
+def changed_by(
+    model: nn.Module, example_inputs: Any, plans: Mapping[Key, Plan]
+) -> dict[Key, tuple[Counter[Operation], Counter[Operation]]]:
+    """``{key: operations that are there no more when a plan is carried out, and new ones}``: of what is the same before
+    and after nothing has to be known."""
     dense = operations_of(model, example_inputs)
     found = dict(zip(plans, _after(model, example_inputs, plans.values(), "timing levels"), strict=True))
-    # of what is the same before and after nothing has to be known
-    gone = {key: dense - each for key, each in found.items()}
-    new = {key: each - dense for key, each in found.items()}
-    times.measure({each for some in (*gone.values(), *new.values()) for each in some})
-    return {key: times(gone[key]) - times(new[key]) for key in plans}
+    return {key: (dense - each, each - dense) for key, each in found.items()}
 
 
 def _after(model: nn.Module, example_inputs: Any, plans: Collection[Plan], what: str) -> Iterator[Counter[Operation]]:
@@ -281,7 +288,7 @@ def write_probes(
     ['linear', 'relu']
     """
     where = runtimes.parse(runtime)
-    if not isinstance(where, OnnxRuntime) or where.calibrated:
+    if not isinstance(where, OnnxRuntime) or where.calibrated or runtimes.is_mixed(where):
         raise ValueError(
             'probes are for "onnxruntime", whose files others read, too, "onnxruntime:int8" or "onnxruntime:int4"; not '
             f"for {runtime!r}."

@@ -15,11 +15,12 @@ import contextlib
 import functools
 import hashlib
 import json
+import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur.models import digest
+from secateur.runtimes import rounding
 from secateur.search.costs import TARGETS, CostModel, CostTerms, stored
 from secateur.support import (
     Between,
@@ -286,6 +288,7 @@ class Level:
         loss: the divergence of the model's outputs to second order, per token or example; None where no slopes were
             measured.
         costs: what goes with the group then: "params", "macs", "bytes".
+        bits: of its matrices, where these are chosen, too.
     """
 
     share: float
@@ -294,6 +297,7 @@ class Level:
     error: float
     loss: float | None
     costs: Mapping[str, float] = field(default_factory=dict)
+    bits: int = 32
 
 
 @dataclass(frozen=True)
@@ -332,6 +336,7 @@ class Levels(Mapping[str, tuple[Level, ...]], Shown):
     Attributes:
         kind: ``{group: "width", "heads" or "layer"}``.
         groups: ``{group: groups of the coupling}`` that leave with it, by their names; of a layer its parameter.
+        members: ``{group: parameters}`` of which a part leaves with it.
         fixed: ``{target: cost}`` of what is in no group: with all dense levels' costs it is the model's. Where groups
             share a tensor, as channels in and out of a convolution, it is less: each has the whole of it. `cost` says
             what any choice costs.
@@ -368,6 +373,7 @@ class Levels(Mapping[str, tuple[Level, ...]], Shown):
         self._numbers = {entry.name: number for number, entry in enumerate(entries)}
         self.kind = {entry.name: entry.kind for entry in entries}
         self.groups = {entry.name: entry.groups for entry in entries}
+        self.members = {entry.name: {name for name, *_ in entry.members} for entry in entries}
         self.fixed = {target: bill.fixed(target) for target in TARGETS}
         self._levels = {entry.name: self._levels_of(number, entry) for number, entry in enumerate(entries)}
         self._known: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -578,6 +584,121 @@ class Levels(Mapping[str, tuple[Level, ...]], Shown):
             return of(self[name][numbers[0]], numbers[0]) if numbers else None
 
         return found
+
+
+BYTES = {32: 4.0, 8: 1.0, 4: 0.64}  # of a weight of so many bits; of 4 a scale and an offset for 32 of them
+MATRIX = "matrix"  # the kind of a linear or table that is in no group: it stays whole, in fewer bits
+
+
+class Rung(NamedTuple):
+    """A level of a group, the bits of its matrices then, and what is lost by both."""
+
+    level: int
+    bits: int
+    loss: float
+
+
+class Matrix(NamedTuple):
+    """The weight of a linear, or of a table, that can have fewer bits, and the module that has it."""
+
+    module: str
+    weight: str
+    shape: tuple[int, ...]
+    itemsize: int
+    is_table: bool
+
+
+class RoundedLevels(Levels):
+    """Levels of groups, and bits of their matrices, on one ladder: a number is of a level of `exact` and of bits.
+
+    Law: of the model that it assembles, what levels change is changed as `exact` does it, and then linears and tables
+    compute with their bits; bytes are those of the weights as they are written.
+
+    Args:
+        exact: the levels without bits.
+        rungs: ``{group, or name of a matrix that is in none: rungs}``, the first of which is dense and of 32 bits.
+        matrices: ``{group, or name: matrices}`` whose bits they are.
+    """
+
+    def __init__(
+        self, exact: Levels, rungs: Mapping[str, Sequence[Rung]], matrices: Mapping[str, Sequence[Matrix]]
+    ) -> None:
+        vars(self).update(vars(exact))
+        self.exact, self.rungs, self.matrices = exact, rungs, matrices
+        alone = [name for name in rungs if name not in exact]
+        self.kind = exact.kind | dict.fromkeys(alone, MATRIX)
+        self.groups = exact.groups | dict.fromkeys(alone, ())
+        self._gone: dict[tuple[str, int], list[tuple[str, int, int]]] = {}
+        self._levels = {**exact} | {name: self._rounded(name, its) for name, its in rungs.items()}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.exact, self.rungs, self.matrices)
+
+    def _rounded(self, name: str, rungs: Sequence[Rung]) -> tuple[Level, ...]:
+        of = self.exact.get(name) or (Level(0.0, 1, 1, 0.0, 0.0, dict.fromkeys(TARGETS, 0.0)),)
+        found = []
+        for each in rungs:
+            level = of[each.level]
+            saved = self._saved({name: each.level} if each.level else {}, {name: each.bits})
+            costs = {**level.costs, "bytes": level.costs["bytes"] - saved}
+            found.append(replace(level, error=each.loss, loss=each.loss, costs=costs, bits=each.bits))
+        return tuple(found)
+
+    def bits(self, choice: Mapping[str, int]) -> dict[str, int]:
+        """``{module: bits}`` of those with fewer than 32; of a table they are 8."""
+        its = self._bits(choice).items()
+        return {one.module: max(bits, 8 * one.is_table) for name, bits in its for one in self.matrices.get(name, ())}
+
+    def _bits(self, choice: Mapping[str, int]) -> dict[str, int]:
+        every = {name: self[name][at].bits for name, at in choice.items()}
+        return {name: bits for name, bits in every.items() if bits < 32}
+
+    def cost(self, choice: Mapping[str, int], target: str, densities: Mapping[str, float] | None = None) -> float:
+        found = super().cost(choice, target, densities)
+        return found - self._saved(self._chosen(choice), self._bits(choice)) if target == "bytes" else found
+
+    def _saved(self, levels: Mapping[str, int], bits: Mapping[str, int]) -> float:
+        """Bytes less than the weights have in float; a table that a head is tied to is there twice, if rounded."""
+        left: dict[tuple[str, int], int] = {}
+        for name, at in levels.items():
+            for member, dim, gone in self._leaving(name, at):
+                left[member, dim] = left.get((member, dim), 0) + gone
+        saved = 0.0
+        for name, its in bits.items():
+            once = dict[str, Matrix]()
+            for one in self.matrices.get(name, ()):
+                count = math.prod(size - left.get((one.weight, dim), 0) for dim, size in enumerate(one.shape))
+                saved += count * (one.itemsize * (one.weight not in once) - BYTES[max(its, 8 * one.is_table)])
+                once[one.weight] = one
+        return saved
+
+    def _leaving(self, name: str, at: int) -> list[tuple[str, int, int]]:
+        """``(parameter, dimension, how many positions of it leave)``."""
+        if (name, at) not in self._gone:
+            gone = self._entries[name].gone(at)
+            self._gone[name, at] = [(member, dim, int(places.sum())) for member, dim, places in gone]
+        return self._gone[name, at]
+
+    @contextlib.contextmanager
+    def assembled(self, model: nn.Module, choice: Mapping[str, int]) -> Iterator[nn.Module]:
+        with super().assembled(model, choice), rounding(unwrapped(model), self.bits(choice)):
+            yield model
+
+    def _chosen(self, choice: Mapping[str, int]) -> dict[str, int]:
+        its = super()._chosen(choice).items()
+        return {name: at for name, rung in its if (at := self.rungs[name][rung].level if name in self.rungs else rung)}
+
+
+def matrices_of(model: nn.Module) -> list[list[Matrix]]:
+    """The linears and tables of a model whose weights can have fewer bits; those that share one, together."""
+    found: dict[str, list[Matrix]] = {}
+    names = {id(each): name for name, each in model.named_parameters()}
+    for name, module in model.named_modules():
+        if type(module) in (nn.Linear, nn.Embedding) and id(module.weight) in names:
+            weight, its = names[id(module.weight)], module.weight
+            one = Matrix(name, weight, tuple(its.shape), its.element_size(), isinstance(module, nn.Embedding))
+            found.setdefault(weight, []).append(one)
+    return [*found.values()]
 
 
 def told(value: float) -> str:

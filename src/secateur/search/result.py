@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from torch import nn
 
 from secateur.models import ByText, OneShot
-from secateur.runtimes import Elsewhere
+from secateur.runtimes import Elsewhere, is_mixed
 from secateur.search.costs import Budget, words_of_budget, words_of_shares
 from secateur.search.levels import Levels, shown_name
 from secateur.search.score import share_left
@@ -22,7 +22,7 @@ from secateur.shrinking import CheckpointShrinking, Shrunk, in_blocks_parts
 from secateur.support import Between, Chart, Column, Part, Table, bytes_text, percent, printable
 
 KINDS = {  # of levels, that each word of over= may choose of
-    "shrink": ("width", "heads"),
+    "shrink": ("width", "heads", "matrix"),
     "oneshot": ("layer",),
 }
 MEANS = {  # by the word of a score
@@ -73,6 +73,7 @@ class Chosen:
             was taken; ``choice`` is then what is nearest to it. Else None.
         over: the words of what could leave.
         stays: ``{group: why}`` of what has levels and could not leave all the same.
+        bits: ``{module: bits}`` of linears and tables with fewer than 32, where these were chosen, too.
     """
 
     limits: Mapping[str, float]
@@ -94,6 +95,7 @@ class Chosen:
     units: Mapping[str, Annotated[int, Between(0)]] | None = None
     over: tuple[str, ...] = ("shrink", "oneshot")
     stays: Mapping[str, str] = field(default_factory=dict)
+    bits: Mapping[str, Annotated[int, Between(4, 8)]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -232,6 +234,7 @@ class Fitted(ByText):
             Column.count("stay", lambda each: each[1].kept),
             Column.portion("left", lambda each: each[1].kept / each[1].of),
             Column.figure("error", lambda each: each[1].error, ".4f"),
+            *([Column.count("bits", lambda each: each[1].bits)] if is_mixed(self.asked.runtime) else []),
             title="What was chosen",
         ).drawn("left", "What is left of each group", caption)
 
