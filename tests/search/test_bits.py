@@ -158,6 +158,8 @@ def test_the_budget_holds_for_the_weights_as_they_are_written(share, tmp_path):
         spent = [each.costs["bytes"] for each in its]
         assert spent == sorted(spent, reverse=True)
     assert done.got["bytes"] <= share * done.dense["bytes"]
+    assert share == 0.2 or {"int8", "int4"} & {*done.candidates}  # the search begins with the whole model in these
+    assert done.loss <= min(done.candidates.values())
     assert done.bits == ladder.bits(done.choice)
     assert {*done.bits.values()} <= {8, 4}
     assert done.bits

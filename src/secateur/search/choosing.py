@@ -74,6 +74,10 @@ _WORSE = 2.0  # times the loss of the best fixed allocation: what loses more is 
 _NEAR = 6  # of so many levels one, from the best to what is finished next
 
 
+def _sum(several: Iterable[Counter[Operation]]) -> Counter[Operation]:
+    return sum(several, Counter())
+
+
 def kept_by(lost: float, most: float) -> bool:
     """Whether no more is lost than may be, but for rounding.
 
@@ -183,6 +187,7 @@ class LevelSearch:
     trials: dict[Choice, float] = field(default_factory=dict)  # milliseconds that were measured
     spent: float = 0.0
     starts: dict[str, Choice] = field(default_factory=dict)  # that the last search began with
+    alike: Mapping[str, Choice] = field(default_factory=dict)  # all of the model in so many bits
     default: ByItself | None = None
     known: Sensitivity | None = None  # that was measured before
     scope: Mapping[str, Any] = field(default_factory=dict)
@@ -428,7 +433,8 @@ class LevelSearch:
         ]
         timed = "latency" in self.asked.words
         saved = on_rank_zero(lambda: self._saved_by_bits(classes, pairs, matrices)) if timed else {}
-        pairs = [self._unbeaten(*each, exact, matrices, saved) for each in zip(classes, pairs, strict=True)]
+        found = [self._unbeaten(*each, exact, matrices, saved) for each in zip(classes, pairs, strict=True)]
+        pairs, alike = [pairs for pairs, _ in found], [alike for _, alike in found]
         rungs = {
             name: [Rung(each.levels[at][number], bits, loss / len(each.names)) for at, bits, loss in its]
             for each, its in zip(classes, pairs, strict=True)
@@ -442,6 +448,8 @@ class LevelSearch:
         table = {name: [saved[name, each.level, each.bits] for each in its] for name, its in rungs.items() if saved}
         self.space = Space(self.levels, [each for each in ladders if len(each.levels) > 1], possible=self._is_possible)
         self.space.curves = [[loss for *_, loss in its] for its in pairs if len(its) > 1]
+        several = [its for its, rungs in zip(alike, pairs, strict=True) if len(rungs) > 1]
+        self.alike = {f"int{bits}": tuple(its.get(bits, 0) for its in several) for bits in (8, 4)}
         if space.predicted is not None:
             self.space.predicted = replace(space.predicted, saved=table, factor=1.0)
         self.trials.clear()
@@ -481,17 +489,33 @@ class LevelSearch:
         times[32] = Times(self.folder, self._in(32))
         for each in times.values():
             each.measure(every)
+        dense = [
+            changed[of[name], 1][0] if name in of else _sum(alone[one.module] for one in matrices[name])
+            for name in matrices
+        ]
+        slower = self._slower(times, dense)
         found: dict[tuple[str, int, int], float] = {}
         for cls, its in zip(classes, pairs, strict=True):
             for at, bits, _ in its:
                 for name, level in zip(cls.names, cls.levels[at], strict=True):
+                    gone = new = _sum(alone[one.module] for one in matrices[name]) if name not in of else Counter()
                     if name in of:
                         gone, new = changed[of[name], level or 1]
                         new = new if level else gone
-                        found[name, level, bits] = times[32](gone) - times[bits](new)
-                    else:
-                        modules = [alone[one.module] for one in matrices[name]]
-                        found[name, level, bits] = sum(times[32](each) - times[bits](each) for each in modules)
+                    found[name, level, bits] = slower[32] * times[32](gone) - slower[bits] * times[bits](new)
+        return found
+
+    def _slower(self, times: Mapping[int, Times], dense: Sequence[Counter[Operation]]) -> dict[int, float]:
+        """``{bits: how many times as long operations take in the dense model}``: one that is timed by itself finds its
+        weights in a near cache, in the model it does not, and fewer bits are less to wait for."""
+        assert self.timer is not None
+        assert self.space.predicted is not None
+        rest = times[32](operations_of(self.timer.dense, self.timed_on)) - sum(times[32](each) for each in dense)
+        found = {}
+        for bits, its in times.items():
+            before, after = self.timer(self.timer.dense, self._in(bits))
+            whole = after / before * self.space.predicted.dense
+            found[bits] = max(0.1, (whole - rest) / max(1e-9, sum(its(each) for each in dense)))
         return found
 
     def _in(self, bits: int) -> Runtime:
@@ -522,8 +546,9 @@ class LevelSearch:
         exact: Levels,
         matrices: Mapping[str, Sequence[Matrix]],
         saved: Mapping[tuple[str, int, int], float],
-    ) -> list[tuple[int, int, float]]:
-        """Of pairs of a level and bits those that lose less than all that cost no more, the least loss first."""
+    ) -> tuple[list[tuple[int, int, float]], dict[int, int]]:
+        """Of pairs of a level and bits those that lose less than all that cost no more, the least loss first; and of
+        each number of bits which of them costs and loses no more than all of the group in as many."""
         every = {
             name: [Rung(cls.levels[at][number], bits, loss) for at, bits, loss in pairs]
             for number, name in enumerate(cls.names)
@@ -546,8 +571,16 @@ class LevelSearch:
         for number in sorted(range(len(pairs)), key=lambda number: (pairs[number][2], spent[number])):
             if not any(all(one <= its for one, its in zip(spent[at], spent[number], strict=True)) for at in left):
                 left.append(number)
-        first = next(number for number, (at, bits, _) in enumerate(pairs) if (at, bits) == (0, 32))
-        return [pairs[number] for number in [first, *(each for each in left if each != first)]]
+        whole = {bits: number for number, (at, bits, _) in enumerate(pairs) if not at}
+        left = [whole[32], *(each for each in left if each != whole[32])]
+
+        def covers(number: int, other: int) -> bool:
+            return all(one <= its for one, its in zip(spent[number], spent[other], strict=True))
+
+        alike = {
+            bits: next(at for at, each in enumerate(left) if covers(each, number)) for bits, number in whole.items()
+        }
+        return [pairs[number] for number in left], alike
 
     # ---- choosing -------------------------------------------------------------------------------------------------
 
@@ -621,6 +654,11 @@ class LevelSearch:
     def _starts(self, limits: Mapping[str, float]) -> dict[str, Choice]:
         found = {ERRORS: self._least(limits)}
         self.starts = found | candidates(self.inner, self.space, limits)
+        self.starts |= {
+            name: self.space.filled(choice, limits)
+            for name, choice in self.alike.items()
+            if self.space.fits(choice, limits)
+        }
         if self.default is not None and (near := self.space.nearest(self.default.units, limits)) is not None:
             self.starts["shrink"] = near
         return self.starts
