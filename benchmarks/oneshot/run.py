@@ -7,7 +7,7 @@
     python benchmarks/oneshot/run.py halves --minilm DIR [--settings 50%,2:4] [--methods library,descent] [--seeds 3]
     python benchmarks/oneshot/run.py stages --minilm DIR [--settings 50%,60%,2:4] [--samples 256] [--size 32]
     python benchmarks/oneshot/run.py stages --model DIR --calibration FILE --judge FILE [--samples 24] [--size 4]
-    python benchmarks/oneshot/run.py masks [--minilm DIR] [--settings 50%,2:4] [--ways hard,soft] [--steps 200]
+    python benchmarks/oneshot/run.py masks [--minilm DIR] [--smollm2 DIR] [--settings 50%,2:4] [--ways hard,soft] [--steps 200]
     python benchmarks/oneshot/run.py layers [--sparsities 0.8,0.9] [--seeds 3]
     python benchmarks/oneshot/run.py crepe --crepe DIR [--kind tiny] [--verb oneshot] [--sparsity 0.5] [--frames 128]
     python benchmarks/oneshot/run.py gram [--minilm DIR] [--width 4096] [--tokens 2048]
@@ -44,8 +44,8 @@ from benchmarks.oneshot.masks import masks
 from benchmarks.oneshot.quality import METHODS, SETTINGS, quality, tokens
 from benchmarks.oneshot.speed import gram_speed, projection, solver_speed
 from benchmarks.oneshot.stages import WAYS, LanguageModel, stages
-from benchmarks.search.run import Digits, Embeddings
-from benchmarks.support.language_models import GPT, MiniLM
+from benchmarks.search.run import Digits, Embeddings, Language
+from benchmarks.support.language_models import GPT, MiniLM, SmolLM2
 
 
 def main() -> None:
@@ -78,6 +78,7 @@ def main() -> None:
     command.add_argument("--size", type=int, help="sentences or sequences of a batch")
     command = commands.add_parser("masks")
     command.add_argument("--minilm", type=Path, help="else the ViT of the digits")
+    command.add_argument("--smollm2", type=Path, help="SmolLM2; samples are sequences of 512 tokens")
     command.add_argument("--settings", default="50%,2:4")
     command.add_argument("--ways", default=",".join(MASK_WAYS))
     command.add_argument("--seeds", type=int, default=3)
@@ -128,11 +129,13 @@ def main() -> None:
     elif arguments.command == "masks":
         samples, minilm = arguments.samples, arguments.minilm
 
-        def subject_of(seed: int) -> Digits | Embeddings:
+        def subject_of(seed: int) -> Digits | Embeddings | Language:
+            if arguments.smollm2 is not None:
+                return Language(SmolLM2(arguments.smollm2), samples)
             return Digits("vit", seed) if minilm is None else Embeddings(minilm, samples, 16)
 
         chosen = {name: SETTINGS[name] for name in arguments.settings.split(",")}
-        most = samples // (64 if minilm is None else 16)
+        most = samples // (16 if minilm is not None else 1 if arguments.smollm2 is not None else 64)
         results["masks"] = masks(subject_of, chosen, arguments.ways.split(","), arguments.seeds, arguments.steps, most)
     elif arguments.command == "layers":
         results["layers"] = layers([float(each) for each in arguments.sparsities.split(",")], arguments.seeds)
