@@ -7,7 +7,7 @@
     python benchmarks/oneshot/run.py halves --minilm DIR [--settings 50%,2:4] [--methods library,descent] [--seeds 3]
     python benchmarks/oneshot/run.py stages --minilm DIR [--settings 50%,60%,2:4] [--samples 256] [--size 32]
     python benchmarks/oneshot/run.py stages --model DIR --calibration FILE --judge FILE [--samples 24] [--size 4]
-    python benchmarks/oneshot/run.py masks [--minilm DIR] [--smollm2 DIR] [--settings 50%,2:4] [--ways hard,soft] [--steps 200]
+    python benchmarks/oneshot/run.py masks [--minilm DIR] [--smollm2 DIR] [--settings 50%,2:4] [--ways hard,soft]
     python benchmarks/oneshot/run.py layers [--sparsities 0.8,0.9] [--seeds 3]
     python benchmarks/oneshot/run.py crepe --crepe DIR [--kind tiny] [--verb oneshot] [--sparsity 0.5] [--frames 128]
     python benchmarks/oneshot/run.py gram [--minilm DIR] [--width 4096] [--tokens 2048]
