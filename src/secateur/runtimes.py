@@ -158,8 +158,9 @@ class OnnxRuntime:
             32: as they are.
         calibrated: of 8 bits: convolutions, too, by ranges of their inputs that are known, as ``quantize_static`` does
             it. What is only timed is calibrated on the example.
-        modules: of ``"onnxruntime:mixed"``: ``(module, bits)`` of each linear and table that has fewer than 32; which
-            they are, and how many, is what `secateur.fit` finds out. None where all have the same.
+        modules: of ``"onnxruntime:mixed"``: ``(module, bits)`` of each linear and table that has fewer than 32, and, if
+            it is ``calibrated``, of each convolution; which they are, and how many, is what `secateur.fit` finds out.
+            None where all have the same.
 
     >>> OnnxRuntime() == parse("onnxruntime")
     True
@@ -173,10 +174,17 @@ class OnnxRuntime:
         if self.bits not in (32, 8, 4) or (self.calibrated and self.bits != 8):
             given = f"{self.bits!r}{', calibrated' * self.calibrated}"
             raise ValueError(f"bits is 32, 8 or 4, and only 8 can be calibrated; got {given}.")
-        if self.modules is not None and (self.bits != 4 or {*dict(self.modules).values()} - {8, 4}):
+        mixed = self.bits == 4 or self.calibrated
+        if self.modules is not None and not (mixed and {*dict(self.modules).values()} <= {*self.menu}):
             raise ValueError(
-                f"modules= has 8 or 4 bits of each, and bits is 4 then; got {self.modules} and {self.bits}."
+                "modules= has 8 or 4 bits of each, of what is calibrated 8, and bits is the least of them; got "
+                f"{self.modules} and {self.bits}."
             )
+
+    @property
+    def menu(self) -> tuple[int, ...]:
+        """The bits below 32 that modules may have, where these are chosen."""
+        return (8,) if self.calibrated else (8, 4)
 
     def package(self) -> Any:
         """Of it; ImportError with what to install."""
@@ -266,13 +274,16 @@ class OnnxRuntime:
         """
         folder.mkdir(exist_ok=True)
         with _or_says(f"{self} does not round the model", ""), _quiet():
-            if self.calibrated:
-                _in_static_int8(source / _FILE, folder / _FILE, feeds, keep)
-            elif self.modules is not None:
+            wide: list[str] = []
+            if self.modules is not None:
                 of = dict(self.modules)
                 bits = {operation: of.get(module, 32) for operation, module in self.matrices(source).items()}
                 exact, wide = ([each for each, its in bits.items() if its == number] for number in (32, 8))
-                _in_int4(source / _FILE, folder / _FILE, [*keep, *exact], wide)
+                keep = [*keep, *exact]
+            if self.calibrated:
+                _in_static_int8(source / _FILE, folder / _FILE, feeds, keep)
+            elif self.modules is not None:
+                _in_int4(source / _FILE, folder / _FILE, keep, wide)
             else:
                 (_in_int4 if self.bits == 4 else _in_int8)(source / _FILE, folder / _FILE, keep)
 
@@ -798,8 +809,8 @@ def _turned(node: Any, values: Mapping[str, Any]) -> Any:
 
 @contextlib.contextmanager
 def rounding(model: nn.Module, bits: Mapping[str, int]) -> Iterator[None]:
-    """A context in which linears and tables of these names compute nearly what they do with so many bits in
-    `OnnxRuntime`: weights and, of 8 bits, inputs are rounded.
+    """A context in which linears, convolutions and tables of these names compute nearly what they do with so many bits
+    in `OnnxRuntime`: weights and, of 8 bits, inputs are rounded.
 
     >>> model = nn.Sequential(nn.Linear(2, 1, bias=False))
     >>> _ = model[0].weight.data.copy_(torch.tensor([[1.0, 0.1]]))
@@ -812,7 +823,8 @@ def rounding(model: nn.Module, bits: Mapping[str, int]) -> Iterator[None]:
             module: Any = model.get_submodule(name)
             values = module.weight.detach().float().numpy(force=True)
             table = isinstance(module, nn.Embedding)
-            near = _in_blocks(values.T).T if its == 4 and not table else _rounded(values, 255, None if table else -1)
+            axes = None if table else tuple(range(1, values.ndim))
+            near = _in_blocks(values.T).T if its == 4 and not table else _rounded(values, 255, axes)
             weight = torch.from_numpy(np.ascontiguousarray(near)).to(module.weight)
             made = functools.partial(nn.functional.embedding, weight=weight)
             if not table:
@@ -824,15 +836,17 @@ def rounding(model: nn.Module, bits: Mapping[str, int]) -> Iterator[None]:
         yield
 
 
-def _multiplied(module: nn.Linear, weight: torch.Tensor, bits: int, x: torch.Tensor) -> torch.Tensor:
+def _multiplied(module: Any, weight: torch.Tensor, bits: int, x: torch.Tensor) -> torch.Tensor:
     if bits == 8:
         low, high = x.amin().clamp(max=0), x.amax().clamp(min=0)
         step = ((high - low) / 255).clamp(min=torch.finfo(x.dtype).tiny)
         x = (x / step).round() * step
-    return nn.functional.linear(x, weight, module.bias)
+    if isinstance(module, nn.Linear):
+        return nn.functional.linear(x, weight, module.bias)
+    return private.convolved(module, x, weight)
 
 
-def _rounded(values: Any, steps: int, axis: int | None = None) -> Any:
+def _rounded(values: Any, steps: int, axis: int | tuple[int, ...] | None = None) -> Any:
     """The nearest of so many steps between the least and the largest number, 0 being one of them.
 
     >>> _rounded(np.array([-1.0, 0.2, 0.9, 2.0]), 3)

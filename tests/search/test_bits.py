@@ -4,6 +4,7 @@ back, bytes are those of the weights as they are written, and the bits that were
 import pickle
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 import torch
@@ -15,6 +16,8 @@ from secateur.search import make_levels, write_probes
 from secateur.search.levels import BYTES, RoundedLevels, Rung, matrices_of
 from secateur.support import tensors_of
 from support.unchanged import is_unchanged, state_of
+
+MIXED = OnnxRuntime(4, modules=())
 
 
 class Block(nn.Module):
@@ -53,7 +56,7 @@ def tokens(count=4):
 def ladder():
     model = tied()
     exact = make_levels(model, tokens(), shares=(0.25, 0.5), round_to=8)
-    cells = {cell[0].weight: cell for cell in matrices_of(model)}
+    cells = {cell[0].weight: cell for cell in matrices_of(model, MIXED)}
     first, second = exact
     matrices = {
         name: [cells.pop(f"{name.removesuffix('.up.weight')}.{part}.weight")[0] for part in ("up", "down")]
@@ -70,7 +73,7 @@ def output(model):
 
 
 def test_matrices_that_share_a_weight_are_one():
-    shapes = [[(one.module, one.shape, one.is_table) for one in cell] for cell in matrices_of(tied())]
+    shapes = [[(one.module, one.shape, one.is_table) for one in cell] for cell in matrices_of(tied(), MIXED)]
     assert shapes[0] == [("table", (48, 32), True), ("head", (48, 32), False)]
     assert [cell[0][0] for cell in shapes[1:]] == [f"blocks.{at}.{part}" for at in (0, 1) for part in ("up", "down")]
 
@@ -194,6 +197,37 @@ def test_the_bits_that_were_chosen_are_served(tmp_path):
         near = output(model)
     apart = (torch.from_numpy(found) - output(model)).norm()
     assert (torch.from_numpy(found) - near).norm() < apart
+
+
+def test_convolutions_are_in_8_bits_by_ranges_or_in_float(tmp_path):
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(256, 8)]
+    model = nn.Sequential(*layers).eval()
+    pictures = [torch.randn(4, 3, 8, 8) for _ in range(4)]
+    before = state_of(model)
+    copied = pickle.loads(pickle.dumps(model))
+    done = fit(copied, pictures, budget={"bytes": 0.6}, finals=1, shares=(0.25, 0.5), runtime="onnxruntime:mixed")
+    assert {*done.bits.values()} == {8}
+    assert done.got["bytes"] <= 0.6 * done.dense["bytes"]
+    runtime = OnnxRuntime(8, calibrated=True, modules=(("2", 8),))
+    for name in ("float", "rounded"):
+        (tmp_path / name).mkdir()
+    runtime.write(model, pictures[0], tmp_path / "float")
+    feeds = runtime.load(tmp_path / "float").feeds(pictures[0])
+    runtime.rounded(tmp_path / "float", tmp_path / "rounded", [feeds])
+    graph = onnx.load(tmp_path / "rounded" / "model.onnx").graph
+    sizes = {
+        each.name: int(np.prod(each.dims)) for each in graph.initializer if each.data_type == onnx.TensorProto.INT8
+    }
+    assert [size for size in sizes.values() if size > 64] == [16 * 16 * 9]
+    (found,) = runtime.load(tmp_path / "rounded").run(feeds)
+    with torch.no_grad(), rounding(model, {"2": 8}):
+        near = model(pictures[0])
+    with torch.no_grad():
+        dense = model(pictures[0])
+    assert is_unchanged(model, before)
+    assert (torch.from_numpy(found) - near).norm() < 0.5 * dense.norm()
+    assert not torch.equal(near, dense)
 
 
 REFUSED = {

@@ -600,3 +600,12 @@ def test_without_graphs_printed_the_exporter_that_traces_fails_in_silence(capfd)
         with pytest.raises(Exception, match="enable_gqa"):
             torch.onnx.export(SharedKeys(), given, f=io.BytesIO(), dynamo=False)
     assert capfd.readouterr().out == ""
+
+
+@pytest.mark.parametrize("padding", ["zeros", "circular"])
+def test_a_convolution_computes_with_another_weight(padding):
+    module, x = nn.Conv2d(2, 4, 3, padding=1, padding_mode=padding, groups=2), torch.randn(1, 2, 5, 5)
+    wanted = module(x)
+    weight = module.weight.detach().clone()
+    nn.init.zeros_(module.weight)
+    assert torch.equal(private.convolved(module, x, weight), wanted)

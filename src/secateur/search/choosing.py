@@ -39,7 +39,7 @@ from secateur.search.costs import (
     words_of_shares,
 )
 from secateur.search.latency import Times, changed_by, saved_by
-from secateur.search.levels import Levels, Matrix, RoundedLevels, Rung, matrices_of
+from secateur.search.levels import CONVOLUTIONS, Levels, Matrix, RoundedLevels, Rung, matrices_of
 from secateur.search.result import KINDS, Chosen, Point, cost_text, knee_of
 from secateur.search.score import ModelLoss
 from secateur.search.search import Choice, Evolved, evolved, looked_at, measured_curve
@@ -214,13 +214,17 @@ class LevelSearch:
 
     @functools.cached_property
     def _mixed(self) -> OnnxRuntime | None:
-        """The runtime, if bits are chosen, too."""
-        return cast(OnnxRuntime, self.asked.runtime) if is_mixed(self.asked.runtime) else None
+        """The runtime, if bits are chosen, too: it calibrates where there are convolutions, which gain nothing else."""
+        if not is_mixed(self.asked.runtime):
+            return None
+        mine = cast(OnnxRuntime, self.asked.runtime)
+        convolved = any(isinstance(each, CONVOLUTIONS) for each in self.inner.modules())
+        return replace(mine, bits=8, calibrated=True) if convolved else mine
 
     @property
     def _timed_in(self) -> Runtime | Elsewhere:
         """Where levels are timed before any bits are chosen."""
-        return self.asked.runtime if self._mixed is None else self._in(32)
+        return self._in(32) if self._mixed else self.asked.runtime
 
     # ---- what can be chosen ---------------------------------------------------------------------------------------
 
@@ -417,7 +421,8 @@ class LevelSearch:
         """From here on levels are also of the bits of what they leave: of both together those that nothing beats in all
         that it costs and in what it loses. A linear or table of no group has bits alone."""
         exact, space = self.levels, self.space
-        cells, matrices = matrices_of(self.inner), dict[str, list[Matrix]]()
+        assert self._mixed is not None
+        cells, matrices = matrices_of(self.inner, self._mixed), dict[str, list[Matrix]]()
         members = self.levels.members
         for name in (name for each in space.classes for name in each.names):
             mine = [each for each in cells if len(each) == 1 and each[0].weight in members[name]]
@@ -449,14 +454,16 @@ class LevelSearch:
         self.space = Space(self.levels, [each for each in ladders if len(each.levels) > 1], possible=self._is_possible)
         self.space.curves = [[loss for *_, loss in its] for its in pairs if len(its) > 1]
         several = [its for its, rungs in zip(alike, pairs, strict=True) if len(rungs) > 1]
-        self.alike = {f"int{bits}": tuple(its.get(bits, 0) for its in several) for bits in (8, 4)}
+        self.alike = {f"int{bits}": tuple(its.get(bits, 0) for its in several) for bits in self._mixed.menu}
         if space.predicted is not None:
             self.space.predicted = replace(space.predicted, saved=table, factor=1.0)
         self.trials.clear()
 
     def _lost_by_bits(self, every: Sequence[Sequence[Matrix]]) -> list[dict[int, float]]:
         """``{bits: what the model loses}`` when these alone have as many."""
-        menu = [[] if not some else [8] if all(one.is_table for one in some) else [8, 4] for some in every]
+        assert self._mixed is not None
+        several = self._mixed.menu
+        menu = [() if not some else several[:1] if all(one.is_table for one in some) else several for some in every]
         runs = sum(map(len, menu))
         some, passes = self._some(runs)
         self.spent += passes
@@ -485,7 +492,8 @@ class LevelSearch:
         alone = self._operations([one.module for name, its in matrices.items() if name not in of for one in its])
         every = {each for both in changed.values() for some in both for each in some}
         every |= {each for its in alone.values() for each in its}
-        times = {bits: Times(self.folder and self.folder / f"int{bits}", self._in(bits)) for bits in (8, 4)}
+        menu = self._mixed.menu
+        times = {bits: Times(self.folder and self.folder / f"int{bits}", self._in(bits)) for bits in menu}
         times[32] = Times(self.folder, self._in(32))
         for each in times.values():
             each.measure(every)
@@ -520,7 +528,7 @@ class LevelSearch:
 
     def _in(self, bits: int) -> Runtime:
         assert self._mixed is not None
-        return replace(self._mixed, bits=bits, modules=None)
+        return replace(self._mixed, bits=bits, calibrated=self._mixed.calibrated and bits == 8, modules=None)
 
     def _operations(self, modules: Sequence[str]) -> dict[str, Counter[Operation]]:
         """What these call by themselves, on what they are given in the example."""

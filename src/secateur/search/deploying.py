@@ -46,7 +46,7 @@ from secateur.runtimes import Loaded, OnnxRuntime, OpenVINO, Runtime
 from secateur.search.costs import Budget, parse_budget
 from secateur.search.directory import LEVELS, check_outside
 from secateur.search.fitting import FINALS, fit
-from secateur.search.levels import BYTES, Levels
+from secateur.search.levels import BYTES, CONVOLUTIONS, Levels
 from secateur.search.making import check_values
 from secateur.search.result import MEANS
 from secateur.search.score import ModelLoss, Score, share_left, split
@@ -521,7 +521,7 @@ class _Trying:
         if mine.bits == 4:
             found[INT4] = alike
         if runtimes.is_mixed(mine):
-            found[MIXED] = mine
+            found[MIXED] = replace(mine, bits=8, calibrated=True) if CALIBRATED in found else mine
         return found
 
     def all(self) -> tuple[dict[str, float], list[Candidate], list[str]]:
@@ -669,7 +669,7 @@ class _Trying:
         if form == MIXED:
             runtime = replace(cast(OnnxRuntime, runtime), modules=(*self.bits[made].items(),))
         feeds: Iterable[Mapping[str, Any]] = ()
-        if form == CALIBRATED:
+        if getattr(runtime, "calibrated", False) or form == CALIBRATED:
             loaded = self.forms[FLOAT].load(source)
             feeds = [_feeds(loaded, batch_inputs(batch)) for batch in self.rest[:_CALIBRATED_ON]]
         runtime.rounded(source, folder, feeds, keep)
@@ -807,7 +807,7 @@ def _without_cache(model: nn.Module) -> Iterator[None]:
 
 
 def _has_convolutions(model: nn.Module) -> bool:
-    return any(isinstance(each, nn.Conv1d | nn.Conv2d | nn.Conv3d) for each in model.modules())
+    return any(isinstance(each, CONVOLUTIONS) for each in model.modules())
 
 
 def _fresh(folder: Path) -> Path:

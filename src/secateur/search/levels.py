@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur.models import digest
-from secateur.runtimes import rounding
+from secateur.runtimes import OnnxRuntime, rounding
 from secateur.search.costs import TARGETS, CostModel, CostTerms, stored
 from secateur.support import (
     Between,
@@ -599,7 +599,7 @@ class Rung(NamedTuple):
 
 
 class Matrix(NamedTuple):
-    """The weight of a linear, or of a table, that can have fewer bits, and the module that has it."""
+    """The weight of a linear, a convolution or a table that can have fewer bits, and the module that has it."""
 
     module: str
     weight: str
@@ -689,13 +689,19 @@ class RoundedLevels(Levels):
         return {name: at for name, rung in its if (at := self.rungs[name][rung].level if name in self.rungs else rung)}
 
 
-def matrices_of(model: nn.Module) -> list[list[Matrix]]:
-    """The linears and tables of a model whose weights can have fewer bits; those that share one, together."""
+CONVOLUTIONS = nn.Conv1d, nn.Conv2d, nn.Conv3d
+
+
+def matrices_of(model: nn.Module, runtime: OnnxRuntime) -> list[list[Matrix]]:
+    """The linears and tables of a model whose weights can have fewer bits there, and convolutions, if it calibrates;
+    those that share a weight, together."""
+    kinds = {nn.Linear, nn.Embedding, *(CONVOLUTIONS if runtime.calibrated else ())}
     found: dict[str, list[Matrix]] = {}
     names = {id(each): name for name, each in model.named_parameters()}
     for name, module in model.named_modules():
-        if type(module) in (nn.Linear, nn.Embedding) and id(module.weight) in names:
-            weight, its = names[id(module.weight)], module.weight
+        its: Any = getattr(module, "weight", None)
+        if type(module) in kinds and id(its) in names:
+            weight = names[id(its)]
             one = Matrix(name, weight, tuple(its.shape), its.element_size(), isinstance(module, nn.Embedding))
             found.setdefault(weight, []).append(one)
     return [*found.values()]

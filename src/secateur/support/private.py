@@ -343,6 +343,12 @@ def optimizer_inside(wrapper: Any) -> Any:
     return getattr(wrapper, "optimizer", getattr(wrapper, "_optimizer", None))
 
 
+def convolved(module: Any, x: Tensor, weight: Tensor) -> Tensor:
+    """What a convolution computes with another weight."""
+    found: Tensor = module._conv_forward(x, weight, module.bias)
+    return found
+
+
 def convolves_as_torch(module: nn.Module) -> bool:
     """Whether it is a convolution that computes as torch's own does; classes made from them may pad by themselves."""
     mine: Any = type(module)
