@@ -412,7 +412,8 @@ class LevelSearch:
         below = predicted.of(self.space.named(choice)) / limits["latency"] - 1  # what levels are too coarse for
         if abs(off) <= _CLOSE or abs(off - below) <= _CLOSE / 2 or table <= 0:
             return False
-        predicted.factor = max(0.0, (predicted.dense - measured) / table)
+        sure = predicted.surely(self.space.named(choice))
+        predicted.factor = max(0.0, (predicted.dense - sure - measured) / table)
         return True
 
     # ---- bits -----------------------------------------------------------------------------------------------------
@@ -450,13 +451,17 @@ class LevelSearch:
             for each, its in zip(classes, pairs, strict=True)
         ]
         self.levels = RoundedLevels(exact, rungs, matrices)
-        table = {name: [saved[name, each.level, each.bits] for each in its] for name, its in rungs.items() if saved}
         self.space = Space(self.levels, [each for each in ladders if len(each.levels) > 1], possible=self._is_possible)
         self.space.curves = [[loss for *_, loss in its] for its in pairs if len(its) > 1]
         several = [its for its, rungs in zip(alike, pairs, strict=True) if len(rungs) > 1]
         self.alike = {f"int{bits}": tuple(its.get(bits, 0) for its in several) for bits in self._mixed.menu}
         if space.predicted is not None:
-            self.space.predicted = replace(space.predicted, saved=table, factor=1.0)
+            sure = {name: [saved[name, 0, each.bits] for each in its] for name, its in rungs.items()}
+            table = {
+                name: [saved[name, each.level, each.bits] - saved[name, 0, each.bits] for each in its]
+                for name, its in rungs.items()
+            }
+            self.space.predicted = replace(space.predicted, saved=table, factor=1.0, sure=sure)
         self.trials.clear()
 
     def _lost_by_bits(self, every: Sequence[Sequence[Matrix]]) -> list[dict[int, float]]:

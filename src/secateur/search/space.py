@@ -152,19 +152,29 @@ class Predicted:
         dense: of the dense one, measured.
         saved: ``{group: what each of its levels saves}``, by the table.
         factor: what a millisecond of the table saves in the whole model, as far as that was measured.
+        sure: likewise, what fewer bits save; that is of the whole model already, and has no factor.
     """
 
     dense: float
     saved: Mapping[str, Sequence[float]]
     factor: float = 1.0
+    sure: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
     def by_table(self, choice: Mapping[str, int]) -> float:
         """What a choice saves by the table."""
         return math.fsum(self.saved[name][at] for name, at in choice.items() if name in self.saved)
 
+    def surely(self, choice: Mapping[str, int]) -> float:
+        """What its bits save."""
+        return math.fsum(self.sure[name][at] for name, at in choice.items() if name in self.sure)
+
+    def own(self, name: str, at: int) -> float:
+        """What a level of a group saves."""
+        return self.factor * self.by_table({name: at}) + self.surely({name: at})
+
     def of(self, choice: Mapping[str, int]) -> float:
         """Of the model at a choice."""
-        return self.dense - self.factor * self.by_table(choice)
+        return self.dense - self.surely(choice) - self.factor * self.by_table(choice)
 
 
 def _bent(share: float, amount: float) -> float:
@@ -432,7 +442,7 @@ class Space:
                 assert self.beside is not None
                 return self.beside.own(word, self._number[name], self._left(name, at))
             assert self.predicted is not None
-            return -self.predicted.factor * self.predicted.saved[name][at] if name in self.predicted.saved else 0.0
+            return -self.predicted.own(name, at)
 
         return self._summed(of)
 
