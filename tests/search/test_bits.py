@@ -14,6 +14,7 @@ from secateur import fit, shrink
 from secateur.runtimes import OnnxRuntime, rounding
 from secateur.search import make_levels, write_probes
 from secateur.search.levels import BYTES, RoundedLevels, Rung, matrices_of
+from secateur.search.space import Predicted
 from secateur.support import tensors_of
 from support.unchanged import is_unchanged, state_of
 
@@ -228,6 +229,11 @@ def test_convolutions_are_in_8_bits_by_ranges_or_in_float(tmp_path):
     assert is_unchanged(model, before)
     assert (torch.from_numpy(found) - near).norm() < 0.5 * dense.norm()
     assert not torch.equal(near, dense)
+
+
+def test_what_bits_save_has_no_factor():
+    its = Predicted(10.0, {"a": [0.0, 2.0]}, factor=0.5, sure={"a": [0.0, 3.0]})
+    assert (its.of({}), its.of({"a": 1}), its.own("a", 1), its.by_table({"a": 1})) == (10.0, 6.0, 4.0, 2.0)
 
 
 REFUSED = {
