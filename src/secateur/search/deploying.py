@@ -547,7 +547,7 @@ class _Trying:
                 raise
             except ValueError as error:  # such as a budget that no choice of levels meets
                 said.append(f"Nothing was pruned to it: {str(error).splitlines()[0]}")
-        within = [each for each in self.found if each.form != FLOAT and each.within(limits, 0)]
+        within = [each for each in self.found if each.form not in (FLOAT, MIXED) and each.within(limits, 0)]
         if within:
             self._without_the_worst(min(within, key=lambda each: each.loss), limits)
         return limits, self.found, said
@@ -692,8 +692,6 @@ class _Trying:
 
     def _without_the_worst(self, best: Candidate, limits: Mapping[str, float]) -> None:
         """The same with more bits for the matrices that rounding hurts most: one, two, four, while they are within."""
-        if best.form == MIXED:
-            return  # which keep more was chosen with what leaves
         runtime = self.forms[best.form]
         exact = next(each.loss for each in self.found if each.made == best.made and each.form == FLOAT)
         if best.loss - exact <= _MATTERS * best.loss or not isinstance(runtime, OnnxRuntime | LlamaCpp):
