@@ -71,11 +71,13 @@ ERRORS = "errors"  # what the sum of the levels' errors chooses
 SEARCHED, DEFAULT = "searched", "shrink, by itself"
 _ALONE = 1 / 3  # of the passes, that groups are measured alone in
 _WORSE = 2.0  # times the loss of the best fixed allocation: what loses more is not finished
+_OF_WEIGHTS = {"linear", "embedding", "conv1d", "conv2d", "conv3d"}
 _NEAR = 6  # of so many levels one, from the best to what is finished next
 
 
-def _sum(several: Iterable[Counter[Operation]]) -> Counter[Operation]:
-    return sum(several, Counter())
+def _of_weights(several: Counter[Operation], is_of: bool) -> Counter[Operation]:
+    """Those that multiply with a weight, or look up its rows; or the others."""
+    return Counter({each: count for each, count in several.items() if (each.name in _OF_WEIGHTS) == is_of})
 
 
 def kept_by(lost: float, most: float) -> bool:
@@ -494,7 +496,7 @@ class LevelSearch:
         assert self._mixed is not None
         of, plans = self._plans()
         changed = changed_by(self.timer.dense, self.timed_on, plans)
-        alone = self._operations([one.module for name, its in matrices.items() if name not in of for one in its])
+        alone = self._operations([one.module for its in matrices.values() for one in its])
         every = {each for both in changed.values() for some in both for each in some}
         every |= {each for its in alone.values() for each in its}
         menu = self._mixed.menu
@@ -502,33 +504,31 @@ class LevelSearch:
         times[32] = Times(self.folder, self._in(32))
         for each in times.values():
             each.measure(every)
-        dense = [
-            changed[of[name], 1][0] if name in of else _sum(alone[one.module] for one in matrices[name])
-            for name in matrices
-        ]
-        slower = self._slower(times, dense)
+        slower = self._slower(times, alone)
         found: dict[tuple[str, int, int], float] = {}
         for cls, its in zip(classes, pairs, strict=True):
             for at, bits, _ in its:
                 for name, level in zip(cls.names, cls.levels[at], strict=True):
-                    gone = new = _sum(alone[one.module] for one in matrices[name]) if name not in of else Counter()
-                    if name in of:
-                        gone, new = changed[of[name], level or 1]
-                        new = new if level else gone
-                    found[name, level, bits] = slower[32] * times[32](gone) - slower[bits] * times[bits](new)
+                    whole = {each: sum(times[each](alone[one.module]) for one in matrices[name]) for each in (32, bits)}
+                    gone, new = changed[of[name], level] if level else (Counter[Operation](), Counter[Operation]())
+                    saved = [times[32](_of_weights(some, False)) for some in (gone, new)]
+                    less = [slower[bits] * times[bits](_of_weights(some, True)) for some in (gone, new)]
+                    found[name, level, bits] = slower[32] * whole[32] - slower[bits] * whole[bits]
+                    found[name, level, bits] += saved[0] - saved[1] + less[0] - less[1]
         return found
 
-    def _slower(self, times: Mapping[int, Times], dense: Sequence[Counter[Operation]]) -> dict[int, float]:
+    def _slower(self, times: Mapping[int, Times], alone: Mapping[str, Counter[Operation]]) -> dict[int, float]:
         """``{bits: how many times as long operations take in the dense model}``: one that is timed by itself finds its
         weights in a near cache, in the model it does not, and fewer bits are less to wait for."""
         assert self.timer is not None
         assert self.space.predicted is not None
-        rest = times[32](operations_of(self.timer.dense, self.timed_on)) - sum(times[32](each) for each in dense)
+        whole = {bits: sum(its(each) for each in alone.values()) for bits, its in times.items()}
+        rest = times[32](operations_of(self.timer.dense, self.timed_on)) - whole[32]
         found = {}
-        for bits, its in times.items():
+        for bits in times:
             before, after = self.timer(self.timer.dense, self._in(bits))
-            whole = after / before * self.space.predicted.dense
-            found[bits] = max(0.1, (whole - rest) / max(1e-9, sum(its(each) for each in dense)))
+            took = after / before * self.space.predicted.dense
+            found[bits] = max(0.1, (took - rest) / max(1e-9, whole[bits]))
         return found
 
     def _in(self, bits: int) -> Runtime:
