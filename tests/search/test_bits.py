@@ -18,6 +18,7 @@ from secateur.search.space import Predicted
 from secateur.support import tensors_of
 from support.unchanged import is_unchanged, state_of
 
+pytest.importorskip("onnxruntime.quantization.matmul_nbits_quantizer")  # from 1.22 on
 MIXED = OnnxRuntime(4, modules=())
 
 
@@ -178,7 +179,6 @@ def test_the_budget_holds_for_the_weights_as_they_are_written(share, tmp_path):
 
 
 def test_the_bits_that_were_chosen_are_served(tmp_path):
-    pytest.importorskip("onnxruntime.quantization.matmul_nbits_quantizer")  # from 1.22 on
     model = tied()
     bits = {"table": 8, "head": 4, "blocks.0.up": 8, "blocks.0.down": 4, "blocks.1.up": 4}
     runtime = OnnxRuntime(4, modules=(*bits.items(),))
