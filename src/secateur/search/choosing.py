@@ -581,15 +581,15 @@ class LevelSearch:
 
         left: list[int] = []
         spent = [costs(number) for number in range(len(pairs))]
-        for number in sorted(range(len(pairs)), key=lambda number: (pairs[number][2], spent[number])):
-            if not any(all(one <= its for one, its in zip(spent[at], spent[number], strict=True)) for at in left):
-                left.append(number)
-        whole = {bits: number for number, (at, bits, _) in enumerate(pairs) if not at}
-        left = [whole[32], *(each for each in left if each != whole[32])]
 
         def covers(number: int, other: int) -> bool:
             return all(one <= its for one, its in zip(spent[number], spent[other], strict=True))
 
+        for number in sorted(range(len(pairs)), key=lambda number: (pairs[number][2], spent[number])):
+            if not any(covers(each, number) for each in left):
+                left.append(number)
+        whole = {bits: number for number, (at, bits, _) in enumerate(pairs) if not at}
+        left = [whole[32], *(each for each in left if each != whole[32])]
         alike = {
             bits: next(at for at, each in enumerate(left) if covers(each, number)) for bits, number in whole.items()
         }
