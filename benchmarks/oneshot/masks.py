@@ -221,7 +221,7 @@ def masks(
                 if way != "soft" or isinstance(how[1], NM):
                     found = _tried(subject, batches, how, way, start, pruned, steps)
                     rows.append({"setting": setting, "way": way, **found})
-            print(table(rows), flush=True)
+                print(table(rows), flush=True)
     return rows
 
 

@@ -7,7 +7,7 @@
     python benchmarks/oneshot/run.py halves --minilm DIR [--settings 50%,2:4] [--methods library,descent] [--seeds 3]
     python benchmarks/oneshot/run.py stages --minilm DIR [--settings 50%,60%,2:4] [--samples 256] [--size 32]
     python benchmarks/oneshot/run.py stages --model DIR --calibration FILE --judge FILE [--samples 24] [--size 4]
-    python benchmarks/oneshot/run.py masks [--minilm DIR] [--smollm2 DIR] [--settings 50%,2:4] [--ways hard,soft]
+    python benchmarks/oneshot/run.py masks [--minilm DIR | --smollm2 DIR | --gpt SCRATCH] [--settings 2:4] [--ways hard]
     python benchmarks/oneshot/run.py layers [--sparsities 0.8,0.9] [--seeds 3]
     python benchmarks/oneshot/run.py crepe --crepe DIR [--kind tiny] [--verb oneshot] [--sparsity 0.5] [--frames 128]
     python benchmarks/oneshot/run.py gram [--minilm DIR] [--width 4096] [--tokens 2048]
@@ -79,6 +79,8 @@ def main() -> None:
     command = commands.add_parser("masks")
     command.add_argument("--minilm", type=Path, help="else the ViT of the digits")
     command.add_argument("--smollm2", type=Path, help="SmolLM2; samples are sequences of 512 tokens")
+    command.add_argument("--gpt", type=Path, help="a scratch directory; samples are sequences of 256 tokens")
+    command.add_argument("--trained", type=int, default=600, help="steps that the small Llama is trained")
     command.add_argument("--settings", default="50%,2:4")
     command.add_argument("--ways", default=",".join(MASK_WAYS))
     command.add_argument("--seeds", type=int, default=3)
@@ -127,16 +129,20 @@ def main() -> None:
         results["crepe"] = crepe(arguments.crepe, *given)
         print(json.dumps(results["crepe"], indent=1))
     elif arguments.command == "masks":
-        samples, minilm = arguments.samples, arguments.minilm
+        samples, size = arguments.samples, 16  # of a batch
 
         def subject_of(seed: int) -> Digits | Embeddings | Language:
             if arguments.smollm2 is not None:
                 return Language(SmolLM2(arguments.smollm2), samples)
-            return Digits("vit", seed) if minilm is None else Embeddings(minilm, samples, 16)
+            if arguments.gpt is not None:
+                return Language(GPT(arguments.gpt, arguments.trained), samples)
+            return Digits("vit", seed) if arguments.minilm is None else Embeddings(arguments.minilm, samples, size)
 
         chosen = {name: SETTINGS[name] for name in arguments.settings.split(",")}
-        most = samples // (16 if minilm is not None else 1 if arguments.smollm2 is not None else 64)
-        results["masks"] = masks(subject_of, chosen, arguments.ways.split(","), arguments.seeds, arguments.steps, most)
+        if arguments.minilm is None and arguments.gpt is None:
+            size = 1 if arguments.smollm2 is not None else 64
+        ways = arguments.ways.split(",")
+        results["masks"] = masks(subject_of, chosen, ways, arguments.seeds, arguments.steps, samples // size)
     elif arguments.command == "layers":
         results["layers"] = layers([float(each) for each in arguments.sparsities.split(",")], arguments.seeds)
     elif arguments.command == "stages":

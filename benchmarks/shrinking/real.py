@@ -130,8 +130,7 @@ def _ours(model: nn.Module, given: Batches, goal: Goal, **data: Any) -> None:
         goal.share,
         target=goal.target,
         include=goal.include,
-        uniform=goal.uniform,
-        **data,
+        **{"uniform": goal.uniform, **data},
     )
 
 
@@ -167,6 +166,8 @@ RIVALS: dict[str, Rival] = {
     "ours-alone": Rival("`shrink` with data, no repair", partial(_with_data, repair=False)),
     "gates": Rival("`shrink` with gates", _gates),
     "gates-alone": Rival("`shrink` with gates, no repair", partial(_gates, repair=False)),
+    "ours-free": Rival("`shrink` with data, each layer its own width", partial(_with_data, uniform=False)),
+    "gates-free": Rival("`shrink` with gates, each layer its own width", partial(_gates, uniform=False)),
     "shrink": Rival("`shrink` without data", _ours, calibrated=False),
     "magnitude": Rival("magnitude of rows and columns", _told(rivals.magnitude), calibrated=False),
     "optipfair": Rival("optipfair 0.4.2, with data", _told(packages.optipfair), LLM, package="optipfair"),
