@@ -260,6 +260,30 @@ def test_width_and_bits_are_chosen_together_where_that_is_asked_for(tmp_path):
         assert record["delivered"]["form"] == "mixed bits"
 
 
+class HalfFixed(nn.Module):
+    """Half of its file is no parameter and no buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = blocks()
+        self.fixed = torch.randn(24, sum(each.numel() for each in self.blocks.parameters()) // 24)
+
+    def forward(self, x):
+        return self.blocks(x) + self.fixed[:, :16] + self.fixed.mean()
+
+
+@pytest.mark.long
+def test_what_is_no_weight_stays_in_a_file_of_mixed_bits(tmp_path):
+    """The first budget that `fit` is given allows for it."""
+    pytest.importorskip("onnxruntime.quantization.matmul_nbits_quantizer")
+    mixed = BySize(4, modules=())
+    done = deployed(tmp_path / "served", {"bytes": 0.58}, HalfFixed().eval(), runtime=mixed)
+    assert len({each.made for each in done.candidates}) == 2
+    assert done.delivered.form == "mixed bits"
+    with pytest.raises(ValueError, match=r"what is no weight of a matrix product, .* is more than that"):
+        deployed(tmp_path / "too small", {"bytes": 0.48}, HalfFixed().eval(), runtime=mixed)
+
+
 def nbytes(folder):
     return sum(path.stat().st_size for path in folder.iterdir() if path.name.startswith("model."))
 

@@ -336,6 +336,32 @@ def test_a_model_without_blocks_is_walked_layer_by_layer():
     torch.testing.assert_close(model(x), wanted, rtol=1e-3, atol=1e-3)
 
 
+class Features(nn.Module):
+    """What goes in is multiplied by a matrix that is a buffer, such as a filter bank."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(6, 16), nn.Linear(8, 2)
+        self.register_buffer("bank", torch.randn(16, 8))
+
+    def forward(self, x):
+        return self.down(self.up(x).relu() @ self.bank)
+
+
+def test_a_matrix_that_is_a_buffer_loses_units_and_is_not_repaired():
+    torch.manual_seed(0)
+    model, given = Features().eval(), [torch.randn(32, 6) for _ in range(3)]
+    bank = model.bank.clone()
+    shrink(model, given[0], 0.4, batches=given)
+    rows, columns = model.bank.shape
+    assert (rows, columns) == (model.up.out_features, model.down.in_features)
+    assert rows < 16
+    assert columns < 8
+    places = (bank.flatten() == model.bank.reshape(-1, 1)).nonzero()[:, 1].view(rows, columns)
+    assert (places // 8 == places[:, :1] // 8).all()
+    assert (places % 8 == places[:1] % 8).all()
+
+
 def test_what_a_recurrent_layer_gives_is_made_up_for_by_what_reads_it():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 16), nn.LSTM(16, 8), Last(), nn.Linear(8, 3))

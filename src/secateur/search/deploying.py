@@ -68,6 +68,7 @@ from secateur.support import (
     rank_and_world,
     ratio,
     tensors_in,
+    tensors_of,
     unwrapped,
     widened,
 )
@@ -568,15 +569,15 @@ class _Trying:
                 known = shares.get(word)
                 share = _AIM * limits["latency"] / mine.ms
                 shares[word] = share if known is None else known * min(0.98, share)
-            if form == MIXED and "bytes" in limits:  # whose levels say what they take in a file
-                shares["bytes"] = min(
-                    shares.get("bytes", 1.0), shares.get("bytes", 1.0) * _AIM * limits["bytes"] / mine.nbytes
-                )
+            over = mine.nbytes - _AIM * limits.get("bytes", mine.nbytes / _AIM)
+            if form == MIXED and "bytes" in limits:  # whose levels say what they take in a file, but for the graph
+                whole = sum(each.nbytes for each in tensors_of(self.dense).values())
+                shares["bytes"] = shares.get("bytes", 1.0) - max(over, 0.0) / whole
             elif mine.nbytes > limits.get("bytes", mine.nbytes):  # what leaves a file are rounded weights
-                weights = (mine.nbytes - _AIM * limits["bytes"]) / BYTES[getattr(self.forms[form], "bits", 32)]
+                weights = over / BYTES[getattr(self.forms[form], "bits", 32)]
                 shares["params"] = min(mine.left - weights / _size(self.dense), shares.get("params", 1.0))
-                if shares["params"] <= 0:
-                    raise ValueError("what is no weight of a matrix product, or stays in float, is more than that.")
+            if min(shares.get("params", 1.0), shares.get("bytes", 1.0)) <= 0:
+                raise ValueError("what is no weight of a matrix product, or stays in float, is more than that.")
             made = "fit" + "".join(f"-{word}-{share:.4f}" for word, share in shares.items())
             left = self._left(made, {word: round(share, 4) for word, share in shares.items()}, form)
             took = [self.tried(made, each, left) for each in self.forms if left < 1 or each == form]
