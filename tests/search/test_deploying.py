@@ -322,6 +322,13 @@ def test_bytes_and_milliseconds_both_hold(tmp_path):
     assert all(not each.within(done.limits) for each in over)
 
 
+@pytest.mark.parametrize("runtime", [BySize(8), BySize(4, modules=())])
+def test_a_model_without_parameters_loses_none(runtime, tmp_path):
+    pytest.importorskip("onnxruntime.quantization.matmul_nbits_quantizer")
+    with pytest.raises(ValueError, match="Nothing was pruned to it: what is no weight of a matrix product"):
+        deployed(tmp_path / "served", {"bytes": 0.5}, nn.ReLU(), runtime=runtime)
+
+
 def test_bytes_that_cannot_be_met_are_an_error(tmp_path):
     said = r"^nothing takes 0\.0004 MB or less in the runtime: nearest comes dense, int8, .* MB of .* Nothing was"
     with pytest.raises(ValueError, match=said):
@@ -335,6 +342,8 @@ def test_the_dense_model_is_delivered_where_it_is_within(tmp_path):
     assert str(done).startswith(
         "Delivered: the dense model, float32: it meets the budget, and nothing had to be pruned"
     )
+    assert "which are held back" in str(done)
+    assert "losses on the one batch that there was, " in str(deployed(tmp_path / "one", 1.0, batches=given(1)))
 
 
 @pytest.mark.long

@@ -196,10 +196,10 @@ class Deployed(ByText):
             yield f"The loss is {MEANS[self.compared]}."
         else:
             yield f"The loss is what the score falls by; the dense model's is {self.dense_score:.5g}."
-        yield (
-            f"All is measured in the runtime, losses on {self.held_back} of {self.batches} batches, which are held "
-            f"back, times on the first; {self.seconds:.0f} s in all."
-        )
+        judged = f"{self.held_back} of {self.batches} batches, which are held back"
+        if self.batches == 1:
+            judged = "the one batch that there was, from which all else was chosen, too"
+        yield f"All is measured in the runtime, losses on {judged}, times on the first; {self.seconds:.0f} s in all."
         yield from self.said
         yield printable(f"In {self.out}; {RECORD} in it says what was measured.", 1000)
 
@@ -571,7 +571,7 @@ class _Trying:
                 shares[word] = share if known is None else known * min(0.98, share)
             over = mine.nbytes - _AIM * limits.get("bytes", mine.nbytes / _AIM)
             if form == MIXED and "bytes" in limits:  # whose levels say what they take in a file, but for the graph
-                whole = sum(each.nbytes for each in tensors_of(self.dense).values())
+                whole = sum(each.nbytes for each in tensors_of(self.dense).values()) or 1
                 shares["bytes"] = shares.get("bytes", 1.0) - max(over, 0.0) / whole
             elif mine.nbytes > limits.get("bytes", mine.nbytes):  # what leaves a file are rounded weights
                 weights = over / BYTES[getattr(self.forms[form], "bits", 32)]
@@ -817,7 +817,8 @@ def _fresh(folder: Path) -> Path:
 
 
 def _size(model: nn.Module) -> int:
-    return sum(each.numel() for each in model.parameters())
+    """Numbers in its parameters; 1 of a model without any, which loses no share of them."""
+    return sum(each.numel() for each in model.parameters()) or 1
 
 
 def _assembled(
