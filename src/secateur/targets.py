@@ -355,15 +355,15 @@ def stored_inputs_first(model: nn.Module, names: Iterable[str]) -> list[str]:
     []
     """
     owners = _owners(model)
-    parameters = dict(model.named_parameters(remove_duplicate=False))
+    matrices = {name: each for name, each in model.named_parameters(remove_duplicate=False) if each.dim() == 2}
     return [
         name
         for name in names
-        if any(
+        if name in matrices
+        and any(
             type(module).__name__ == "Conv1D" and hasattr(module, "nf")
-            for module in owners[identity_of(parameters[name])]
+            for module in owners[identity_of(matrices[name])]
         )
-        and parameters[name].dim() == 2
     ]
 
 

@@ -134,7 +134,7 @@ def test_what_is_kept_of_variances_multiplies_and_divergences_add_up():
 
 def test_what_several_blocks_hold_is_not_measured():
     coupling = find_coupling(model := words(), text()[0])
-    measuring = Measuring(coupling, coupling.groups, unmoved=frozenset(["blocks.0.down.weight"]))
+    measuring = Measuring(coupling, coupling.groups, shared=frozenset(["blocks.0.down.weight"]))
     InMemory(model, text()).walk(measuring)
     assert "blocks.0.down.weight" not in measuring.targets
     assert not any("blocks.0.down.weight" in names for names in measuring.measured.consumers.values())

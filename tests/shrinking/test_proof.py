@@ -396,6 +396,28 @@ def test_a_tensor_that_becomes_a_number_is_no_tensor_in_the_proof():
     assert done.model.inner.out_features == 8
 
 
+class Averaging(NumbersOfPython):
+    """Each step of training writes a new tensor to a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(16))
+
+    def forward(self, x):
+        hidden = self.inner(x)
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * hidden.detach().mean(0)
+        return self.head((hidden - self.mean).relu())
+
+
+def test_a_buffer_that_training_replaces_is_put_back_in_the_proof():
+    model = Averaging()
+    before = model.mean
+    done = shrink(model, torch.randn(2, 4), 0.5)
+    assert done.model.mean is before
+    assert done.model.mean.tolist() == [0] * 8
+
+
 # ---- Laws of comparing: rounding is told from a difference, and what cannot be told is said to be so. ----
 
 

@@ -31,6 +31,7 @@ from secateur.support import (
     tensors_in,
     tensors_of,
     to_int8,
+    unchanged,
     whole,
 )
 from secateur.support import machine as module
@@ -111,6 +112,30 @@ def test_buffers_are_as_they_were():
     with restored(model):
         model(torch.randn(4, 2))
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+class Averaging(nn.Module):
+    """Writes a new tensor to a buffer at each step of training, as moving averages do."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x):
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
+        return x - self.mean
+
+
+@pytest.mark.parametrize("context", [restored, unchanged])
+def test_a_buffer_that_a_run_replaced_is_the_one_that_was_there(context):
+    model = Averaging()
+    before = model.mean
+    with context(model):
+        model(torch.ones(2, 4))
+        assert model.mean is not before
+    assert model.mean is before
+    assert model.mean.tolist() == [0, 0, 0, 0]
 
 
 class Remembering(nn.Module):

@@ -102,7 +102,7 @@ def slopes(
     Args:
         model: any module; it is run in evaluation mode.
         batches: what a DataLoader yields; one backward pass each.
-        names: of the parameters, whose products with inputs are watched.
+        names: of the parameters, whose products with inputs are watched; of buffers there is nothing to say.
         unless_pooled: nothing is given where the outputs are of all positions together.
 
     Where blocks are large it is done by `slopes_by_block`, which knows of no products outside of them: a graph of the
@@ -128,7 +128,8 @@ def slopes(
                 unless_pooled=unless_pooled,
             )
     with unchanged(inner), prepared(inner), torch.inference_mode(False), torch.enable_grad(), seeded():
-        watched = _Slopes({name: inner.get_parameter(name) for name in names})
+        own = dict(inner.named_parameters(remove_duplicate=False))
+        watched = _Slopes({name: own[name] for name in names if name in own})
         inner.requires_grad_(False)
         for batch in track(list(batches), "measuring slopes"):
             batch = moved(batch, device_of(inner))

@@ -263,7 +263,7 @@ def _measured(
     way = ("tried", asked.round_to) if tries else None
     if here and (measured := recalled(host.model, groups, host.batches, way)) is not None:
         return measured, 1
-    measuring = Measuring(coupling, groups, unmoved=_unmoved(host))
+    measuring = Measuring(coupling, groups, shared=_shared(host))
     for_all = for_slopes(in_turn(for_slopes(host.batches)))  # not of the first process's share alone
     found = on_rank_zero(lambda: host.slopes(measuring.targets, for_all))
     if (wrong := not_finite(found)) is None:
@@ -281,7 +281,7 @@ def _measured(
     if wrong is not None:
         warnings.warn(OVERFLOWING.format(name=wrong), RuntimeWarning, stacklevel=stacklevel)
     if on_rank_zero(lambda: bool(measuring.slopes) and measuring.unsloped):
-        measuring = Measuring(coupling, groups, unmoved=measuring.unmoved)
+        measuring = Measuring(coupling, groups, shared=measuring.shared)
         trying = walked(measuring)
     measured = measuring.measured
     if rank_and_world()[1] > 1:
@@ -301,15 +301,13 @@ def _measured(
     return measured, on_rank_zero(lambda: measuring.tokens)
 
 
-def _unmoved(host: Host) -> frozenset[str]:
-    """What no repair may move: parameters that several blocks hold, since what is right for one is wrong for the
-    others, and matrices that are buffers."""
+def _shared(host: Host) -> frozenset[str]:
+    """The parameters that several blocks hold: what is right for one is wrong for the others, so they stay."""
     names: dict[int, list[str]] = {}
     for block, module in host.blocks.items():
         for name, parameter in module.named_parameters():
             names.setdefault(id(parameter), []).append(full_name(block, name))
-    buffers = {name for name, each in host.model.named_buffers() if each.dim() > 1}
-    return frozenset(buffers).union(name for each in names.values() if len(each) > 1 for name in each)
+    return frozenset(name for each in names.values() if len(each) > 1 for name in each)
 
 
 def _choice(subject: PruningTarget, asked: Request, known: Collection[str], measured: Measured) -> Choice:

@@ -331,7 +331,7 @@ class GroupAblation(Job):
 
     def __post_init__(self) -> None:
         for its in by_tie(self.measuring.groups):
-            if not any(name in self.measuring.unmoved for group in its for name, _ in group.members):
+            if not any(name in self.measuring.shared for group in its for name, _ in group.members):
                 tied = TiedGroups(its, self.round_to, {})
                 self.ties[tied] = [parts for _, parts in counts_at(tied, SHARES)]
         counts = {

@@ -149,7 +149,7 @@ class Measuring(Job):
     changes = False
     by_the_first = True
     words = WORDS
-    unmoved: frozenset[str] = frozenset()  # parameters that several blocks hold, and buffers
+    shared: frozenset[str] = frozenset()  # parameters that several blocks hold
     tokens: int = 0
     unsloped: bool = False  # whether of a consumer no slopes are known: its losses compare with no others then
     ranked: dict[str, Tensor] = field(default_factory=dict)  # scores of units that were taken out one after the other
@@ -160,7 +160,7 @@ class Measuring(Job):
     @property
     def targets(self) -> Collection[str]:
         names = {name for group in self.groups for name, _ in group.members if len(self.coupling.dims(name)) > 1}
-        return names - self.unmoved
+        return names - self.shared
 
     def solve_stage(
         self, block: str, module: nn.Module, stage: Mapping[str, Tensor], found: Mapping[WeightView, InputStats]
@@ -171,7 +171,7 @@ class Measuring(Job):
         named = (*module.named_parameters(), *module.named_buffers())  # statistics of a batch normalization, too
         inside = {full_name(block, name) for name, _ in named}
         for piece, each in found.items():
-            met = without_bias_of(self.unmoved, block, each)
+            met = without_bias_of(self.shared, block, each)
             name, parameter = full_name(block, piece.name), stage[piece.name]
             columns = columns_of(self.coupling, self.groups, name, piece, parameter)
             matrix, slopes = piece.of(parameter), slopes_of(self.slopes, piece, met, name)

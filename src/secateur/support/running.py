@@ -462,7 +462,6 @@ def unchanged(model: nn.Module) -> Iterator[None]:
     parameters = list(model.parameters())
     flags = [(parameter.requires_grad, parameter.grad) for parameter in parameters]
     arrivals: list[Any] = [private.arrival_hooks_of(parameter) for parameter in parameters]
-    tables = [dict(private.buffers_of(module)) for module in modules]
     left = _kept(modules)
     contents = {id(buffer): (buffer, buffer.detach().clone()) for module in modules for buffer in _changing(module)}
     devices = {tensor.device for tensor in (*parameters, *model.buffers())}
@@ -475,10 +474,8 @@ def unchanged(model: nn.Module) -> Iterator[None]:
             yield
         finally:
             left()
-            for module, mode, table in zip(modules, modes, tables, strict=True):
+            for module, mode in zip(modules, modes, strict=True):
                 module.training = mode
-                if any(private.buffers_of(module).get(key) is not buffer for key, buffer in table.items()):
-                    private.buffers_of(module).update(table)
             with torch.no_grad():
                 for buffer, content in contents.values():
                     if not torch.equal(buffer, content):
@@ -492,15 +489,21 @@ def unchanged(model: nn.Module) -> Iterator[None]:
 
 
 def _kept(modules: Iterable[nn.Module]) -> Callable[[], None]:
-    """What puts back the plain attributes of modules in which a run has replaced a tensor: the weight of the last
-    forward pass that hooks of pruning leave there, or anchors, and beside them the shape that they are of."""
+    """What puts back buffers that a run has replaced, and the plain attributes of modules in which it has replaced a
+    tensor: the weight of the last forward pass that hooks of pruning leave there, or anchors, and beside them the shape
+    that they are of."""
+    modules = [*modules]
     before = [(vars(module), dict(vars(module))) for module in modules]
+    tables = [(private.buffers_of(module), dict(private.buffers_of(module))) for module in modules]
 
     def put_back() -> None:
         for now, then in before:
             if any(isinstance(own, Tensor) and now.get(key) is not own for key, own in then.items()):
                 for key in now.keys() - then.keys():
                     del now[key]
+                now.update(then)
+        for now, then in tables:
+            if any(now.get(key) is not buffer for key, buffer in then.items()):
                 now.update(then)
 
     return put_back
