@@ -1,16 +1,18 @@
 """What is left alone by default: one table, with a module and with a name."""
 
 import re
+import warnings
+from contextlib import nullcontext
 
 import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from secateur import sparsify
+from secateur import Pruner, attach, criteria, fit, make_masks, shrink, sparsify
 from secateur.models import oneshot
 from secateur.models.solving import NOT_A_PRODUCT
-from secateur.targets import KINDS, find_layers, find_targets, kinds_by_name, kinds_within, left_alone
+from secateur.targets import KINDS, check_lengths, find_layers, find_targets, kinds_by_name, kinds_within, left_alone
 from support.families import EVERY_FAMILY, FAMILIES, SMALL, batches, make, without
 
 NAMES = {"embed_out.weight": "lm_head.weight"}  # GPT-NeoX's, as transformers reads it
@@ -269,3 +271,76 @@ def test_many_names_take_time_in_proportion():
         shapes |= {f"layers.{at}.mlp.gate.weight": (4, 8)}
     shapes |= {f"layers.{at}.mlp.experts.0.up.weight": (8, 8) for at in range(20_000)}
     assert len(kinds_by_name(shapes)) == 20_000
+
+
+# ---- Weight normalization: a direction of which nothing stays has no length, and the model would compute NaN. ----
+
+
+@pytest.fixture(params=["parametrization", "hook"])
+def normalized(request):
+    """Three layers whose first has outputs of tiny directions; the name of their last part."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv1d(2, 8, 3), nn.ReLU(), nn.Conv1d(8, 4, 3)).eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # the older hook
+        for module in (model[0], model[2]):
+            new = request.param == "parametrization"
+            (nn.utils.parametrizations.weight_norm if new else nn.utils.weight_norm)(module)
+    name = "0.parametrizations.weight.original1" if new else "0.weight_v"
+    model.get_parameter(name).data[:3] *= 1e-3
+    return model, name
+
+
+def trained(model, **how):
+    optimizer = torch.optim.SGD(model.parameters(), 1e-9)
+    Pruner(model, optimizer, criterion=criteria.magnitude, verbose=False, **how)
+    for _ in range(4):
+        model(torch.randn(2, 2, 9)).sum().backward()
+        optimizer.step()
+
+
+def attached(model):
+    attach(model, make_masks(find_targets(model), 0.5))
+
+
+@pytest.mark.parametrize(
+    "verb", [lambda model: sparsify(model, 0.5), attached, lambda model: trained(model, schedule=lambda step: 0.5)]
+)
+def test_masks_that_leave_nothing_of_a_normalized_output_are_refused(verb, normalized):
+    model, name = normalized
+    with pytest.raises(ValueError, match=rf"^{re.escape(name)}: of 3 outputs nothing .* NaN.*remove_weight_norm"):
+        verb(model)
+    assert model.get_parameter(name).all()
+    sparsify(model, 0.1)
+    assert model(torch.randn(2, 2, 9)).isfinite().all()
+
+
+def test_they_are_refused_in_the_midst_of_training(normalized):
+    with pytest.raises(ValueError, match="of 3 outputs nothing would stay"):
+        trained(normalized[0], schedule=0.5, total_steps=4)
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2, None])
+def test_the_length_is_over_all_dimensions_but_one(dim):
+    layer = nn.utils.parametrizations.weight_norm(nn.Conv1d(3, 4, 5), dim=dim)
+    name, mask = "parametrizations.weight.original1", torch.zeros(4, 3, 5, dtype=torch.bool)
+    mask[torch.arange(4), torch.arange(4).clamp(max=2), torch.arange(4)] = True
+    if dim in (0, 1, None):
+        check_lengths(layer, {name: mask})
+    mask[0] = False
+    with pytest.raises(ValueError, match=r"of [12] outputs nothing would stay") if dim is not None else nullcontext():
+        check_lengths(layer, {name: mask})
+    check_lengths(layer, {"bias": torch.zeros(4, dtype=torch.bool)})
+
+
+def test_what_hides_products_is_told(normalized):
+    model, _ = normalized
+    given = [torch.randn(2, 2, 9) for _ in range(2)]
+    said = r" 2 of its weights, such as 0\.weight, are computed at every pass, .* the model computes the same\."
+    for verb in (
+        lambda: oneshot(model, given, 0.5),
+        lambda: shrink(model, given[0], 0.3, batches=given),
+        lambda: fit(model, given, budget={"params": 0.8}, over="oneshot", example_inputs=given[0]),
+    ):
+        with pytest.raises(ValueError, match=said):
+            verb()

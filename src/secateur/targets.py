@@ -21,6 +21,8 @@ __all__ = [
     "KINDS",
     "Kind",
     "VECTORS",
+    "check_lengths",
+    "computed_weights",
     "find_layers",
     "find_targets",
     "identity_of",
@@ -461,6 +463,54 @@ def identity_of(tensor: Tensor) -> Hashable:
     if is_lazy(tensor) or tensor.is_meta or tensor.numel() == 0 or is_sharded(tensor):
         return id(tensor)
     return tensor.device, tensor.dtype, tensor.data_ptr(), tensor.shape, tensor.stride()
+
+
+_PLAIN = (
+    "make them plain first, by torch.nn.utils.parametrize.remove_parametrizations(module, name) or "
+    "torch.nn.utils.remove_weight_norm(module)"
+)
+
+
+def computed_weights(model: nn.Module) -> str:
+    """What to do with a model whose weights are computed at every pass; nothing of others.
+
+    >>> computed_weights(nn.Linear(2, 2)), computed_weights(nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)))[:40]
+    ('', ' 1 of its weights, such as weight, are co')
+    """
+    found = [
+        full
+        for path, module in model.named_modules()
+        for name in (*getattr(module, "parametrizations", ()), *_magnitudes(module))
+        if not isinstance(module, nn.utils.parametrize.ParametrizationList)
+        and (full := f"{path}.{name}".lstrip(".").removesuffix("_g"))
+    ]
+    if not found:
+        return ""
+    return (
+        f" {len(found)} of its weights, such as {found[0]}, are computed at every pass, as by weight normalization: "
+        f"{_PLAIN}; the model computes the same."
+    )
+
+
+def check_lengths(model: nn.Module, masks: Mapping[str, Tensor]) -> None:
+    """`ValueError` where masks leave nothing of an output that weight normalization divides by its length."""
+    for path, module in model.named_modules():
+        for name in _magnitudes(module):
+            direction = f"{path}.{'original1' if name == 'original0' else f'{name[:-1]}v'}".lstrip(".")
+            if (mask := masks.get(direction)) is None:
+                continue
+            shape = private.parameters_of(module)[name].shape  # type: ignore[union-attr]
+            whole = [at for at in range(mask.dim()) if not shape or shape[at] == 1]
+            if gone := int((mask.count_nonzero(dim=whole) == 0).sum()):
+                raise ValueError(
+                    f"{direction}: of {gone} outputs nothing would stay, and weight normalization divides by their "
+                    f"lengths: the model would compute NaN. Ask for less, or {_PLAIN}."
+                )
+
+
+def _magnitudes(module: nn.Module) -> list[str]:
+    """The names of its magnitudes of weight normalization."""
+    return [name for name in private.parameters_of(module) if _is_weight_norm_magnitude(module, name)]
 
 
 def _is_weight_norm_magnitude(module: nn.Module, name: str) -> bool:

@@ -33,7 +33,7 @@ from secateur.support import (
     repeatable,
     track,
 )
-from secateur.targets import find_targets, stored_inputs_first, turned, turned_evidence
+from secateur.targets import check_lengths, find_targets, stored_inputs_first, turned, turned_evidence
 
 MOST_ROUNDS = 1_000_000  # each of which has a sparsity in a list
 
@@ -188,6 +188,7 @@ def sparsify(
                 evidence=None if evidence is None else turned_evidence(evidence, inputs_first),
             )
             masks = Masks(turned(masks, inputs_first))
+            check_lengths(model, masks)
             apply_(weights, masks)
             within = {**(within or {}), **masks}
             if reestimating:  # in every round, since the next one's evidence passes through the normalizations

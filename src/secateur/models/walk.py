@@ -25,6 +25,7 @@ from secateur.models.solving import DOES_NOT_FIT, MatrixJob
 from secateur.patterns import word_of
 from secateur.solvers import SolverWarning
 from secateur.support import track
+from secateur.targets import computed_weights
 
 NEVER_RUN = "in a block that the batches never ran"
 _Result = TypeVar("_Result")
@@ -127,7 +128,7 @@ def check_pruned(
         )
     raise ValueError(
         "nothing was pruned: the batches ran none of the blocks, or no product with their weights."
-        f"{convolutions_in_files(replay.model)}"
+        f"{convolutions_in_files(replay.model)}{computed_weights(replay.model)}"
     )
 
 

@@ -38,7 +38,7 @@ from secateur.support import (
     whole,
     write_whole,
 )
-from secateur.targets import find_targets
+from secateur.targets import check_lengths, find_targets
 
 PIECE = 1 << 17  # entries zeroed at a time: in cache
 SEGMENT = 1 << 20  # entries that one thread works through at a time
@@ -247,6 +247,8 @@ def apply_(model_or_weights: nn.Module | Mapping[str, Tensor], masks: Mapping[st
     """
     weights = _by_name(model_or_weights)
     _check(weights, masks)
+    if isinstance(model_or_weights, nn.Module):
+        check_lengths(model_or_weights, masks)
     done = Masks()
     with torch.no_grad():
         for name, mask in track(masks.items(), "zeroing", total=len(masks)):
@@ -267,6 +269,7 @@ def attach(model: nn.Module, masks: Mapping[str, Tensor]) -> Masks:
     ['weight_orig']
     """
     _check(dict(model.named_parameters(remove_duplicate=False)), masks)
+    check_lengths(model, masks)
     places = {}
     done = Masks()
     for name, mask in masks.items():

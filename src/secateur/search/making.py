@@ -91,6 +91,7 @@ from secateur.support import (
     refuse_unloaded,
     unwrapped,
 )
+from secateur.targets import computed_weights
 
 SHARES = (0.1, 0.3, 0.5, 0.7)
 FINE = tuple(round(0.05 * at, 2) for at in range(1, 19))  # of units, where one elimination makes all of them
@@ -222,7 +223,7 @@ def make_levels(
     if not entries:
         left_alone |= {f"{name} dimension {at}": reason for (name, at), reason in scope.frozen.items()}
         said = "".join(f"\n  {name}: {reason}" for name, reason in list(left_alone.items())[:10])
-        raise ValueError(f"nothing of the model has levels.{said}")
+        raise ValueError(f"nothing of the model has levels.{computed_weights(inner)}{said}")
     levels = Levels(entries, bill_of(inner, coupling, variables), made, left_alone, making.in_blocks)
     if folder is not None:
         levels.save(folder)

@@ -49,6 +49,7 @@ from secateur.shrinking.repair import Repairing, free_in, rescaled
 from secateur.shrinking.request import PruningTarget, Request
 from secateur.shrinking.select import Choice, check_globs, choose, groups_in_scope, names_of
 from secateur.support import Between, Undo, on_rank_zero, rank_and_world
+from secateur.targets import computed_weights
 
 _Named = Mapping[str, Group]
 
@@ -290,7 +291,7 @@ def _measured(
         raise ValueError(
             f"data says nothing of what may leave {type(host.model).__name__}: the batches ran none of its blocks, or "
             "no product of a unit with a matrix in them. Pass other batches, or none: then magnitude ranks the units."
-            f"{convolutions_in_files(host.model)}"
+            f"{convolutions_in_files(host.model)}{computed_weights(host.model)}"
         )
     if trying is not None:
         measured = trying.tried(host.model, measured, in_turn(host.batches), host.forward)

@@ -22,7 +22,7 @@ from secateur.regrowth import DropAndGrow, Regrowth
 from secateur.report import Reported
 from secateur.schedules import Moment, Schedule, step_of
 from secateur.support import Forward, Loss, Part, Undo, name_of, percent, repeatable, unwrapped
-from secateur.targets import left_alone
+from secateur.targets import check_lengths, left_alone
 from secateur.training.choosing import EvidenceSource
 from secateur.training.optimizers import inner_optimizers, is_skipped, put_back, warn_of_other_weights
 from secateur.training.regularization import Growing, Penalty
@@ -166,6 +166,7 @@ class Pruner(Reported):
         with Undo() as undo, torch.no_grad():
             undo.optimizers(self._optimizers)
             self._zeros.begin(within, float(self.schedule(0)), undo)
+            check_lengths(self._model, self._zeros.memory.masks)
             self._hooks = [each.register_step_post_hook(self._after_step) for each in self._optimizers]
             if rules.holds or "grad_sq" in rules.watched:
                 self._hooks += [each.register_step_pre_hook(self._before_step) for each in self._optimizers]
@@ -369,3 +370,4 @@ class Pruner(Reported):
         rule = self._zeros.rules.regrow
         share = rule.share(self.step, self._timetable.until) if regrow and isinstance(rule, DropAndGrow) else 0.0
         self._zeros.update(float(target), share)
+        check_lengths(self._model, self._zeros.memory.masks)
