@@ -32,7 +32,7 @@ def test_inputs_that_are_infinite_are_an_error_that_names_the_weight(solver):
 class Sometimes(nn.Module):
     def __init__(self):
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(4, 4)) for _ in range(3))
 
     def forward(self, x):
         x = self.layers[0](x)
@@ -45,7 +45,7 @@ def test_a_block_that_some_batches_do_not_run():
     with pytest.raises(ValueError, match=r"batch 1 does not run layers\.1"):
         oneshot(Sometimes(), [torch.randn(3, 4), torch.randn(2, 4)], 0.5)
     done = oneshot(Sometimes(), [torch.randn(2, 4)], 0.5)
-    assert done.left_alone["in a block that the batches never ran"] == ("layers.1.weight",)
+    assert done.left_alone["in a block that the batches never ran"] == ("layers.1.0.weight",)
 
 
 class Twice(Block2):

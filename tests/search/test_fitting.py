@@ -58,6 +58,32 @@ def test_the_model_inside_another_one_is_fitted():
     assert done[1].choice == done[0].choice
 
 
+class Perceptron(nn.Module):
+    """Plain layers in a list, each of another width."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(*sizes) for sizes in ((8, 24), (24, 16), (16, 4)))
+
+    def forward(self, x):
+        for layer in self.layers[:-1]:
+            x = layer(x).relu()
+        return self.layers[-1](x)
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_of_plain_layers_hidden_units_leave(listed):
+    torch.manual_seed(0)
+    model = Perceptron()
+    if not listed:
+        model = nn.Sequential(model.layers[0], nn.ReLU(), model.layers[1], nn.ReLU(), model.layers[2])
+    given = [torch.randn(32, 8) for _ in range(4)]
+    before = sum(each.numel() for each in model.parameters())
+    fit(model, given, budget={"params": 0.7}, example_inputs=given[0], finals=1)
+    assert sum(each.numel() for each in model.parameters()) <= 0.7 * before
+    assert model(given[0]).shape == (32, 4)
+
+
 def test_what_came_of_it_can_be_pickled():
     done = fit(blocks(2), inputs(), budget={"params": 0.7}, over=("shrink", "oneshot"), shares=(0.5,), finals=1)
     again = pickle.loads(pickle.dumps(done))

@@ -57,7 +57,7 @@ def parts_of(model: nn.Module) -> dict[str, nn.Module]:
     """The parts of a model that a walk in memory prunes in turn: its blocks, or the whole model under the name "".
 
     It is the whole model where no blocks are stacked, where most of what they hold are convolutions and recurrent
-    layers, or where the blocks are plain layers beside such.
+    layers, or where the blocks are plain layers, as of a perceptron: then what leaves a layer is in two of them.
 
     >>> list(parts_of(nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Conv2d(2, 2, 3), nn.Flatten(), nn.Linear(2, 2))))
     ['']
@@ -68,11 +68,11 @@ def parts_of(model: nn.Module) -> dict[str, nn.Module]:
         if not _matrix_entries(model):
             raise
         return {WHOLE: model}
+    if not any(map(_is_composite, blocks.values())):
+        return {WHOLE: model}
     inside = [module for block in blocks.values() for module in block.modules()]
-    if any(map(_is_composite, blocks.values())):
-        other = sum(p.numel() for m in inside if _unfolds(m) for p in m.parameters(recurse=False) if p.dim() >= 2)
-        return {WHOLE: model} if 2 * other > sum(map(_matrix_entries, blocks.values())) else blocks
-    return {WHOLE: model} if any(map(_unfolds, model.modules())) else blocks
+    other = sum(p.numel() for m in inside if _unfolds(m) for p in m.parameters(recurse=False) if p.dim() >= 2)
+    return {WHOLE: model} if 2 * other > sum(map(_matrix_entries, blocks.values())) else blocks
 
 
 def widened(model: nn.Module, blocks: Mapping[str, nn.Module], name: str) -> dict[str, nn.Module]:
