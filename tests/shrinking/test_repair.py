@@ -323,6 +323,18 @@ def test_padding_does_not_count():
     assert torch.equal(found[0][[3, 5]], torch.ones(2))  # they leave
 
 
+@pytest.mark.parametrize("length", [6, 4])
+def test_a_norm_over_channels_of_pictures_does_not_move_also_where_rows_are_as_long(length):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.GroupNorm(1, 6))
+    state = state_of(model)
+    numbers = [(("0", "num_channels"), 6, 4)]
+    rescale(model, cut(6, [0, 1, 2, 5], "0.weight", "0.bias", numbers=numbers), [torch.randn(3, 6, 5, length)])
+    assert is_unchanged(model, state)
+    rescale(model, cut(6, [0, 1, 2, 5], "0.weight", "0.bias", numbers=numbers), [torch.randn(9, 6)])
+    assert not is_unchanged(model, state)  # there it is one over rows
+
+
 @pytest.mark.parametrize("module", [nn.PReLU(6), nn.BatchNorm1d(6), ByHand(6)], ids=["prelu", "batch", "whole"])
 def test_where_nothing_else_is_counted_nothing_moves(module):
     model = nn.Sequential(module)

@@ -313,6 +313,9 @@ def _whole(values: Tensor) -> Solved:
 # rounding and what is added to a variance.
 
 
+_ROWS = 64  # by which it is told what a normalization is over
+
+
 @dataclass(frozen=True)
 class _Sums:
     """Over tokens, (entries,), float64: of g, the factor of a weight; of e, the residual of the outputs; of g·g and
@@ -389,8 +392,8 @@ def rescaled(host: Host, plan: Plan) -> dict[str, Tensor]:
             seen[path].add(replay.at)
             if path not in norms:
                 norms[path] = None  # to try it runs it, and comes here again
-                norms[path] = norm = _norm_at(host.model, path, plan)
-                if norm is not None:
+                if _is_seen(given, output) and (norm := _norm_at(host.model, path, plan, given[0], output)) is not None:
+                    norms[path] = norm
                     found[path] = {key: each.clone() for key, each in _own(module).items()}, norm.kept, None
             norm = norms[path]
             if norm is not None and _is_seen(given, output):
@@ -439,13 +442,13 @@ def _along_widths(model: nn.Module, plan: Plan) -> Iterator[str]:
             yield path
 
 
-def _norm_at(model: nn.Module, path: str, plan: Plan) -> _Norm | None:
-    """The module there, if its outputs change with what is counted."""
+def _norm_at(model: nn.Module, path: str, plan: Plan, x: Tensor, y: Tensor) -> _Norm | None:
+    """The module there, which made y of x, if its outputs change with what is counted."""
     module = model.get_submodule(path)
     names = {key: full_name(path, key) for key in _own(module)}
     kept = torch.as_tensor(plan.tensors[names["weight"]][1][0], device=_own(module)["weight"].device)
     norm = _Norm(module, _smaller(module, path, names, plan), kept)
-    return norm if _counts(norm) else None
+    return norm if _counts(norm) and _is_by_rows(module, x, y) else None
 
 
 def _own(module: nn.Module) -> dict[str, Tensor]:
@@ -473,3 +476,13 @@ def _counts(norm: _Norm) -> bool:
     except (RuntimeError, TypeError, ValueError, IndexError):
         return False  # it wants something else
     return whole.shape == part.shape and not torch.allclose(whole, part, rtol=1e-2, atol=1e-2)
+
+
+def _is_by_rows(module: nn.Module, x: Tensor, y: Tensor) -> bool:
+    """Whether it made y of x row by row, and not of the channels of a picture, which are as many as a row is long."""
+    size = len(_own(module)["weight"])
+    if x.shape[-1] != size:
+        return False
+    rows, wanted = (each.detach().reshape(-1, size)[:_ROWS] for each in (x, y))
+    with torch.no_grad(), in_mode(module, training=False):
+        return torch.allclose(module(rows), wanted, rtol=1e-2, atol=1e-2)
