@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from secateur.coupling import Axis, Product, counted, evaluated, representative, resolved
 from secateur.coupling.axes import Sum
 from secateur.coupling.equations import axes_of, holds, is_frozen, settle
-from secateur.coupling.numbers import Attribute, Equation, Known, formula_of
+from secateur.coupling.numbers import Attribute, Equation, Known, Outcome, formula_of
 
 
 @given(st.data())
@@ -26,6 +26,32 @@ def test_formulas_follow_the_counts(data):
     target = Attribute(("it",), int(numbers[-1]))
     found = settle([Equation(target, formula_of(numbers[-1]), "a test")])
     assert evaluated(found[target], counts) == values[-1] if target in found else values[-1] == int(numbers[-1])
+
+
+@given(st.data())
+def test_a_comparison_comes_out_as_the_code_would_at_other_counts(data):
+    """Also of quotients and remainders, which are no polynomials."""
+    axes = [Axis(data.draw(st.integers(2, 9))) for _ in range(2)]
+    counts = {axis: data.draw(st.integers(1, axis.size)) for axis in axes}
+    first, second, compare = (
+        data.draw(st.sampled_from(some))
+        for some in (
+            (operator.add, operator.mul, operator.floordiv, operator.mod),
+            (operator.sub, operator.floordiv, operator.mod),
+            (operator.eq, operator.ne, operator.lt, operator.ge),
+        )
+    )
+    number = data.draw(st.integers(1, 4))
+
+    def computed(one, other):
+        return compare(second(first(one, other), number), 1)
+
+    log = []
+    watched = computed(*(Known(axis.size, axis, log) for axis in axes))
+    now = computed(*(counts[axis] for axis in axes))
+    asked = [each for each in log if isinstance(each, Outcome)]
+    assert {holds(each, {}, counts) for each in asked} <= {watched == now}
+    assert asked or watched is (compare is not operator.ne)  # what was equal is an equation
 
 
 def test_a_quotient_that_is_a_dimension_holds():

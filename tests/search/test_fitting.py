@@ -84,6 +84,26 @@ def test_of_plain_layers_hidden_units_leave(listed):
     assert model(given[0]).shape == (32, 4)
 
 
+class Attends(nn.Module):
+    """`nn.MultiheadAttention`, whose code asks whether its number of heads is odd."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(12, 3, batch_first=True)
+        self.up, self.down = nn.Linear(12, 32), nn.Linear(32, 12)
+
+    def forward(self, x):
+        x = x + self.attention(x, x, x, need_weights=False)[0]
+        return self.down(self.up(x).relu())
+
+
+def test_a_remainder_of_what_stays_stands_in_nobodys_way():
+    torch.manual_seed(0)
+    model, given = Attends().eval(), [torch.randn(4, 5, 12) for _ in range(4)]
+    fit(model, given, budget={"params": 0.8}, example_inputs=given[0], finals=1)
+    assert model.up.out_features < 32
+
+
 def test_what_came_of_it_can_be_pickled():
     done = fit(blocks(2), inputs(), budget={"params": 0.7}, over=("shrink", "oneshot"), shares=(0.5,), finals=1)
     again = pickle.loads(pickle.dumps(done))

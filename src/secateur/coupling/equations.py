@@ -125,12 +125,32 @@ def _freeze_broken(
     return variables if _freeze_all(variables, equation.why) else set()
 
 
+_SIGNS: Mapping[str, Callable[[int, int], int]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "//": operator.floordiv,
+    "%": operator.mod,
+}
+
+
 def holds(outcome: Outcome, values: Mapping[Attribute, Polynomial], counts: Mapping[Axis, int]) -> bool:
     """Whether a comparison comes out the same when so many stay of each axis."""
-    left, right = _polynomial(outcome.left, values), _polynomial(outcome.right, values)
-    if left is None or right is None:
+    try:
+        left, right = (_value(each, values, counts) for each in (outcome.left, outcome.right))
+    except ZeroDivisionError:
         return False
-    return outcome.compare(evaluated(left, counts), evaluated(right, counts)) is outcome.result
+    return outcome.compare(left, right) is outcome.result
+
+
+def _value(formula: Formula, values: Mapping[Attribute, Polynomial], counts: Mapping[Axis, int]) -> int:
+    """Of a formula when so many stay of each axis, also of one that is no polynomial."""
+    if isinstance(formula, int | Attribute | Axis | Product | Sum):
+        polynomial = _polynomial(formula, values)
+        assert polynomial is not None  # an operation may be none
+        return evaluated(polynomial, counts)
+    sign, first, second = formula
+    return _SIGNS[sign](_value(first, values, counts), _value(second, values, counts))
 
 
 def axes_of(outcome: Outcome, values: Mapping[Attribute, Polynomial]) -> set[Axis]:
