@@ -474,8 +474,10 @@ _PLAIN = (
 def computed_weights(model: nn.Module) -> str:
     """What to do with a model whose weights are computed at every pass; nothing of others.
 
-    >>> computed_weights(nn.Linear(2, 2)), computed_weights(nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)))[:40]
-    ('', ' 1 of its weights, such as weight, are co')
+    >>> computed_weights(nn.Linear(2, 2))
+    ''
+    >>> computed_weights(nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))).partition(":")[0]
+    ' 1 of its weights, such as weight, are computed at every pass, as by weight normalization'
     """
     found = [
         full
@@ -493,7 +495,18 @@ def computed_weights(model: nn.Module) -> str:
 
 
 def check_lengths(model: nn.Module, masks: Mapping[str, Tensor]) -> None:
-    """`ValueError` where masks leave nothing of an output that weight normalization divides by its length."""
+    """`ValueError` where masks leave nothing of an output that weight normalization divides by its length.
+
+    >>> import torch
+    >>> layer = nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))
+    >>> name = "parametrizations.weight.original1"
+    >>> check_lengths(layer, {name: torch.tensor([[True, False], [False, True]])})
+    >>> try:
+    ...     check_lengths(layer, {name: torch.tensor([[True, True], [False, False]])})
+    ... except ValueError as error:
+    ...     print(str(error).partition(",")[0])
+    parametrizations.weight.original1: of 1 outputs nothing would stay
+    """
     for path, module in model.named_modules():
         for name in _magnitudes(module):
             direction = f"{path}.{'original1' if name == 'original0' else f'{name[:-1]}v'}".lstrip(".")
