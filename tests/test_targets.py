@@ -6,7 +6,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from secateur import Pruner, attach, criteria, fit, make_masks, shrink, sparsify
@@ -315,6 +315,19 @@ def test_masks_that_leave_nothing_of_a_normalized_output_are_refused(verb, norma
     assert model(torch.randn(2, 2, 9)).isfinite().all()
 
 
+def test_of_a_directory_they_are_refused_and_nothing_is_left(normalized, tmp_path):
+    model, name = normalized
+    (tmp_path / "dense").mkdir()
+    save_file(model.state_dict(), tmp_path / "dense/model.safetensors")
+    how = {"include": ["*_v" if name.endswith("_v") else "*.original1"], "out": tmp_path / "sparse"}
+    with pytest.raises(ValueError, match=rf"^{re.escape(name)}: of 3 outputs nothing would stay"):
+        sparsify(tmp_path / "dense", 0.5, **how)
+    assert [path.name for path in tmp_path.iterdir()] == ["dense"]
+    sparsify(tmp_path / "dense", 0.1, **how)
+    model.load_state_dict(load_file(tmp_path / "sparse/model.safetensors"))
+    assert model(torch.randn(2, 2, 9)).isfinite().all()
+
+
 def test_they_are_refused_in_the_midst_of_training(normalized):
     with pytest.raises(ValueError, match="of 3 outputs nothing would stay"):
         trained(normalized[0], schedule=0.5, total_steps=4)
@@ -325,11 +338,15 @@ def test_the_length_is_over_all_dimensions_but_one(dim):
     layer = nn.utils.parametrizations.weight_norm(nn.Conv1d(3, 4, 5), dim=dim)
     name, mask = "parametrizations.weight.original1", torch.zeros(4, 3, 5, dtype=torch.bool)
     mask[torch.arange(4), torch.arange(4).clamp(max=2), torch.arange(4)] = True
+    shapes = {other: each.shape for other, each in layer.named_parameters()}
     if dim in (0, 1, None):
         check_lengths(layer, {name: mask})
+        check_lengths(shapes, {name: mask})
     mask[0] = False
     with pytest.raises(ValueError, match=r"of [12] outputs nothing would stay") if dim is not None else nullcontext():
         check_lengths(layer, {name: mask})
+    with pytest.raises(ValueError, match=r"of [12] outputs nothing would stay") if dim is not None else nullcontext():
+        check_lengths(shapes, {name: mask})
     check_lengths(layer, {"bias": torch.zeros(4, dtype=torch.bool)})
 
 

@@ -7,9 +7,10 @@ something to leave alone is left alone: to prune too little costs a little size,
 
 from __future__ import annotations
 
+import functools
 import math
 import re
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -494,8 +495,12 @@ def computed_weights(model: nn.Module) -> str:
     )
 
 
-def check_lengths(model: nn.Module, masks: Mapping[str, Tensor]) -> None:
+def check_lengths(model_or_shapes: nn.Module | Mapping[str, Sequence[int]], masks: Mapping[str, Tensor]) -> None:
     """`ValueError` where masks leave nothing of an output that weight normalization divides by its length.
+
+    Args:
+        model_or_shapes: a module; or of all tensors of a model their shapes, by which names tell what is normalized.
+        masks: ``{name: mask}`` of some of them.
 
     >>> import torch
     >>> layer = nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))
@@ -507,18 +512,40 @@ def check_lengths(model: nn.Module, masks: Mapping[str, Tensor]) -> None:
     ...     print(str(error).partition(",")[0])
     parametrizations.weight.original1: of 1 outputs nothing would stay
     """
-    for path, module in model.named_modules():
-        for name in _magnitudes(module):
-            direction = f"{path}.{'original1' if name == 'original0' else f'{name[:-1]}v'}".lstrip(".")
-            if (mask := masks.get(direction)) is None:
-                continue
-            shape = private.parameters_of(module)[name].shape  # type: ignore[union-attr]
-            whole = [at for at in range(mask.dim()) if not shape or shape[at] == 1]
-            if gone := int((mask.count_nonzero(dim=whole) == 0).sum()):
-                raise ValueError(
-                    f"{direction}: of {gone} outputs nothing would stay, and weight normalization divides by their "
-                    f"lengths: the model would compute NaN. Ask for less, or {_PLAIN}."
-                )
+    if isinstance(model_or_shapes, nn.Module):
+        magnitudes: Callable[[str], Sequence[int] | None] = _magnitudes_in(model_or_shapes).get
+    else:
+        magnitudes = functools.partial(_magnitudes_by_name, model_or_shapes)
+    for direction, mask in masks.items():
+        shape = magnitudes(direction)
+        if shape is None:
+            continue
+        whole = [at for at in range(mask.dim()) if not shape or shape[at] == 1]
+        if gone := int((mask.count_nonzero(dim=whole) == 0).sum()):
+            raise ValueError(
+                f"{direction}: of {gone} outputs nothing would stay, and weight normalization divides by their "
+                f"lengths: the model would compute NaN. Ask for less, or {_PLAIN}."
+            )
+
+
+def _magnitudes_in(model: nn.Module) -> dict[str, Sequence[int]]:
+    """``{direction: shape of its magnitudes}``."""
+    return {
+        f"{path}.{'original1' if name == 'original0' else f'{name[:-1]}v'}".lstrip("."): module.get_parameter(
+            name
+        ).shape
+        for path, module in model.named_modules()
+        for name in _magnitudes(module)
+    }
+
+
+def _magnitudes_by_name(shapes: Mapping[str, Sequence[int]], name: str) -> Sequence[int] | None:
+    """The shape of the magnitudes of a direction; None of what is no direction."""
+    other = re.sub("original1$", "original0", re.sub("_v$", "_g", name))
+    shape = shapes.get(other) if other != name else None
+    if shape is None or len(shape) not in (0, len(shapes[name])) or math.prod(shape) != max(shape, default=1):
+        return None
+    return shape
 
 
 def _magnitudes(module: nn.Module) -> list[str]:

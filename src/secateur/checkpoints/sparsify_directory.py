@@ -36,7 +36,7 @@ from secateur.support import (
     seed_torch,
     track,
 )
-from secateur.targets import VECTORS, kinds_by_name
+from secateur.targets import VECTORS, check_lengths, kinds_by_name
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,7 @@ def sparsify_files(
     previous = previous_record(source)
     targets, left_alone = choose_targets(checkpoint, pattern, include=include, exclude=exclude)
     weights = _Weights(checkpoint, targets)
+    shapes = {name: entry.shape for name, entry in checkpoint.entries.items()}
     with restoring_generators(), new_directory(out) as temporary:
         seed_torch(seed)
         masks = iterate_masks(weights, sparsity, pattern=pattern, criterion=criterion, allocate=allocate)
@@ -106,9 +107,11 @@ def sparsify_files(
             entry = checkpoint.entries[name]
             tensor = weights.stored(name)
             removed[name] = mask.numel() - int(mask.sum())
-            apply_({name: tensor}, {name: weights.layouts[name].from_rows(mask).contiguous()})
+            stored = {name: weights.layouts[name].from_rows(mask).contiguous()}
+            check_lengths(shapes, stored)
+            apply_({name: tensor}, stored)
             write_tensor(temporary / entry.path.relative_to(checkpoint.root), entry, tensor)
-            del tensor, mask
+            del tensor, mask, stored
         inspection = inspect_checkpoint(temporary)
         others = other_weights(checkpoint)
         stale = tuple(path for path in copied if path in others)
