@@ -159,6 +159,24 @@ def test_what_nothing_uses_has_no_slope_and_what_is_not_run_is_not_given():
     assert slopes(nn.Linear(3, 2), [torch.ones(4, 3)], []) == {}
 
 
+def test_what_a_model_keeps_from_gradients_has_no_slope():
+    class Indexed(nn.Sequential):
+        """As DeepSeek-V3.2, whose indexer says which tokens are attended to."""
+
+        def forward(self, x):
+            with torch.no_grad():
+                away = self[0](x).argmax(-1, keepdim=True) == 0
+            return self[1](x.masked_fill(away, 0.0))
+
+    torch.manual_seed(0)
+    model, x = Indexed(nn.Linear(4, 2), nn.Linear(4, 3)), torch.randn(50, 4)
+    away = model[0](x).argmax(-1, keepdim=True) == 0
+    found = named(slopes(model, [x], ["0.weight", "1.weight"]))
+    assert found.keys() == {"1.weight"} and away.any() and not away.all()
+    alone = slopes(nn.Sequential(model[1]), [x.masked_fill(away, 0.0)], ["0.weight"])
+    close(found["1.weight"], named(alone)["0.weight"])
+
+
 def test_models_without_numbers_have_no_slopes():
     class Choosing(nn.Linear):
         def forward(self, x):
