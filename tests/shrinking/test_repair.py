@@ -10,6 +10,7 @@ from torch import nn
 from secateur import shrink
 from secateur.coupling import find_coupling
 from secateur.models import InMemory, parts_of
+from secateur.models.replay import SameRows
 from secateur.shrinking import calibrated, repair
 from secateur.shrinking.apply import carry_out
 from secateur.shrinking.measure import Measuring, counts_of
@@ -367,3 +368,51 @@ def test_outside_of_blocks_a_module_is_tried_once(monkeypatch):
     plan = cut(WIDTH, kept, "0.weight", "0.bias", numbers=[(("0", "normalized_shape", 0), WIDTH, len(kept))])
     rescale(norm, plan, [torch.randn(9, WIDTH)])
     assert tried == ["0"]
+
+
+class TwoStage(nn.Module):
+    """Selects rows by a score, as RT-DETR its queries, and goes on with these; or with those that it is given."""
+
+    def __init__(self, most=5):
+        super().__init__()
+        self.most = most
+        self.first, self.features, self.score = nn.Linear(6, 24), nn.Linear(24, 10), nn.Linear(10, 1)
+        self.head = nn.Sequential(nn.Linear(10, 20), nn.ReLU(), nn.Linear(20, 4))
+
+    def select(self, x):
+        features = self.features(self.first(x).relu())
+        return features, self.score(features).squeeze(-1).topk(self.most, dim=1).indices
+
+    def forward(self, x, rows=None):
+        features, own = self.select(x)
+        rows = own if rows is None else rows
+        return self.head(features.gather(1, rows[..., None].expand(-1, -1, features.shape[-1])))
+
+
+def test_rows_that_the_model_selects_are_compared_with_those_that_the_dense_one_selects():
+    torch.manual_seed(0)
+    model, batches = TwoStage(), [{"x": torch.randn(9, 17, 6)} for _ in range(4)]
+    given = [{**batch, "rows": model.select(**batch)[1]} for batch in batches]
+    found, wanted = (
+        shrink(copy.deepcopy(model), each[0], 0.7, include="first.*", target="units", round_to=1, batches=each).model
+        for each in (batches, given)
+    )
+    assert found.first.out_features < 24
+    assert not torch.equal(found.select(**batches[0])[1], given[0]["rows"])
+    torch.testing.assert_close(found.state_dict(), wanted.state_dict())
+
+
+def test_an_axis_that_is_as_long_as_one_of_a_parameter_is_none_of_rows():
+    def places(rows, length):
+        known, place = {}, lambda: None
+        scores, empty = torch.randn(2, length), (torch.empty(0), torch.empty(0).long())
+        with SameRows({7}, known, records=True, place=place):
+            dense = scores.topk(rows)
+        with SameRows({7}, known, records=False, place=place):
+            return dense, torch.topk(-scores, rows), torch.topk(scores, rows, out=empty)
+
+    dense, again, plain = places(3, 8)
+    assert torch.equal(again.indices, dense.indices) and torch.equal(again.values, -dense.values)
+    assert torch.equal(plain.indices, dense.indices)
+    dense, again, _ = places(3, 7)
+    assert bool((again.values[:, 0] > -dense.values[:, 0]).all())

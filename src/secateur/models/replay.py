@@ -7,18 +7,23 @@ The model's forward function is called again for every block and batch. Blocks t
 return their stored outputs, so a run costs the code between the blocks and one block. Which stored outputs the rest of
 the model still needs is found out: a stand-in whose output was dropped returns NaN, and a NaN that reaches a block's
 arguments shows that it is needed (an encoder's states, say, which every block of a decoder receives).
+
+Where the dense model runs beside, the pruned one goes on with the rows that the dense one selects by top-k, in that
+order, as the queries of RT-DETR are: else rows would be compared with those of other places.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from secateur.support import Forward, device_of, mapped, moved, naming, private, run_batch, running_as, track
 
@@ -125,6 +130,35 @@ class Weights:
         return {}
 
 
+class SameRows(TorchFunctionMode):
+    """Within, rows that are selected by top-k are recorded, or those that are known are selected again.
+
+    An axis as long as one of a parameter is none of rows: so experts are chosen, and units that stay active.
+    """
+
+    def __init__(self, sizes: Collection[int], known: dict[Hashable, Tensor], *, records: bool, place: Call) -> None:
+        super().__init__()
+        self.sizes, self.known, self.records, self.place = sizes, known, records, place
+        self.times: Counter[Hashable] = Counter()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002
+        kwargs = kwargs or {}
+        output = func(*args, **kwargs)
+        if func not in (torch.topk, Tensor.topk) or "out" in kwargs:
+            return output
+        given = args[0] if args else kwargs["input"]
+        axis = kwargs.get("dim", args[2] if len(args) > 2 else -1)
+        if not given.dim() or given.shape[axis] in self.sizes:
+            return output
+        key = self.place(), given.shape, axis, output.indices.shape
+        self.times[key] += 1
+        if self.records:
+            self.known[key, self.times[key]] = output.indices
+        elif (rows := self.known.get((key, self.times[key]))) is not None:
+            return type(output)((given.gather(axis, rows), rows))
+        return output
+
+
 class Replay:
     """The forward passes of a model over batches, one block at a time.
 
@@ -176,6 +210,8 @@ class Replay:
         self._calls: set[str] = set()
         self._within = False
         self._outside: set[nn.Module] = set()
+        self._sizes = {size for parameter in model.parameters() for size in parameter.shape}
+        self._selected: dict[int, dict[Hashable, Tensor]] = {}  # of each batch, by the dense model
 
     @property
     def at(self) -> int:
@@ -219,9 +255,17 @@ class Replay:
         """
         self._at, self._handler, self._reached, self._used_poison = number, handler, None, False
         self._calls.clear()
-        with contextlib.suppress(_Stop), torch.no_grad():
+        with contextlib.suppress(_Stop), torch.no_grad(), self._same_rows(number):
             run_batch(self.model, moved(batch, self.device), self.how)
         return self._reached
+
+    def _same_rows(self, number: int) -> contextlib.AbstractContextManager[Any]:
+        """Rows of the dense model in both; where a run only finds out what is needed, values may be NaN."""
+        is_dense = self._stream is self.dense
+        if self.dense is None or (is_dense and self._within):
+            return contextlib.nullcontext()
+        known = self._selected.setdefault(number, {})
+        return SameRows(self._sizes, known, records=is_dense, place=lambda: self._reached)
 
     def find_next(self) -> str | None:
         """The block that the model runs next, or None where it comes to its end."""
@@ -307,6 +351,7 @@ class Replay:
         self.clear()
         self.done.clear()
         self._poisoned.clear()
+        self._selected.clear()
         self.keep_all = keep_all
 
     def clear(self) -> None:
