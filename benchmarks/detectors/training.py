@@ -47,7 +47,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Subject:
-    """A detector: its name, Ultralytics' description of it, its task, its learning rate (of AdamW), and what its decoder
+    """A detector: its name, Ultralytics' description of it, its task, its learning rate (of AdamW), and what a decoder
     is told after the classes, if not Ultralytics' defaults: width, queries, points, heads, layers, feed-forward width.
     """
 

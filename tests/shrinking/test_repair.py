@@ -412,7 +412,8 @@ def test_an_axis_that_is_as_long_as_one_of_a_parameter_is_none_of_rows():
             return dense, torch.topk(-scores, rows), torch.topk(scores, rows, out=empty)
 
     dense, again, plain = places(3, 8)
-    assert torch.equal(again.indices, dense.indices) and torch.equal(again.values, -dense.values)
+    assert torch.equal(again.indices, dense.indices)
+    assert torch.equal(again.values, -dense.values)
     assert torch.equal(plain.indices, dense.indices)
     dense, again, _ = places(3, 7)
     assert bool((again.values[:, 0] > -dense.values[:, 0]).all())

@@ -141,7 +141,7 @@ class SameRows(TorchFunctionMode):
         self.sizes, self.known, self.records, self.place = sizes, known, records, place
         self.times: Counter[Hashable] = Counter()
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         output = func(*args, **kwargs)
         if func not in (torch.topk, Tensor.topk) or "out" in kwargs:

@@ -66,7 +66,8 @@ class _Slopes(PairedStats):
         if meeting is None or not isinstance(value, Tensor):
             return output
         at = -1 if not is_convolution else value.dim() - len(args[1].shape[2:]) - 1  # where its outputs lie
-        if value.shape[at] == meeting.piece.shape[0] and torch.is_grad_enabled():  # a model may forbid gradients of a part
+        # a model may keep a part of itself from gradients
+        if value.shape[at] == meeting.piece.shape[0] and torch.is_grad_enabled():
             self.positions = self.positions or value.numel() > value.shape[0] * value.shape[at] > 0
             if not value.requires_grad:
                 # no parameter asks for a gradient: the graph begins here, before what may be changed in place
