@@ -93,6 +93,18 @@ class Fused(nn.Module):
         return once, self.both(2 * x), functional.linear(x + 1, self.both.weight, self.plain.bias)
 
 
+def test_experts_that_no_token_was_sent_to_share_no_input():
+    experts = nn.Parameter(torch.randn(3, 4, 4))
+    products = Products({"experts": experts}, frozenset(["gram"]))
+    with torch.no_grad():
+        for sizes in ([5, 0, 0], [2, 3, 0]):  # as JetMoE does it, every expert in turn
+            with products.watching(Tokens()):
+                for weight, x in zip(experts, torch.randn(5, 4).split(sizes), strict=True):
+                    functional.linear(x, weight)
+            assert products.entries["experts"] == experts.numel()
+    assert {piece.offset: found.tokens for piece, found in products.found().items()} == {0: 7, 16: 3}
+
+
 def test_what_is_added_to_a_product_alone_is_its_bias():
     """Wherever it lies: of attention's matrices each has a part of one vector, and of a convolution each group."""
     torch.manual_seed(0)

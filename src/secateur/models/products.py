@@ -425,6 +425,8 @@ class Products(TorchFunctionMode):
         return all(self.entries[name] == parameter.numel() for name, parameter in self.parameters.values())
 
     def _add(self, piece: WeightView, inputs: Inputs, key: Any) -> None:
+        if not inputs.x.numel():  # an expert that no token was sent to: it shares no input with another such
+            return
         first = self.seen.setdefault(key, (inputs.x, piece))[1]
         if first != piece and piece not in self.met and self.shared.setdefault(piece, first) == first:
             return
