@@ -1,7 +1,9 @@
 """Laws of grading: units leave in one order, which is that of one elimination, and what cannot leave says why."""
 
+import copy
 import itertools
 import math
+import re
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from torch.nn import functional
 
 from secateur import shrink
 from secateur.coupling import Scope, find_coupling
-from secateur.models import InMemory, parts_of, unexplained
+from secateur.models import InMemory, divergence, parts_of, unexplained
 from secateur.shrinking import grading as trying
 from secateur.shrinking.grading import SCATTERED, Grading, GroupAblation, counts_at, gradable
 from secateur.shrinking.kinds.branches import OutputCosts
@@ -293,3 +295,27 @@ def test_a_scale_and_a_shift_are_explained_and_noise_is_not():
 def test_costs_of_so_many_rows():
     costs = OutputCosts(Pooled(Layer()), texts(count=9, rows=24), enough=100, at_most=9)
     assert [len(batch) for batch, *_ in costs.held] == [24, 24, 24, 24, 4]
+
+
+class Finding(nn.Module):
+    """A detector of vectors: it finds any number of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(6, 24), nn.ReLU(), nn.Linear(24, 16), nn.ReLU(), nn.Linear(16, 5))
+
+    def forward(self, x):
+        found = self.layers(x)
+        return found[found[:, 0] > 0]
+
+
+def test_outputs_of_another_number_are_not_compared():
+    torch.manual_seed(0)
+    model, batches = Finding(), [torch.randn(40, 6) for _ in range(4)]
+    found = shrink(copy.deepcopy(model), batches[0], 0.5, batches=batches).model
+    shapes = [(len(each(batch)), 5) for each in (found, model) for batch in batches]
+    assert shapes[:4] != shapes[4:]
+    assert unexplained([(model(batch), found(batch), None) for batch in batches]) == math.inf
+    at = next(at for at in range(4) if shapes[at] != shapes[at + 4])
+    with pytest.raises(ValueError, match=re.escape(f"an output is of shape {shapes[at]} and was of shape")):
+        divergence(model(batches[at]), found(batches[at]))

@@ -417,3 +417,20 @@ def test_an_axis_that_is_as_long_as_one_of_a_parameter_is_none_of_rows():
     assert torch.equal(plain.indices, dense.indices)
     dense, again, _ = places(3, 7)
     assert bool((again.values[:, 0] > -dense.values[:, 0]).all())
+
+
+@torch.library.custom_op("laws::nms", mutates_args=())
+def suppressed(boxes: torch.Tensor, scores: torch.Tensor, threshold: float) -> torch.Tensor:
+    """As that of torchvision, which need not be there: any number of rows, the best first."""
+    order = scores.argsort(descending=True)
+    return order[scores[order] > threshold].clone()
+
+
+def test_boxes_that_suppression_leaves_are_those_of_the_dense_model():
+    known, place, boxes, scores = {}, lambda: None, torch.rand(8, 4), torch.rand(8)
+    with SameRows({8}, known, records=True, place=place):
+        dense = torch.ops.laws.nms(boxes, scores, 0.5)
+    with SameRows({8}, known, records=False, place=place):
+        assert torch.equal(torch.ops.laws.nms(boxes, 1 - scores, 0.5), dense)
+        fewer = torch.ops.laws.nms(boxes[:3], 1 - scores[:3], 0.5)
+    assert torch.equal(fewer, suppressed(boxes[:3], 1 - scores[:3], 0.5))

@@ -308,23 +308,31 @@ def divergence(before: Any, after: Any, mask: Tensor | None = None) -> tuple[flo
 def _changed(before: Any, after: Any, mask: Tensor | None) -> tuple[Tensor, int]:
     """The same of outputs that are no logits, with gradients."""
     total, count = torch.zeros((), dtype=torch.float64), 0
+    for rows, there in _rows_of_both(before, after, mask):
+        varied = float((rows - rows.mean(0)).square().sum()) or float(rows.square().sum()) or 1.0
+        total = total + (len(rows) * (there - rows).square().sum() / varied / 2).cpu()
+        count = max(count, len(rows))
+    return total, count
+
+
+def _rows_of_both(before: Any, after: Any, mask: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
+    """The rows of each output that holds numbers, float64."""
     for old, new in zip(tensors_in(as_mapping(before)), tensors_in(as_mapping(after)), strict=True):
         if old.is_floating_point():
-            rows, change = (
-                token_rows(old, mask).double(),
-                (token_rows(new, mask).double() - token_rows(old, mask).double()),
-            )
-            varied = float((rows - rows.mean(0)).square().sum()) or float(rows.square().sum()) or 1.0
-            total = total + (len(rows) * change.square().sum() / varied / 2).cpu()
-            count = max(count, len(rows))
-    return total, count
+            if old.shape != new.shape:
+                raise ValueError(
+                    f"an output is of shape {tuple(new.shape)} and was of shape {tuple(old.shape)} in the dense model, as "
+                    "of a detector that finds more boxes or fewer: they can't be compared. Where there is score=, give a "
+                    "function that says how good the model is."
+                )
+            yield token_rows(old, mask).double(), token_rows(new, mask).double()
 
 
 def unexplained(pairs: Iterable[tuple[Any, Any, Tensor | None]]) -> float:
     """Half the share of the outputs' variance that a scale and a shift of each changed output does not explain.
 
     Layers behind could undo a scale and a shift. Half, so that it compares with `divergence`. Infinite for three rows
-    or fewer.
+    or fewer, and where an output has another shape.
 
     Args:
         pairs: ``(before, after, mask)`` of each batch, as for `divergence`.
@@ -335,12 +343,13 @@ def unexplained(pairs: Iterable[tuple[Any, Any, Tensor | None]]) -> float:
     """
     sums: list[Tensor] = []  # (6, features): of each output's rows, one, x, y, x·x, x·y, y·y
     for before, after, mask in pairs:
-        both = zip(tensors_in(as_mapping(before)), tensors_in(as_mapping(after)), strict=True)
-        found = []
-        for old, new in both:
-            if old.is_floating_point():
-                y, x = token_rows(old, mask).double(), token_rows(new, mask).double()
-                found.append(torch.stack([each.sum(0) for each in (torch.ones_like(x), x, y, x * x, x * y, y * y)]))
+        try:
+            both = list(_rows_of_both(before, after, mask))
+        except ValueError:
+            return math.inf
+        found = [
+            torch.stack([each.sum(0) for each in (torch.ones_like(x), x, y, x * x, x * y, y * y)]) for y, x in both
+        ]
         sums = [more + old for more, old in zip(found, sums, strict=True)] if sums else found
     residuals, varied = 0.0, 0.0
     for count, x, y, squares, products, wanted in sums:

@@ -131,7 +131,8 @@ class Weights:
 
 
 class SameRows(TorchFunctionMode):
-    """Within, rows that are selected by top-k are recorded, or those that are known are selected again.
+    """Within, rows that are selected by top-k, or of boxes by suppression (`torchvision.ops.nms`), are recorded, or
+    those that are known are selected again.
 
     An axis as long as one of a parameter is none of rows: so experts are chosen, and units that stay active.
     """
@@ -144,19 +145,24 @@ class SameRows(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         output = func(*args, **kwargs)
-        if func not in (torch.topk, Tensor.topk) or "out" in kwargs:
-            return output
-        given = args[0] if args else kwargs["input"]
-        axis = kwargs.get("dim", args[2] if len(args) > 2 else -1)
-        if not given.dim() or given.shape[axis] in self.sizes:
-            return output
-        key = self.place(), given.shape, axis, output.indices.shape
+        if func in (torch.topk, Tensor.topk) and "out" not in kwargs:
+            given = args[0] if args else kwargs["input"]
+            axis = kwargs.get("dim", args[2] if len(args) > 2 else -1)
+            if not given.dim() or given.shape[axis] in self.sizes:
+                return output
+            rows = self._same(output.indices, given, axis)
+            return output if rows is output.indices else type(output)((given.gather(axis, rows), rows))
+        if getattr(func, "__name__", "") == "nms" and isinstance(output, Tensor):
+            return self._same(output, args[0] if args else kwargs["dets"])
+        return output
+
+    def _same(self, rows: Tensor, given: Tensor, *how: int) -> Tensor:
+        """The rows of the given tensor that are recorded; these, where none are."""
+        key = self.place(), given.shape, *how, rows.shape if how else None  # suppression leaves any number
         self.times[key] += 1
         if self.records:
-            self.known[key, self.times[key]] = output.indices
-        elif (rows := self.known.get((key, self.times[key]))) is not None:
-            return type(output)((given.gather(axis, rows), rows))
-        return output
+            self.known[key, self.times[key]] = rows
+        return self.known.get((key, self.times[key]), rows)
 
 
 class Replay:
