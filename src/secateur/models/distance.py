@@ -321,9 +321,9 @@ def _rows_of_both(before: Any, after: Any, mask: Tensor | None) -> Iterator[tupl
         if old.is_floating_point():
             if old.shape != new.shape:
                 raise ValueError(
-                    f"an output is of shape {tuple(new.shape)} and was of shape {tuple(old.shape)} in the dense model, as "
-                    "of a detector that finds more boxes or fewer: they can't be compared. Where there is score=, give a "
-                    "function that says how good the model is."
+                    f"an output is of shape {tuple(new.shape)} and was of shape {tuple(old.shape)} in the dense model, "
+                    "as of a detector that finds more boxes or fewer: they can't be compared. Where there is score=, "
+                    "give a function that says how good the model is."
                 )
             yield token_rows(old, mask).double(), token_rows(new, mask).double()
 
