@@ -79,6 +79,24 @@ def test_inputs_shared_in_one_batch_only_are_an_error():
             k(x + 1)
 
 
+def test_what_is_used_once_more_has_sums_of_its_own():
+    q, v = nn.Linear(4, 4), nn.Linear(4, 4)
+    products, seen = Products({"q": q.weight, "v": v.weight}, frozenset(["gram"])), []
+    with torch.no_grad():
+        for _ in range(2):
+            x, state = torch.randn(5, 4), torch.randn(1, 4)
+            seen += [x, state]
+            with products.watching(Tokens()):
+                q(x)
+                v(x)
+                v(state)  # as Zaya's delayed values, of what was before the first token
+    sums = {piece.name: found.sums for piece, found in products.found().items()}
+    for name, rows in (("q", seen[::2]), ("v", seen)):
+        sums[name].finish()
+        torch.testing.assert_close(sums[name].gram, torch.cat(rows).T @ torch.cat(rows))
+        assert sums[name].tokens == len(torch.cat(rows))
+
+
 class Fused(nn.Module):
     def __init__(self):
         super().__init__()

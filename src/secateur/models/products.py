@@ -11,6 +11,7 @@ of ``nn.MultiheadAttention``'s ``in_proj_weight`` are all alike: matrices that e
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
 from collections import Counter
@@ -430,6 +431,8 @@ class Products(TorchFunctionMode):
         first = self.seen.setdefault(key, (inputs.x, piece))[1]
         if first != piece and piece not in self.met and self.shared.setdefault(piece, first) == first:
             return
+        if piece in self.shared and self.counted[self.shared[piece]] == self.counted[piece] - {key}:
+            self.met[piece] = copy.deepcopy(self.met[self.shared.pop(piece)])  # up to here it had the same
         if piece in self.shared:
             raise ValueError(
                 f"{piece.name} and {self.shared[piece].name} had the same input in one batch and different ones in "
