@@ -191,6 +191,8 @@ def width_for(subject: Any, level: float, size: int) -> float:
 
 
 def figures(options: argparse.Namespace) -> None:
+    import onnx  # noqa: F401  # the exporter needs it, when what takes hours is trained
+
     from benchmarks.detectors.scenes import draw_scenes
     from benchmarks.detectors.training import classes_of
 
