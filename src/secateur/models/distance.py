@@ -228,8 +228,7 @@ def compared(outputs: Any, word: str | None) -> Any:
 
 def real_tensors(outputs: Any) -> Iterator[Tensor]:
     """Those that hold numbers and no ids."""
-    plain = dict(outputs) if isinstance(outputs, Mapping) else outputs
-    return (each for each in tensors_in(plain) if each.is_floating_point())
+    return (each for each in tensors_in(as_mapping(outputs)) if each.is_floating_point())
 
 
 def distance(word: str, dense: Any, found: Any, mask: Tensor | None) -> tuple[float, int]:
@@ -263,7 +262,7 @@ def _by_cosine(dense: Tensor, found: Tensor, mask: Tensor | None) -> Tensor:
 def _by_change(dense: Any, found: Any, mask: Tensor | None) -> Tensor:
     """Of each row its share; of outputs that have no rows in common the mean."""
     total, count = _changed(dense, found, mask)
-    pairs = [[token_rows(each, mask).double() for each in pair] for pair in zip(dense, found, strict=True)]
+    pairs = list(_rows_of_both(dense, found, mask))
     if any(len(before) != count for before, _ in pairs):
         return (total / count).expand(count)
     rows = torch.zeros(count, dtype=torch.float64)
@@ -317,15 +316,14 @@ def _changed(before: Any, after: Any, mask: Tensor | None) -> tuple[Tensor, int]
 
 def _rows_of_both(before: Any, after: Any, mask: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
     """The rows of each output that holds numbers, float64."""
-    for old, new in zip(tensors_in(as_mapping(before)), tensors_in(as_mapping(after)), strict=True):
-        if old.is_floating_point():
-            if old.shape != new.shape:
-                raise ValueError(
-                    f"an output is of shape {tuple(new.shape)} and was of shape {tuple(old.shape)} in the dense model, "
-                    "as of a detector that finds more boxes or fewer: they can't be compared. Where there is score=, "
-                    "give a function that says how good the model is."
-                )
-            yield token_rows(old, mask).double(), token_rows(new, mask).double()
+    for old, new in zip(real_tensors(before), real_tensors(after), strict=True):
+        if old.shape != new.shape:
+            raise ValueError(
+                f"an output is of shape {tuple(new.shape)} and was of shape {tuple(old.shape)} in the dense model, "
+                "as of a detector that finds more boxes or fewer: they can't be compared. Where there is score=, "
+                "give a function that says how good the model is."
+            )
+        yield token_rows(old, mask).double(), token_rows(new, mask).double()
 
 
 def unexplained(pairs: Iterable[tuple[Any, Any, Tensor | None]]) -> float:
