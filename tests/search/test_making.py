@@ -5,6 +5,7 @@ import functools
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 from secateur.search import Levels, fit, make_levels, making, sensitivity
 from secateur.search.levels import FILE
@@ -44,6 +45,21 @@ class Recurrent(nn.Module):
 
     def forward(self, x):
         return self.head(self.read(x)[0])
+
+
+class Counted(nn.Module):
+    """A block whose hidden units are divided by the mean of what they are, as those of a ConvNeXt V2."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(5, 24), nn.Linear(24, 5)
+        self.scale = nn.Parameter(torch.randn(24))
+
+    def forward(self, x):
+        hidden = functional.gelu(self.up(x))
+        size = hidden.square().sum(1, keepdim=True).sqrt()
+        hidden = hidden + self.scale * hidden * size / (size.mean(-1, keepdim=True) + 1e-6)
+        return x + self.down(hidden)
 
 
 def images(count=3):
@@ -116,6 +132,38 @@ def test_channels_of_a_convolution_come_apart_in_rows_and_columns():
     assert not both["two.weight"][:, ~kept[inner]].any()
     alone = levels.weights(model, {inner: 1})["two.weight"]
     assert torch.equal(both["two.weight"][kept[stream]], alone[kept[stream]])
+
+
+def test_units_that_a_statistic_counts_are_made_as_before_within_a_level():
+    """A mean over zeros is not one over fewer units; what consumes them is repaired on what the dense model makes."""
+    torch.manual_seed(0)
+    model, batches = nn.Sequential(Counted(), Counted()).eval(), sequences()
+    levels = make_levels(model, batches, shares=(0.5,))
+    assert list(levels) == ["0.up.weight", "1.up.weight"]
+    kept = torch.from_numpy(levels.kept({"0.up.weight": 1})["0.up.weight"])
+    assert int(kept.sum()) == 12
+    made = levels.weights(model, {"0.up.weight": 1})
+    assert torch.equal(made["0.scale"], model[0].scale)
+    assert torch.equal(made["0.up.weight"], model[0].up.weight)
+    assert not made["0.down.weight"][:, ~kept].any()
+    assert not torch.equal(made["0.down.weight"][:, kept], model[0].down.weight[:, kept])
+    with torch.no_grad():
+        whole = torch.cat([model[0](each) - each for each in batches])
+        with levels.assembled(model, {"0.up.weight": 1}):
+            error = torch.cat([model[0](each) - each for each in batches]) - whole
+        lost = float(error.square().sum() / (whole - model[0].down.bias).square().sum())
+    assert lost == pytest.approx(levels["0.up.weight"][1].error, rel=1e-3)
+
+
+@pytest.mark.parametrize("share", [0.85, 0.6])
+def test_units_that_a_statistic_counts_leave_in_a_fit(share):
+    torch.manual_seed(0)
+    model, batches = nn.Sequential(Counted(), Counted()).eval(), sequences()
+    before = sum(each.numel() for each in model.parameters())
+    found = fit(model, batches, budget={"params": share}, finals=2)
+    assert sum(each.numel() for each in model.parameters()) <= share * before
+    assert model[0].scale.numel() == len(model[0].up.weight) == model[0].down.in_features
+    assert found.loss < 1
 
 
 # ---- what is not asked for, and what is wrong -----------------------------------------------------------------------

@@ -125,7 +125,8 @@ def make_levels(
 
     - ``"shrink"``: units of coupled groups leave, MLP units, heads, channels, as `secateur.shrink` with batches
       chooses and repairs them where this group alone leaves. The width of a residual stream that runs through several
-      blocks, and groups that a normalization counts, have no levels.
+      blocks has no levels. Units that a statistic counts, such as a norm over them, are made as before, and what
+      consumes them is repaired without them.
     - ``"oneshot"``: entries of each matrix leave, as `secateur.oneshot` solves them on the dense model's inputs. Their
       names end in ``":layer"``.
 
@@ -369,10 +370,13 @@ class _Making:
         tensors: dict[str, Tensor] = {}
         members: list[tuple[str, int, int]] = []
         parameters = dict(self.model.named_parameters())
-        for number, group in enumerate(tied.groups):
+        for number, (group, its) in enumerate(zip(tied.groups, grades, strict=True)):
+            repaired = its[-1].values if group.notes else ()  # zeros would be counted: made as before
             for name, dim in group.members:
                 if name in parameters:  # where a weight is zero, statistics and constants have no effect
                     units = self.coupling.indices(group, name, dim).astype(np.int32)
+                    if repaired and name not in repaired:
+                        units[:] = -1
                     tensors[f"units.{len(members)}"] = torch.from_numpy(units)
                     members.append((name, dim, number))
         levels = []

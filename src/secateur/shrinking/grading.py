@@ -99,11 +99,8 @@ def gradable(
         tied: list[TiedGroups] = []
         for its in by_tie(free.scope.within(asked.include, asked.exclude).groups):
             those = [set[str | None]().union(*(homes[name] for name, _ in group.members)) for group in its]
-            noted = next((group.notes[0] for group in its if group.notes), None)
             if any(len(home) > 1 or None in home for home in those):
                 stays.update({group.name: SCATTERED for group in its})
-            elif noted is not None:
-                stays.update({group.name: f"a statistic counts its units: {noted}" for group in its})
             else:
                 tied.append(TiedGroups(its, asked.round_to, free.minimum))
         found = {each: counts_at(each, shares) for each in tied}
