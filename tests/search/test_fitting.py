@@ -230,6 +230,30 @@ def test_what_shrink_reaches_is_reached(budget):
         assert all(map(torch.allclose, model.parameters(), alone.parameters()))
 
 
+def test_what_shrink_does_by_itself_is_proved_where_it_does_not_run_unproved(monkeypatch):
+    """As where a weight is normalized over its inputs, of which one would be left."""
+    proved = []
+
+    def unproved(model, *args, verify, **options):
+        done = shrink(model, *args, verify=verify, **options)
+        proved.append(verify)
+        if not verify:
+            model.register_forward_pre_hook(broken)
+        return done
+
+    def broken(*_):
+        raise ValueError("Expected more than 1 value per channel when training")
+
+    monkeypatch.setattr(fitting, "shrink", unproved)
+    model = words()
+    done = fit(model, text(), budget={"params": 809}, shares=(0.2,), finals=1)
+    assert proved[:2] == [False, True]
+    assert done.taken == "shrink, by itself"
+    assert parameters(model) <= 809
+    with pytest.raises(ValueError, match="Expected more than 1 value"):
+        fit(words(), text(), budget={"params": 809}, shares=(0.2,), finals=1, verify=False)
+
+
 def test_what_shrink_does_not_reach_is_an_error_that_changes_nothing():
     model = words()
     before = state_of(model)

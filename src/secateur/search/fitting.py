@@ -564,9 +564,9 @@ class Executor:
             self.seen = ModelLoss(task.model, task.rest, task.forward, task.measured.word)  # type: ignore[arg-type]
         return Judged.by(task.measured.by_row(model), self.seen.by_row(model))
 
-    def by_itself(self, limits: Mapping[str, float], *, by_all: bool = False) -> ByItself | None:
+    def by_itself(self, limits: Mapping[str, float], *, by_all: bool = False, verify: bool = False) -> ByItself | None:
         """What `shrink` makes of a budget of anything but time on a copy, by what levels were made of, or by all
-        batches."""
+        batches. Proved only where it does not run as it is."""
         task = self.choosing
         if not {*limits} <= {*TARGETS, *BESIDE} or "shrink" not in task.over or "oneshot" in task.over:
             return None
@@ -587,7 +587,7 @@ class Executor:
                         batches=self.every if by_all else task.rest,
                         forward=task.forward,
                         uniform=self.asked.uniform,
-                        verify=False,
+                        verify=verify,
                         **self.asked.scope,
                     )
             except ValueError:
@@ -600,7 +600,12 @@ class Executor:
         else:
             return None
         units = {name: int(mask.sum()) for name, mask in done.kept.items() if not mask.all()}
-        return ByItself(self._lost(copied), units, costs)
+        try:
+            return ByItself(self._lost(copied), units, costs)
+        except (ValueError, RuntimeError, TypeError, IndexError):  # as a weight that is normalized over one input
+            if verify or not self.asked.verify:
+                raise
+            return self.by_itself(limits, by_all=by_all, verify=True)
 
     def _shrunk(
         self,
