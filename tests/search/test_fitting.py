@@ -704,3 +704,11 @@ def test_of_a_score_the_score_is_shown():
     assert "The score of the dense model is 2.5." in str(done)
     assert "Score" in str(done)
     assert done.finished_score == 2.5
+
+
+def test_no_batches_are_an_error_that_changes_nothing():
+    model = blocks(2)
+    before = state_of(model)
+    with pytest.raises(ValueError, match="since losses are measured by running the model"):
+        fit(model, [], budget={"params": 0.8})
+    assert is_unchanged(model, before)

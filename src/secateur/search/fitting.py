@@ -38,6 +38,7 @@ from secateur.support import (
     Forward,
     Undo,
     alone,
+    check_data,
     described,
     directories,
     everywhere,
@@ -229,6 +230,7 @@ def fit(
         raise ValueError("with forward= the batches do not say what the model is called with; pass example_inputs=.")
     given, model = model, unwrapped(model, resized="shrink" in asked.over)
     check_values(model)
+    check_data(every, "since losses are measured by running the model")
     with alone():
         reach = reached_by_name(model, batches, forward=forward)
     known = asked.given(model)
