@@ -6,10 +6,9 @@
 
 `figures` draws scenes in FOLDER, trains each detector from nothing in three seeds, makes it smaller by `shrink` on 128
 training pictures without labels, and trains it on for 1, 5 and 20 epochs; without two fifths also as Ultralytics'
-`train` does of itself. Beside it: Torch-Pruning 1.6.1 by the steps
-of its own example, and a narrower detector of the family that is trained from nothing for as many epochs in all. At
-once alone: in eights, by milliseconds of ONNX Runtime, and for one class, where the others leave
-and pictures of it decide.
+`train` does of itself, and RT-DETR also by `recover`, without labels. Beside it: Torch-Pruning 1.6.1 by the steps of
+its own example, and a narrower detector of the family that is trained from nothing for as many epochs in all. At once
+alone: in eights, by milliseconds of ONNX Runtime, and for one class, where the others leave and pictures of it decide.
 `times` are of ONNX Runtime and torch, of one picture and one thread, every form of a detector in turns.
 
 Law: forms of one detector share pictures, batches, learning rates and seeds; multiply-adds are counted by torch on the
@@ -44,6 +43,7 @@ EPOCHS = (1, 5, 20)  # of training after a detector became smaller
 OURS, THEIRS, NARROWER = "shrink", "Torch-Pruning", "narrower"
 EIGHTS, TIMED, ONE = "shrink in eights", "shrink by time", "shrink for one class"
 OWN = "shrink, then Ultralytics' defaults"
+TAUGHT = "shrink, then recover"
 PRUNED_BY_PEER = {"YOLOv8n-seg": 1e9, "YOLO11n": 150.0}  # seconds, after which it is stopped
 
 
@@ -73,6 +73,8 @@ def jobs_of(subjects: Sequence[str], seeds: int, peers: bool) -> Iterator[Job]:
                 yield job((late + 1, place, 0, seed), method=OURS, level=level)
                 for epochs in EPOCHS:
                     yield job((late + 1, place, 1, seed, -epochs, number), method=OURS, level=level, epochs=epochs)
+                if late:
+                    yield job((late + 1, place, 0, seed, 1), method=TAUGHT, level=level, epochs=5, start=OURS)
                 if level == LEVELS[1] and not seed:
                     yield job((late + 1, place, 3), method=OWN, level=level, epochs=max(EPOCHS), start=OURS)
                 if not peers:
@@ -119,7 +121,16 @@ def _done(told: Told, job: Job) -> dict[str, Any]:
 
     from benchmarks.detectors.peers import pruned_to
     from benchmarks.detectors.scenes import CLASSES, of_one_class
-    from benchmarks.detectors.training import SUBJECTS, Setting, built, judge, multiply_adds, train, train_by_default
+    from benchmarks.detectors.training import (
+        SUBJECTS,
+        Setting,
+        built,
+        judge,
+        multiply_adds,
+        taught,
+        train,
+        train_by_default,
+    )
 
     setting = Setting(told.folder / "scenes/data.yaml", told.folder / "runs", told.size, told.batch, told.device)
     subject, found = SUBJECTS[job.subject], {}
@@ -137,7 +148,10 @@ def _done(told: Told, job: Job) -> dict[str, Any]:
         model = torch.load(models / f"{job.needs}.pt", weights_only=False)
         started = time.process_time(), time.perf_counter()
         if job.epochs:
-            tune = train_by_default if job.method == OWN else functools.partial(train, tuning=True)
+            dense = models / f"{replace(job, method='dense', level=0.0, epochs=0).name}.pt"
+            tune = {OWN: train_by_default, TAUGHT: functools.partial(taught, dense)}.get(
+                job.method, functools.partial(train, tuning=True)
+            )
             model = tune(model, subject, setting, job.epochs, job.seed)
         elif job.method == THEIRS:
             model = pruned_to(model, job.level, told.size)
@@ -328,7 +342,7 @@ def _table(own: Sequence[dict[str, Any]], key: str) -> Iterator[str]:
 
 
 def _place(each: dict[str, Any]) -> tuple[float, int]:
-    return each["level"], ("dense", OURS, OWN, ONE, EIGHTS, TIMED, THEIRS, NARROWER).index(each["method"])
+    return each["level"], ("dense", OURS, TAUGHT, OWN, ONE, EIGHTS, TIMED, THEIRS, NARROWER).index(each["method"])
 
 
 def _milliseconds(subject: str, rows: Sequence[dict[str, Any]]) -> Iterator[str]:

@@ -6,7 +6,7 @@ import time
 import numpy as np
 
 from benchmarks.detectors.jobs import Job, do
-from benchmarks.detectors.run import LEVELS, ONE, OURS, OWN, jobs_of, tables
+from benchmarks.detectors.run import LEVELS, ONE, OURS, OWN, TAUGHT, jobs_of, tables
 from benchmarks.detectors.scenes import CLASSES, SHAPES, draw_scenes, of_one_class, scene
 from benchmarks.support.rows import read_rows
 
@@ -68,6 +68,8 @@ def test_every_job_waits_for_one_that_is_there():
     assert {job.level for job in jobs if job.method == OURS} == {*LEVELS}
     assert {job.subject for job in jobs if job.method == ONE} == {"YOLO11n"}
     assert {job.needs for job in jobs if job.method == OWN} == {"YOLO11n-0-shrink-0.4-0", "YOLOv8n-seg-0-shrink-0.4-0"}
+    taught = [job.needs for job in jobs_of(["YOLO11n", "RT-DETR"], 1, False) if job.method == TAUGHT]
+    assert taught == [f"RT-DETR-0-shrink-{level:g}-0" for level in LEVELS]
 
 
 def _make(note):

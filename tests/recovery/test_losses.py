@@ -89,6 +89,32 @@ def test_the_loss_is_chosen_by_what_the_outputs_are():
     assert chosen_for((torch.randn(4, 10), torch.ones(1))) == "kl"
 
 
+def test_all_that_a_model_answers_is_compared():
+    """A detector's boxes, both ends of an answer: what the loss leaves out, training ruins."""
+    torch.manual_seed(0)
+    ends = {"start_logits": torch.randn(2, 7), "end_logits": torch.randn(2, 7), "hidden_states": (torch.randn(2, 7),)}
+    boxes = {
+        "last_hidden_state": torch.randn(2, 3, 9),
+        "pred_boxes": torch.rand(2, 3, 4),
+        "logits": torch.randn(2, 3, 5),
+    }
+    assert [chosen_for(each) for each in (ends, SimpleNamespace(**boxes))] == ["kl", "mse"]
+    assert torch.equal(features_of(boxes), boxes["logits"])
+    for wanted, word, names in (
+        (ends, "kl", ("start_logits", "end_logits")),
+        (boxes, "mse", ("logits", "pred_boxes")),
+        (boxes, "cosine", ("logits", "pred_boxes")),
+    ):
+        other = {**wanted, **{name: wanted[name] + 1 + torch.randn_like(wanted[name]) for name in names}}
+        parts = [loss_between({name: other[name]}, {name: wanted[name]}, None, word, None) for name in names]
+        assert min(parts) > 0
+        torch.testing.assert_close(loss_between(other, wanted, None, word, None), sum(parts))
+    assert loss_between({**boxes, "last_hidden_state": torch.zeros(2, 3, 8)}, boxes, None, "mse", None) == 0
+    for picture in (torch.rand(2, 8, 8), torch.randn(2, 5, 8, 8)):  # whose columns are no classes
+        assert chosen_for({"predicted_depth": picture}) == "mse"
+    assert chosen_for({"logits": picture}) == chosen_for(picture) == "mse"
+
+
 def test_what_is_wrong_is_said():
     with pytest.raises(ValueError, match=r"no loss is called 'kll'; did you mean kl\? There are cosine, kl and mse"):
         parse("kll")
@@ -96,8 +122,13 @@ def test_what_is_wrong_is_said():
         TypeError, match=r"loss= is one of kl, cosine, mse, or \(outputs, wanted, batch\) -> scalar; got 3"
     ):
         parse(3)
-    with pytest.raises(ValueError, match=r"returns shape \(2, 3\) and the teacher \(2, 4\): no two numbers to compare"):
+    with pytest.raises(ValueError, match=r"returns shape \(2, 3\) and the teacher shape \(2, 4\): no two numbers"):
         loss_between(torch.ones(2, 3), torch.ones(2, 4), None, "kl", None)
+    fewer, more = ({"logits": torch.ones(1, 2, 3), "pred_boxes": torch.ones(1, count, 4)} for count in (2, 5))
+    with pytest.raises(
+        ValueError, match=r"returns logits \(1, 2, 3\) and pred_boxes \(1, 2, 4\) and the teacher logits"
+    ):
+        loss_between(fewer, more, None, "mse", None)
     with pytest.raises(TypeError, match=r"loss= is to return one number.*got shape \(2,\)"):
         loss_between(torch.ones(2), None, None, lambda *_: torch.ones(2), None)
     with pytest.raises(TypeError, match=r"loss= is to return one number.*got float"):

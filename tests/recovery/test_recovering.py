@@ -11,6 +11,7 @@ from torch import nn
 from secateur import attach, sparsify
 from secateur.recovery import recover
 from support.families import make
+from support.measured import TwoStage
 
 
 def contents(model):
@@ -242,3 +243,22 @@ def test_what_is_judged_is_the_loss_of_the_same_batches(pair):
         assert getattr(done.judged, word) == pytest.approx(float(torch.stack(found).mean()), rel=1e-4)
     assert done.judged.is_kept
     assert f"Over 3 batches the loss (loss) was {done.judged.before:.5f} before" in str(done)
+
+
+@pytest.mark.parametrize("options", [{}, {"adapters": 2}], ids=str)
+def test_rows_that_the_teacher_selects_are_learned_from(options):
+    torch.manual_seed(0)
+    teacher, batches = TwoStage(), [{"x": torch.randn(9, 17, 6)} for _ in range(4)]
+    given = [{**batch, "rows": teacher.select(**batch)[1]} for batch in batches]
+    model = copy.deepcopy(teacher)
+    with torch.no_grad():
+        model.features.weight[:, ::2] = 0
+    assert not torch.equal(model.select(**batches[0])[1], given[0]["rows"])
+    found, wanted = copy.deepcopy(model), copy.deepcopy(model)
+    said = [
+        recover(each, teacher, its, steps=20, local=0, rate=1e-2, loss="mse", **options).judged
+        for each, its in ((found, batches), (wanted, given))
+    ]
+    assert same(contents(found), contents(wanted))
+    assert said[0] == said[1]
+    assert said[0].after < said[0].before

@@ -1,5 +1,6 @@
 """Laws of scores: nothing is lost by the dense model, more is worse, padding does not count, and what is refused."""
 
+import copy
 import math
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from secateur.models import NamedTexts, divergence
+from secateur.models.slopes import slopes
 from secateur.search import score as held_back
 from secateur.search.costs import Judged, taken_of
 from secateur.search.score import SCORES, ModelLoss, lost_at, share_left, split
@@ -54,6 +56,57 @@ def test_nothing_is_lost_by_the_dense_model_and_more_is_worse(score):
 def test_what_fits_the_model(name, word):
     lost = loss_of(Named(name), text())
     assert (lost.word, lost.rows, lost.share) == (word, 6 * 3 * 12, 1.0)
+
+
+class Several(nn.Module):
+    """Answers twice, as a detector and a reader do, and says what it was thinking."""
+
+    def __init__(self, names):
+        super().__init__()
+        self.names, self.body = names, nn.Linear(4, 6)
+        self.heads = nn.ModuleList(nn.Linear(6, 3) for _ in names)
+
+    def forward(self, x):
+        states = self.body(x)
+        answers = {name: head(states) for name, head in zip(self.names, self.heads, strict=True)}
+        return SimpleNamespace(last_hidden_state=states, **answers)
+
+
+@pytest.mark.parametrize(
+    "names", [("logits", "pred_boxes"), ("start_logits", "end_logits")], ids=lambda names: names[1]
+)
+def test_all_answers_count_and_states_do_not(names):
+    torch.manual_seed(0)
+    model, batches = Several(names), [torch.randn(2, 5, 4)]
+    loss = loss_of(model, batches)
+    assert loss.word == "change"
+    narrower = copy.deepcopy(model)
+    narrower.body = nn.Linear(4, 5)
+    for head, whole in zip(narrower.heads, model.heads, strict=True):
+        head.weight = nn.Parameter(whole.weight[:, :5])
+    with torch.no_grad():
+        narrower.body.weight.copy_(model.body.weight[:5])
+        narrower.body.bias.copy_(model.body.bias[:5])
+    assert loss.of(narrower) > 0
+    for name, head in zip(names, model.heads, strict=True):
+        (found,) = slopes(model, batches, ["body.weight"]).values()
+        kept = head.weight.data.clone()
+        head.weight.data.zero_()
+        assert loss() > 0, f"{name} is not compared"
+        (other,) = slopes(model, batches, ["body.weight"]).values()
+        assert not torch.equal(other, found), f"{name} has no slope"
+        head.weight.data.copy_(kept)
+
+
+def test_of_one_column_and_of_pictures_it_is_no_divergence():
+    for shape in ((3, 1), (2, 3, 4, 4)):
+        model = nn.Linear(4, shape[-1])
+        loss = ModelLoss(
+            model, [torch.randn(*shape[:-1], 4)], lambda model, x: SimpleNamespace(logits=model(x)), rows=99
+        )
+        assert loss.word == "change"
+        model.bias.data += 1
+        assert loss() > 0.01
 
 
 def test_it_is_the_divergence_of_logits():

@@ -1,5 +1,6 @@
 """Laws of sensitivity: each cell is what the model loses, measured; the model stays; a killed run goes on."""
 
+import copy
 import functools
 import json
 import pickle
@@ -8,6 +9,7 @@ import types
 
 import pytest
 import torch
+from torch import nn
 
 import secateur
 from secateur.search import Levels, ModelLoss, Sensitivity, choosing, fit, fitting, sensitivity
@@ -15,7 +17,7 @@ from secateur.search.sensitivity import FILE, curves_of, given
 from secateur.search.space import Class
 from support.fitting import blocks, inputs, parameters
 from support.forks import interrupted
-from support.measured import text, words
+from support.measured import Picking, TwoStage, text, words
 from support.stacks import contents, data, stack
 from support.unchanged import is_unchanged, state_of
 
@@ -39,6 +41,29 @@ def test_each_cell_is_what_a_whole_run_measures(found):
         for at in range(1, len(each)):
             with said.levels.assembled(model, {name: at}):
                 assert said.scores[name][at] == pytest.approx(lost.of(model), rel=1e-5, abs=1e-9)
+
+
+def test_rows_that_the_dense_model_selects_are_compared():
+    torch.manual_seed(0)
+    model, batches = TwoStage(), [{"x": torch.randn(9, 17, 6)} for _ in range(3)]
+    given = [{**batch, "rows": model.select(**batch)[1]} for batch in batches]
+    found, wanted = (ModelLoss(copy.deepcopy(model), its, score="change", rows=100) for its in (batches, given))
+    with torch.no_grad():
+        model.features.weight[:, ::2] = 0
+    assert not torch.equal(model.select(**batches[0])[1], given[0]["rows"])
+    assert found.of(model) == wanted.of(model) > 0
+
+
+def test_rows_of_one_block_are_none_of_another():
+    """A block that is remembered selects nothing."""
+    torch.manual_seed(0)
+    model, batches = nn.Sequential(*(Picking() for _ in range(3))), [torch.randn(4, 17, 6) for _ in range(2)]
+    said = sensitivity(model, batches, score="change", over="shrink", shares=(0.5,), round_to=1)
+    lost = ModelLoss(copy.deepcopy(model), batches, score="change", rows=1024)
+    assert {name.split(".")[0] for name in said.levels} == {"0", "1", "2"}
+    for name in said.levels:
+        with said.levels.assembled(model, {name: 1}):
+            assert said.scores[name][1] == pytest.approx(lost.of(model), rel=1e-5)
 
 
 def test_it_can_be_pickled(found):

@@ -16,7 +16,7 @@ from secateur.shrinking.apply import carry_out
 from secateur.shrinking.measure import Measuring, counts_of
 from secateur.shrinking.plan import Plan
 from secateur.shrinking.repair import Repairing, free_in, rescaled
-from support.measured import answers, apart, text, words
+from support.measured import TwoStage, answers, apart, text, words
 from support.unchanged import is_unchanged, state_of
 
 
@@ -368,25 +368,6 @@ def test_outside_of_blocks_a_module_is_tried_once(monkeypatch):
     plan = cut(WIDTH, kept, "0.weight", "0.bias", numbers=[(("0", "normalized_shape", 0), WIDTH, len(kept))])
     rescale(norm, plan, [torch.randn(9, WIDTH)])
     assert tried == ["0"]
-
-
-class TwoStage(nn.Module):
-    """Selects rows by a score, as RT-DETR its queries, and goes on with these; or with those that it is given."""
-
-    def __init__(self, most=5):
-        super().__init__()
-        self.most = most
-        self.first, self.features, self.score = nn.Linear(6, 24), nn.Linear(24, 10), nn.Linear(10, 1)
-        self.head = nn.Sequential(nn.Linear(10, 20), nn.ReLU(), nn.Linear(20, 4))
-
-    def select(self, x):
-        features = self.features(self.first(x).relu())
-        return features, self.score(features).squeeze(-1).topk(self.most, dim=1).indices
-
-    def forward(self, x, rows=None):
-        features, own = self.select(x)
-        rows = own if rows is None else rows
-        return self.head(features.gather(1, rows[..., None].expand(-1, -1, features.shape[-1])))
 
 
 def test_rows_that_the_model_selects_are_compared_with_those_that_the_dense_one_selects():

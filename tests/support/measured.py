@@ -26,6 +26,38 @@ class Attending(nn.Module):
         return x + self.down(functional.gelu(self.up(self.second(x))))
 
 
+class TwoStage(nn.Module):
+    """Selects rows by a score, as RT-DETR its queries, and goes on with these; or with those that it is given."""
+
+    def __init__(self, most=5):
+        super().__init__()
+        self.most = most
+        self.first, self.features, self.score = nn.Linear(6, 24), nn.Linear(24, 10), nn.Linear(10, 1)
+        self.head = nn.Sequential(nn.Linear(10, 20), nn.ReLU(), nn.Linear(20, 4))
+
+    def select(self, x):
+        features = self.features(self.first(x).relu())
+        return features, self.score(features).squeeze(-1).topk(self.most, dim=1).indices
+
+    def forward(self, x, rows=None):
+        features, own = self.select(x)
+        rows = own if rows is None else rows
+        return self.head(features.gather(1, rows[..., None].expand(-1, -1, features.shape[-1])))
+
+
+class Picking(nn.Module):
+    """Adds what it makes of the rows with the highest scores."""
+
+    def __init__(self, width=6, hidden=8):
+        super().__init__()
+        self.up, self.score, self.down = nn.Linear(width, hidden), nn.Linear(hidden, 1), nn.Linear(hidden, width)
+
+    def forward(self, x):
+        hidden = self.up(x).relu()
+        rows = self.score(hidden).squeeze(-1).topk(5, dim=1).indices
+        return x + self.down(hidden.gather(1, rows[..., None].expand(-1, -1, hidden.shape[-1]))).mean(1, keepdim=True)
+
+
 class Words(nn.Module):
     """A model of words, with a head that is tied to the embedding where asked for."""
 

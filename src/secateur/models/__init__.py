@@ -21,6 +21,8 @@ from secateur.models.blocks import parts_of as parts_of
 from secateur.models.distance import OUTPUTS as OUTPUTS
 from secateur.models.distance import ROWS as ROWS
 from secateur.models.distance import DenseOutputs as DenseOutputs
+from secateur.models.distance import answers_of as answers_of
+from secateur.models.distance import are_logits as are_logits
 from secateur.models.distance import divergence as divergence
 from secateur.models.distance import mean_of as mean_of
 from secateur.models.distance import running as running
@@ -59,6 +61,7 @@ from secateur.models.recall import Recall as Recall
 from secateur.models.replay import Outputs as Outputs
 from secateur.models.replay import Replay as Replay
 from secateur.models.replay import Weights as Weights
+from secateur.models.replay import same_rows as same_rows
 from secateur.models.result import OneShot as OneShot
 from secateur.models.routing import MOST as MOST
 from secateur.models.routing import Routed as Routed

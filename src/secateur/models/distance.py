@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Self
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from secateur.models.batches import check_finite, naming_batch
 from secateur.models.observation import prepared
 from secateur.models.products import Tokens
+from secateur.models.replay import same_rows
 from secateur.support import (
     Forward,
     device_of,
@@ -29,6 +31,7 @@ from secateur.support import (
     unwrapped,
 )
 
+_ANSWER = re.compile(r"(.*_)?logits|pred(ict.*|_.*)")
 OUTPUTS = "outputs"  # all of them, by `divergence`
 _Within = Callable[[Any], contextlib.AbstractContextManager[Any]]
 ROWS = 1024  # tokens, or examples of a classifier, that outputs are compared on: ranks move little with more
@@ -42,11 +45,13 @@ def running(model: nn.Module) -> Iterator[None]:
 
 
 class Held(NamedTuple):
-    """A batch, what is compared of the dense model's outputs, and which of their tokens are no padding."""
+    """A batch, what is compared of the dense model's outputs, which of their tokens are no padding, and the rows that
+    it selects: of another selection no row of the outputs has its like."""
 
     batch: Any
     outputs: Any
     mask: Tensor | None
+    rows: dict[Hashable, Tensor]
 
 
 class DenseOutputs:
@@ -96,12 +101,13 @@ class DenseOutputs:
             for number, batch in enumerate(batches):
                 with naming_batch(batches, batch, forward):
                     batch = moved(batch, device_of(self.model))
-                    outputs, is_cut = self._run(batch), False
+                    (outputs, selected), is_cut = self._recorded(batch), False
                 if rows is not None and (count := self._count(outputs, batch)) > rows - self.rows:
                     less = share_of(batch, (rows - self.rows) / count)
                     is_cut = less is not batch
-                    batch, outputs = (less, self._run(less)) if is_cut else (batch, outputs)
-                held = Held(batch, *self._compared(outputs, batch))
+                    if is_cut:
+                        batch, (outputs, selected) = less, self._recorded(less)
+                held = Held(batch, *self._compared(outputs, batch), selected)
                 if not all(bool(each.isfinite().all()) for each in real_tensors(held.outputs)):
                     check_finite(self.model)  # else the model itself overflows
                     if self.word != OUTPUTS:
@@ -133,8 +139,8 @@ class DenseOutputs:
 
     def rows_lost(self, at: int) -> Tensor:
         """What each row of the present outputs loses for the batch of this number, with gradients; in `running`."""
-        batch, dense, mask = self.held[at]
-        return distances(self.word, dense, self._compared(self._run(batch), batch)[0], mask)
+        batch, dense, mask, rows = self.held[at]
+        return distances(self.word, dense, self._compared(self._run(batch, rows), batch)[0], mask)
 
     def of(self, model: nn.Module) -> float:
         """The distance of another model."""
@@ -162,13 +168,21 @@ class DenseOutputs:
     ) -> Iterator[tuple[Any, Any, Tensor | None]]:
         """Of each batch the dense outputs, the present ones, and their mask."""
         with running(self.model):
-            for batch, dense, mask in self.held if some is None else [self.held[at] for at in some]:
+            for batch, dense, mask, rows in self.held if some is None else [self.held[at] for at in some]:
                 with within(batch):
-                    outputs = self._run(batch)
+                    outputs = self._run(batch, rows)
                 yield dense, self._compared(outputs, batch)[0], mask
 
-    def _run(self, batch: Any) -> Any:
-        return run_batch(self.model, batch, self.forward)
+    def _recorded(self, batch: Any) -> tuple[Any, dict[Hashable, Tensor]]:
+        """The outputs, and which rows the model selects."""
+        rows: dict[Hashable, Tensor] = {}
+        with same_rows(self.model, rows, records=True):
+            return run_batch(self.model, batch, self.forward), rows
+
+    def _run(self, batch: Any, rows: dict[Hashable, Tensor]) -> Any:
+        """The outputs, of these rows where the model selects some."""
+        with same_rows(self.model, rows, records=False) if rows else contextlib.nullcontext():
+            return run_batch(self.model, batch, self.forward)
 
     def _count(self, outputs: Any, batch: Any) -> int:
         """Tokens of the outputs, or examples; padding counts where the search has it count."""
@@ -208,8 +222,8 @@ def mean_of(found: Iterable[tuple[float, int]]) -> float:
 
 def word_for(outputs: Any) -> Literal["kl", "cosine", "change"]:
     """How outputs are compared by default."""
-    if isinstance(getattr(outputs, "logits", None), Tensor):
-        return "kl"
+    if answers_of(outputs):
+        return "change" if logits_of(outputs) is None else "kl"
     return "cosine" if isinstance(getattr(outputs, "last_hidden_state", None), Tensor) else "change"
 
 
@@ -227,8 +241,9 @@ def compared(outputs: Any, word: str | None) -> Any:
 
 
 def real_tensors(outputs: Any) -> Iterator[Tensor]:
-    """Those that hold numbers and no ids."""
-    return (each for each in tensors_in(as_mapping(outputs)) if each.is_floating_point())
+    """What a model answers; of one that does not say, all tensors that hold numbers and no ids."""
+    answers = answers_of(outputs).values()
+    return iter(answers) if answers else (each for each in tensors_in(as_mapping(outputs)) if each.is_floating_point())
 
 
 def distance(word: str, dense: Any, found: Any, mask: Tensor | None) -> tuple[float, int]:
@@ -362,9 +377,38 @@ def unexplained(pairs: Iterable[tuple[Any, Any, Tensor | None]]) -> float:
     return residuals / varied / 2 if varied else 0.0
 
 
+def answers_of(outputs: Any) -> dict[str, Tensor]:
+    """What a model of transformers answers, beside its states: all logits, and what it calls predictions.
+
+    >>> list(answers_of({"start_logits": torch.ones(1, 3), "end_logits": torch.ones(1, 3), "attentions": ()}))
+    ['start_logits', 'end_logits']
+    """
+    named = as_mapping(outputs)
+    if not isinstance(named, Mapping):
+        named = {"logits": getattr(outputs, "logits", None), **getattr(outputs, "__dict__", {})}
+    found = {name: each for name, each in named.items() if isinstance(name, str) and _ANSWER.fullmatch(name)}
+    return {
+        name: each
+        for name, each in found.items()
+        if isinstance(each, Tensor) and each.is_floating_point() and each.dim()
+    }
+
+
 def logits_of(outputs: Any) -> Tensor | None:
-    found = getattr(outputs, "logits", None)
-    return found if isinstance(found, Tensor) and found.dim() > 1 and found.shape[-1] > 1 else None
+    """The logits, where they are all that the model answers, and classes are their last axis: of pictures they are
+    another one."""
+    answers = answers_of(outputs)
+    found = answers.get("logits")
+    return found if found is not None and len(answers) == 1 and are_logits(found) else None
+
+
+def are_logits(tensor: Tensor) -> bool:
+    """Whether it may be of several classes, the last axis: what has height and width is not.
+
+    >>> are_logits(torch.ones(2, 5)), are_logits(torch.ones(2, 1)), are_logits(torch.ones(2, 5, 8, 8))
+    (True, False, False)
+    """
+    return 1 < tensor.dim() < 4 and tensor.shape[-1] > 1
 
 
 def token_rows(tensor: Tensor, mask: Tensor | None) -> Tensor:

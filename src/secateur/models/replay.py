@@ -15,6 +15,7 @@ order, as the queries of RT-DETR are: else rows would be compared with those of 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
@@ -165,6 +166,31 @@ class SameRows(TorchFunctionMode):
         return self.known.get((key, self.times[key]), rows)
 
 
+def same_rows(model: nn.Module, known: dict[Hashable, Tensor], *, records: bool) -> SameRows:
+    """`SameRows` of any runs of a model, and of others whose modules have the same names: by which of them selects.
+
+    >>> model, rows, scores = nn.Softmax(-1), {}, torch.tensor([[0.0, 2.0, 1.0]])
+    >>> with same_rows(model, rows, records=True):
+    ...     _ = model(scores).topk(1)
+    >>> with same_rows(model, rows, records=False):
+    ...     model(-scores).topk(1).indices
+    tensor([[1]])
+    """
+    names = {id(module): name for name, module in model.named_modules()}
+
+    def place() -> str | None:
+        frame = inspect.currentframe()
+        while frame is not None and id(frame.f_locals.get("self")) not in names:
+            frame = frame.f_back
+        return None if frame is None else names[id(frame.f_locals["self"])]
+
+    return SameRows(_sizes_in(model), known, records=records, place=place)
+
+
+def _sizes_in(model: nn.Module) -> set[int]:
+    return {size for parameter in model.parameters() for size in parameter.shape}
+
+
 class Replay:
     """The forward passes of a model over batches, one block at a time.
 
@@ -216,7 +242,7 @@ class Replay:
         self._calls: set[str] = set()
         self._within = False
         self._outside: set[nn.Module] = set()
-        self._sizes = {size for parameter in model.parameters() for size in parameter.shape}
+        self._sizes = _sizes_in(model)
         self._selected: dict[int, dict[Hashable, Tensor]] = {}  # of each batch, by the dense model
 
     @property

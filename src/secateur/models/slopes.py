@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from secateur.evidence import CONVOLUTIONS
 from secateur.models.blocks import find_blocks, full_name
-from secateur.models.distance import as_mapping, logits_of, token_rows
+from secateur.models.distance import logits_of, real_tensors, token_rows
 from secateur.models.observation import prepared
 from secateur.models.pairs import PairedStats, ProductCall
 from secateur.models.products import Tokens, WeightView
@@ -38,7 +38,6 @@ from secateur.support import (
     run_batch,
     running_as,
     seeded,
-    tensors_in,
     track,
     unchanged,
     unwrapped,
@@ -347,7 +346,7 @@ def added_to(end: Tensor, seen: Iterable[tuple[Key, Tensor]]) -> list[Key]:
 def _pooled(outputs: Any) -> bool:
     """Whether there is no more than a vector for each example."""
     logits = logits_of(outputs)
-    found = [logits] if logits is not None else [each for each in tensors_in(as_mapping(outputs)) if each.requires_grad]
+    found = [logits] if logits is not None else [each for each in real_tensors(outputs) if each.requires_grad]
     return bool(found) and all(each.dim() < 3 for each in found)
 
 
@@ -367,7 +366,7 @@ def _backwards(outputs: Any, mask: Tensor | None) -> None:
             gradient.scatter_add_(1, drawn, torch.full_like(drawn, -1, dtype=gradient.dtype))
         flat.backward(gradient)  # type: ignore[no-untyped-call]
         return
-    found = [each for each in tensors_in(as_mapping(outputs)) if each.is_floating_point() and each.requires_grad]
+    found = [each for each in real_tensors(outputs) if each.requires_grad]
     if not found:
         return
     # of one row there is no variance to divide by, as of the pooled state of one text: others say enough

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from secateur.models import answers_of, are_logits
 from secateur.support import summed, tensors_in, unknown
 
 OutputLoss = Callable[[Any, Any, Any], Tensor]
@@ -89,44 +90,48 @@ def parse(loss: str | OutputLoss | None) -> str | OutputLoss | None:
 
 
 def chosen_for(outputs: Any) -> str:
-    """The word for what a model returns: "kl" for logits, "cosine" for embeddings, "mse" for single numbers.
+    """The word for what a model returns: "kl" for logits, "cosine" for embeddings, "mse" for numbers.
 
     Logits are what is called so, and plain tensors of several columns whose rows are no unit vectors; embeddings are
-    ``last_hidden_state``, ``sentence_embedding``, and plain tensors of unit vectors.
+    ``last_hidden_state``, ``sentence_embedding``, and plain tensors of unit vectors. Numbers are single columns, what
+    has height and width, and all that is called a prediction, with the logits beside it, such as boxes of a detector.
 
     >>> chosen_for(torch.randn(4, 10)), chosen_for(torch.ones(4, 1)), chosen_for({"last_hidden_state": torch.ones(2)})
     ('kl', 'mse', 'cosine')
     """
     found, kind = _found(outputs)
-    if kind == "logits":
-        return "kl" if found.shape[-1] > 1 else "mse"
     if kind == "hidden":
         return "cosine"
-    if found.dim() < 2 or found.shape[-1] == 1:
+    if not all(name.endswith(kind) and are_logits(each) for name, each in found.items()):
         return "mse"
-    norms = torch.linalg.vector_norm(found.detach().float(), dim=-1)
-    near = max(UNIT, torch.finfo(found.dtype).eps)
+    if kind == "logits":
+        return "kl"
+    (plain,) = found.values()
+    norms = torch.linalg.vector_norm(plain.detach().float(), dim=-1)
+    near = max(UNIT, torch.finfo(plain.dtype).eps)
     return "cosine" if bool(((norms - 1).abs() < near).all()) else "kl"
 
 
 def features_of(outputs: Any) -> Tensor:
-    """The tensor of a model's outputs that a loss compares: logits, else hidden states, else the first floating one.
+    """The first tensor of a model's outputs that a loss compares: logits, or what else it answers, else hidden states,
+    else the first floating one.
 
     Raises:
         TypeError: there is none.
     """
-    return _found(outputs)[0]
+    return next(iter(_found(outputs)[0].values()))
 
 
-def _found(outputs: Any) -> tuple[Tensor, str]:
-    for names, kind in ((("logits",), "logits"), (("sentence_embedding", "last_hidden_state"), "hidden")):
-        for name in names:
-            value = outputs.get(name) if isinstance(outputs, Mapping) else getattr(outputs, name, None)
-            if isinstance(value, Tensor) and value.is_floating_point() and value.dim():
-                return value, kind
+def _found(outputs: Any) -> tuple[dict[str, Tensor], str]:
+    if found := answers_of(outputs):
+        return dict(sorted(found.items(), key=lambda each: each[0] != "logits")), "logits"
+    for name in ("sentence_embedding", "last_hidden_state"):
+        value = outputs.get(name) if isinstance(outputs, Mapping) else getattr(outputs, name, None)
+        if isinstance(value, Tensor) and value.is_floating_point() and value.dim():
+            return {name: value}, "hidden"
     for value in tensors_in(dict(outputs) if isinstance(outputs, Mapping) else outputs):
         if value.is_floating_point() and value.dim():
-            return value, "plain"
+            return {"": value}, ""
     raise TypeError(
         f"the outputs ({type(outputs).__name__}) hold no tensor of floating numbers to compare; pass "
         "loss=(outputs, wanted, batch) -> scalar, or forward=(model, batch) -> outputs."
@@ -309,13 +314,19 @@ def loss_between(
             what = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
             raise TypeError(f"loss= is to return one number, a tensor that depends on the outputs; got {what}.")
         return _wide(found.reshape(()))
-    ours, theirs = features_of(outputs), features_of(wanted)
-    if ours.shape != theirs.shape:
+    both = [_found(each)[0] for each in (outputs, wanted)]
+    shapes = [{name: tuple(each.shape) for name, each in its.items()} for its in both]
+    if shapes[0] != shapes[1]:
+        said = [" and ".join(f"{name or 'shape'} {shape}" for name, shape in its.items()) for its in shapes]
         raise ValueError(
-            f"the model returns shape {tuple(ours.shape)} and the teacher {tuple(theirs.shape)}: no two numbers to "
+            f"the model returns {said[0]} and the teacher {said[1]}: no two numbers to "
             "compare; pass loss=(outputs, wanted, batch) -> scalar."
         )
-    theirs = theirs.to(ours.device)
+    parts = [_between(each, both[1][name].to(each.device), loss, mask, counts) for name, each in both[0].items()]
+    return torch.stack(parts).sum() if len(parts) > 1 else parts[0]
+
+
+def _between(ours: Tensor, theirs: Tensor, loss: str, mask: Tensor | None, counts: bool | None) -> Tensor:
     if counts is False:
         ours, theirs, mask = ours[:0], theirs[:0], None
     if loss == "kl":  # whose rows are long: none is copied

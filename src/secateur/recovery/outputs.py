@@ -10,7 +10,7 @@ import hashlib
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur.checkpoints import CheckpointError
-from secateur.models import Tokens, digest, longest_sequence, naming_batch, refuse_empty
+from secateur.models import Tokens, digest, longest_sequence, naming_batch, refuse_empty, same_rows
 from secateur.recovery.descent import Descent, order_of
 from secateur.recovery.losses import NO_TEXT, OutputLoss, chosen_for, count_rows, features_of, loss_between, text_loss
 from secateur.recovery.result import Judged
@@ -403,18 +403,21 @@ class Steps:
         """The loss of one of the batches, and of how many rows: this process's part of both."""
         refuse_empty(self.every, batch)
         whole, (batch, counts) = batch, part_of(batch) if rank_and_world()[1] > 1 else (batch, None)
-        wanted = None
+        wanted: Any = None
+        rows: dict[Hashable, Tensor] = {}  # that the teacher selects: with others no row has its like
         if self.share:
             where = device_of(self.teacher) or device_of(self.model)  # a teacher in files is nowhere yet
             with (
                 torch.no_grad(),
                 casting(where, self.narrow),
                 naming_batch(self.every, whole, self.forward, "the teacher"),
+                same_rows(self.teacher, rows, records=True),
             ):
                 wanted = run_batch(self.teacher, moved(batch, where), self.forward)
         device = device_of(self.model)
         here = moved(mapped(batch, widened) if self._is_widened else batch, device)
-        with casting(device, self.narrow), naming_batch(self.every, whole, self.forward):
+        same = same_rows(self.model, rows, records=False) if rows else contextlib.nullcontext()
+        with casting(device, self.narrow), naming_batch(self.every, whole, self.forward), same:
             outputs = run_batch(self.model, here, self.forward)
         mask = Tokens.of(batch).own
         parts = []

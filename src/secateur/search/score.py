@@ -304,9 +304,10 @@ class ModelLoss(DenseOutputs):
         forward: ``(model, batch) -> outputs``.
         score: "kl", the Kullback-Leibler divergence of its outputs from the dense model's, taken as logits, a mean over
             tokens; "cosine", 1 less the mean cosine of its embeddings, of tokens their mean; "change", half of the
-            squared change of its outputs over their variance. By default "kl" where outputs have logits, "cosine" where
-            they have a last hidden state (of BERT and the like), else "change". Or ``model -> float``, higher is
-            better: it counts where all batches are asked for, and some of them are compared by their outputs.
+            squared change of its outputs over their variance. By default "kl" where logits are all that a model answers
+            (no boxes beside them, no picture of them), "cosine" where outputs have a last hidden state (of BERT and the
+            like), else "change". Or ``model -> float``, higher is better: it counts where all batches are asked for,
+            and some of them are compared by their outputs.
         keep: ``{text: share}``, of texts that have names: the loss is that on the one that is nearest to what it may
             lose, of which all others are scaled to the least.
         rows: how many tokens or examples to compare, at least; the last batch is cut where it can be. None: all batches
