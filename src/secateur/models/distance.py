@@ -31,7 +31,7 @@ from secateur.support import (
     unwrapped,
 )
 
-_ANSWER = re.compile(r"(.*_)?logits|pred(ict.*|_.*)")
+_ANSWER = re.compile(r"(?!(enc|encoder|intermediate|aux|auxiliary|router|gate)_)((.*_)?logits|pred(ict.*|_.*))")
 OUTPUTS = "outputs"  # all of them, by `divergence`
 _Within = Callable[[Any], contextlib.AbstractContextManager[Any]]
 ROWS = 1024  # tokens, or examples of a classifier, that outputs are compared on: ranks move little with more
@@ -378,10 +378,13 @@ def unexplained(pairs: Iterable[tuple[Any, Any, Tensor | None]]) -> float:
 
 
 def answers_of(outputs: Any) -> dict[str, Tensor]:
-    """What a model of transformers answers, beside its states: all logits, and what it calls predictions.
+    """What a model of transformers answers, beside its states: all logits, and what it calls predictions; but for those
+    of an encoder, of layers within and of routers.
 
     >>> list(answers_of({"start_logits": torch.ones(1, 3), "end_logits": torch.ones(1, 3), "attentions": ()}))
     ['start_logits', 'end_logits']
+    >>> list(answers_of({"logits": torch.ones(1, 3), "enc_outputs_coord_logits": torch.ones(1, 4)}))
+    ['logits']
     """
     named = as_mapping(outputs)
     if not isinstance(named, Mapping):
