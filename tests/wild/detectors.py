@@ -398,9 +398,10 @@ def test_the_page_runs(folder: Path, tmp_path: Path, monkeypatch) -> None:
         Path(name).symlink_to(folder / place)
     usual = {**how(folder), "data": "data.yaml", "project": str(tmp_path / "runs")}
     short = ", ".join(f"{key}={value!r}" for key, value in usual.items() if key != "data")
+    names: dict[str, object] = {"__name__": "page"}
     for block in blocks:
         block = re.sub(r"steps=\d+", "steps=8", re.sub(r"epochs=\d+", f"epochs=1, {short}", block))
-        exec(compile(block, "detector.md", "exec"), globals())
+        exec(compile(block, "detector.md", "exec"), names)
 
 
 def test_the_tutorial_runs(folder: Path, tmp_path: Path, monkeypatch) -> None:
