@@ -28,6 +28,8 @@ TRIED = ("by its outputs", "enumerated")
 METHODS = (
     OURS,
     "reap",
+    "gates",
+    "gates, repaired",
     "frequency",
     "magnitude",
     "random",
@@ -70,8 +72,9 @@ def smaller(model: Any, method: str, share: float, texts: Data) -> Any:
     elif method == "magnitude":
         how = {}
     else:
-        how = {"batches": batches, "repair": "repaired" in method}
-        experts = Experts(share, rank=method.split(",")[0])
+        rank = method.split(",")[0]
+        how = {"batches": batches, "repair": "repaired" in method, "choose": "gates" if rank == "gates" else None}
+        experts = Experts(share, rank=None if rank == "gates" else rank)
     shrink(small, batches[0], leave=experts, uniform=True, verify=False, **how)
     return small.eval()
 

@@ -33,6 +33,8 @@ WAYS = {
     "influence": "by influence on the stream, not patched",
     "outputs": "by the outputs, not patched",
     "patched": "**by the outputs, patched**",
+    "gates": "by gates, not patched",
+    "gates patched": "by gates, patched",
 }
 
 
@@ -106,13 +108,16 @@ def measured(told: Mapping[str, Any]) -> dict[str, Any]:
     began, cpu = time.perf_counter(), time.process_time()
     patched = 0
     if told["names"]:
+        gates = told["way"].startswith("gates")
         done = shrink(
             model,
             _example(batches[0], told["model"]),
             leave=Branches(told["share"]),
-            include=told["names"],
+            include=None if gates else told["names"],
+            choose="gates" if gates else None,
             modes=[False],
-            batches=batches if told["way"] == "patched" else None,
+            batches=batches if gates or told["way"] == "patched" else None,
+            repair=told["way"].endswith("patched"),
         )
         patched = len(done.patched)
     seconds = {"wall": time.perf_counter() - began, "cpu": time.process_time() - cpu}

@@ -393,6 +393,23 @@ def test_bytes_of_keys_and_values_are_those_of_the_models_own_cache(family):
         assert left <= 0.5 * dense
 
 
+class Narrowed(nn.Module):
+    def forward(self, x):
+        return x.bfloat16()
+
+
+def test_bytes_are_those_of_the_tensors_whatever_their_dtypes():
+    torch.manual_seed(0)
+    narrow = [nn.Linear(40, 30, dtype=torch.bfloat16), nn.ReLU(), nn.Linear(30, 6, dtype=torch.bfloat16)]
+    model = nn.Sequential(nn.Linear(8, 40), nn.BatchNorm1d(40), nn.ReLU(), Narrowed(), *narrow)
+    dense = sum(each.nbytes for each in model.state_dict().values())
+    done = shrink(model, torch.randn(3, 8), 0.3, target="bytes", round_to=1, include="0.*", exclude="6.*")
+    left = sum(each.nbytes for each in model.state_dict().values())
+    assert done.nbytes == (dense, left)
+    assert done.got == pytest.approx(1 - left / dense) == pytest.approx(0.3, abs=0.02)
+    assert abs(done.got - (1 - done.parameters[1] / done.parameters[0])) > 0.005
+
+
 @pytest.mark.parametrize("share", [0.25, 0.5])
 def test_what_one_token_passes_through_is_counted_by_hand_after_experts_and_units_left(share):
     torch.manual_seed(0)

@@ -1,4 +1,5 @@
-"""Laws of gates: 1 is the model bit for bit, 0 the model without the unit; what they cost; what local losses miss."""
+"""Laws of gates: 1 is the model bit for bit, 0 the model without the unit; what they cost; what local losses miss; of
+units, experts and branches."""
 
 import copy
 
@@ -6,15 +7,18 @@ import pytest
 import torch
 from torch import nn
 
-from secateur import shrink
+from secateur import Blocks, Branches, Experts, shrink
 from secateur.coupling import Scope, find_coupling
 from secateur.models import InMemory
 from secateur.shrinking import calibrated, carry_out, gates, plan_of, pruning_target, tie_roles
+from secateur.shrinking.kinds import experts_directory
 from secateur.shrinking.measure import Measuring
 from secateur.shrinking.request import Request
 from support.families import batches as batches_of
 from support.families import make
 from support.measured import loss_of, text, trained, words
+from support.mixtures import batches as mixed
+from support.mixtures import mixtral
 from support.stacks import data, stack
 from support.told import tables_of
 from support.unchanged import is_unchanged, state_of
@@ -90,7 +94,7 @@ def test_gates_of_one_are_the_model_and_gates_of_zero_the_model_without_the_unit
 @pytest.mark.parametrize("target", ["params", "macs"])
 def test_gates_cost_what_may_be_left_and_no_gradient_changes_that(tied, target):
     subject, asked, _, _ = placed(*SUBJECTS["words"](), 0.4, tied=tied, target=target)
-    budget = gates._Budget(subject, subject.scope.groups, asked)
+    budget = gates.GateBudget.of(subject, subject.scope.groups, asked)
     torch.manual_seed(0)
     worths = torch.randn(int(budget.sizes.sum()), dtype=torch.float64).requires_grad_()
     for temperature in (2.0, 0.5, 0.1):
@@ -115,19 +119,19 @@ def test_what_leaves_is_what_was_asked_and_the_same_for_the_same():
     }
     assert all(torch.equal(one, other) for one, other in zip(first.parameters(), second.parameters(), strict=True))
     assert done.got == pytest.approx(0.4, abs=0.02)
-    assert done.gates.steps == 30
-    assert 0 < done.gates.after <= done.gates.before  # or they are those of the start
+    assert done.gates["units"].steps == 30
+    assert 0 < done.gates["units"].after <= done.gates["units"].before  # or they are those of the start
     local = shrink(copy.deepcopy(model), calibration[0], 0.4, batches=calibration, repair=False)
-    assert local.gates is None
+    assert not local.gates
     assert local.got == pytest.approx(done.got, abs=0.01)
     (row,) = tables_of(done.content())["gates"].json()
-    assert list(row.values()) == [30, done.gates.before, done.gates.after]
-    assert "Steps of gates  Lost by local losses  Lost by gates, before repair" in str(done)
-    assert "Steps of gates" not in str(local)
+    assert list(row.values()) == ["units", 30, done.gates["units"].before, done.gates["units"].after]
+    assert "Gates of  Steps  Lost as they began  Lost by gates, before repair" in str(done)
+    assert "Gates of" not in str(local)
     repaired = shrink(copy.deepcopy(model), calibration[0], 0.4, batches=calibration, choose="gates")
     for name, mask in done.kept.items():  # as many, of which the walk takes those that others can replace
         assert mask.sum() == repaired.kept[name].sum()
-    worths = done.gates.worths
+    worths = done.gates["units"].worths
     for name in ("blocks.0.up.weight", "blocks.1.up.weight"):  # without repair the worst leave
         assert worths[name][done.kept[name]].min() >= worths[name][~done.kept[name]].max(initial=-9)
     assert loss_of(repaired.model, calibration) < loss_of(first, calibration)
@@ -168,7 +172,7 @@ def test_gates_find_units_that_are_useless_to_the_model_and_not_to_the_next_matr
         assert sum(map(sum, masks[choose])) == 10  # the budget, to the unit
     assert masks["gates"] == 2 * [[True] * 5 + [False]] != masks[None]
     assert lost["gates"] < 1e-12 < 1e-4 < lost[None]
-    assert done.gates.after < 1e-12 < 1e-4 < done.gates.before
+    assert done.gates["units"].after < 1e-12 < 1e-4 < done.gates["units"].before
 
 
 @pytest.mark.long
@@ -177,12 +181,149 @@ def test_nothing_that_is_asked_changes_nothing_and_the_callers_mode_does_not_mat
     state = state_of(model)
     done = shrink(model, calibration[0], 0.0, batches=calibration, choose="gates")
     assert is_unchanged(model, state)
-    assert done.gates.before == done.gates.after == 0
+    assert done.gates["units"].before == done.gates["units"].after == 0
     other = copy.deepcopy(model)
     with torch.inference_mode():
-        there = shrink(other, calibration[0], 0.4, batches=calibration, choose="gates", repair=False).gates
-    here = shrink(model, calibration[0], 0.4, batches=calibration, choose="gates", repair=False).gates
+        there = shrink(other, calibration[0], 0.4, batches=calibration, choose="gates", repair=False).gates["units"]
+    here = shrink(model, calibration[0], 0.4, batches=calibration, choose="gates", repair=False).gates["units"]
     assert (here.before, here.after) == (there.before, there.after)
+
+
+# ---- of experts and branches ----------------------------------------------------------------------------------------
+def experts(count=6):
+    """A mixture whose experts give as much as their numbers say: routers send tokens to all alike."""
+    model = mixtral(count).eval()
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.mlp.experts.down_proj.mul_(8 * torch.arange(count).square()[:, None, None] / count**2)
+            layer.mlp.gate.weight.div_(8)
+    return model
+
+
+def test_experts_leave_that_the_model_needs_least_and_what_is_told_is_what_it_loses_without_them():
+    model, calibration = experts(), mixed(3)
+    dense = [outputs(model, each).log_softmax(-1) for each in calibration]
+    how = {"leave": Experts(2), "batches": calibration, "repair": False, "verify": False, "modes": [False]}
+    local = shrink(copy.deepcopy(model), calibration[0], **how)
+    done = shrink(copy.deepcopy(model), calibration[0], choose="gates", **how)
+    assert not local.gates
+    assert set(done.gates) == {"experts"}
+    assert list(done.experts.values()) == [(6, 4), (6, 4)]
+    found = [outputs(done.model, each).log_softmax(-1) for each in calibration]
+    lost = torch.stack([(p.exp() * (p - q)).sum(-1).mean() for p, q in zip(dense, found, strict=True)]).mean()
+    gates = done.gates["experts"]
+    assert 0 < gates.after <= gates.before
+    assert float(lost) == pytest.approx(gates.after, rel=1e-3)  # with its routers, as it is
+    assert len(gates.losses) == gates.steps == 30
+    for name, worths in gates.worths.items():
+        (plan,) = (each.tensors[name][1][0] for each in done.plans if name in each.tensors)
+        assert sorted(plan.tolist()) == sorted(worths.argsort()[2:].tolist())
+
+
+class Deep(nn.Module):
+    """Branches, of which two add next to nothing; what another adds is turned back by the one behind it, so that both
+    leave at little cost, and one alone at a great one."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 6)) for _ in range(5))
+        self.head = nn.Linear(6, 5)
+        with torch.no_grad():
+            for at in (1, 3):
+                self.blocks[at][2].weight.mul_(0.01)
+                self.blocks[at][2].bias.mul_(0.01)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(x)
+
+
+def test_branches_leave_that_the_model_needs_least():
+    torch.manual_seed(0)
+    model, calibration = Deep(), [torch.randn(8, 6) for _ in range(3)]
+    state = state_of(model)
+    done = shrink(model, calibration[0], leave=Branches(2), batches=calibration, choose="gates", repair=False)
+    gates = done.gates["branches"]
+    assert set(done.gates) == {"branches"}
+    assert sorted(gates.worths["branches"].argsort()[:2].tolist()) == [1, 3]
+    assert [type(each).__name__ == "Removed" for each in model.blocks] == [False, True, False, True, False]
+    assert not is_unchanged(model, state)
+    assert 0 < gates.after <= gates.before < 0.01
+    assert "branches     30" in str(done)
+    assert done.asked.branches == 2
+
+
+def test_units_make_up_for_what_is_missing_and_each_kind_has_its_gates():
+    calibration = mixed(2)
+    leave = [Experts(1), Branches(1)]
+    done = shrink(experts(4), calibration[0], 0.6, leave=leave, batches=calibration, choose="gates", repair=False)
+    assert list(done.gates) == ["branches", "experts", "units"]
+    assert done.got == pytest.approx(0.6, abs=0.03)
+    (chart,) = tables_of(done.content())["gates"].charts
+    assert len(chart.values) == 30
+    assert list(dict.fromkeys(chart.series)) == ["branches", "experts", "units"]
+
+
+def test_branches_that_are_named_have_no_gates_and_blocks_of_a_directory_neither(tmp_path):
+    model, calibration = Deep(), [torch.randn(8, 6)]
+    with pytest.raises(ValueError, match="gates learn which units leave, or experts or branches; say by"):
+        shrink(model, calibration[0], leave=Branches("blocks.1"), batches=calibration, choose="gates")
+    make("llama").save_pretrained(tmp_path / "dense")
+    with pytest.raises(ValueError, match="of a directory gates learn which units or Experts leave, not Blocks"):
+        shrink(tmp_path / "dense", leave=Blocks(1), batches=batches_of("llama"), choose="gates")
+
+
+def test_experts_of_a_directory_are_those_of_the_loaded_model_and_a_run_goes_on_with_them(tmp_path, monkeypatch):
+    calibration = mixed(2)
+    experts().save_pretrained(tmp_path / "dense")
+    how = {"leave": Experts(2), "batches": calibration, "choose": "gates", "verify": False}
+    done = shrink(tmp_path / "dense", out=tmp_path / "small", **how)
+    mine = shrink(experts(), calibration[0], uniform=True, **how)
+    assert done.gates["experts"].after == pytest.approx(mine.gates["experts"].after, rel=1e-2)
+    for name, worths in mine.gates["experts"].worths.items():
+        assert done.kept[name] == tuple(sorted(worths.argsort()[2:].tolist()))
+    assert "Gates of" in str(done)
+
+    def stopped(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(experts_directory, "_write", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            shrink(tmp_path / "dense", out=tmp_path / "again", **how)
+    monkeypatch.setattr(experts_directory, "learnt_experts", stopped)  # they are in the journal
+    shrink(tmp_path / "dense", out=tmp_path / "again", **how)
+    for each in ("model.safetensors", "config.json", "experts.json"):
+        assert (tmp_path / "again" / each).read_bytes() == (tmp_path / "small" / each).read_bytes()
+
+
+# ---- what a backward pass holds -------------------------------------------------------------------------------------
+def test_blocks_are_computed_once_more_where_a_backward_pass_would_hold_too_much_with_the_same_gates(monkeypatch):
+    model, calibration = words(), text(count=3)
+    how = {"batches": calibration, "choose": "gates", "repair": False}
+    calls = []
+    for module in model.blocks:
+        module.register_forward_hook(lambda *_: calls.append(torch.is_grad_enabled()))
+    found = []
+    for room in (gates.ROOM, 0):
+        monkeypatch.setattr(gates, "ROOM", room)
+        calls.clear()
+        found.append((shrink(copy.deepcopy(model), calibration[0], 0.4, **how).gates["units"], sum(calls)))
+    (one, seldom), (other, often) = found
+    assert one.losses == other.losses
+    assert all((one.worths[name] == other.worths[name]).all() for name in one.worths)
+    assert "forward" not in {key for module in model.blocks for key in vars(module)}
+    assert often >= seldom  # hooks of a block run outside of what is computed again
+
+
+def test_what_a_backward_pass_holds_is_counted_by_the_first_block_that_runs():
+    blocks = nn.Sequential(*(nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8)) for _ in range(3)))
+    x = torch.randn(5, 8, requires_grad=True)
+    held = gates._held_by([*blocks], lambda: blocks(x))
+    assert held == 3 * 4 * 5 * (8 + 16 + 16)  # what each product is given, and what the GELU is
+    assert gates._held_by([*blocks], lambda: None) == 0
+    assert all("forward" not in vars(each) for each in blocks)
 
 
 # ---- what goes wrong ------------------------------------------------------------------------------------------------
@@ -220,7 +361,7 @@ def test_what_cannot_be_is_refused():
         shrink(model, calibration[0], 0.3, choose="gates")
     with pytest.raises(ValueError, match="choose must be \"gates\", or left out, not 'luck'"):
         shrink(model, calibration[0], 0.3, batches=calibration, choose="luck")
-    with pytest.raises(ValueError, match="say by sparsity= how much that is"):
+    with pytest.raises(ValueError, match="say by sparsity= or leave= how much that is"):
         shrink(model, calibration[0], batches=calibration, choose="gates")
 
 
@@ -243,8 +384,8 @@ def test_of_a_directory_they_are_those_of_the_loaded_model_and_a_run_goes_on_wit
     example["attention_mask"] = torch.tensor([[1, 1, 1, 1, 0]])
     mine = shrink(model, example, uniform=True, **how)
     assert done.got == pytest.approx(mine.got, abs=0.02)
-    assert done.gates.before == pytest.approx(mine.gates.before, rel=1e-2, abs=1e-9)
-    assert "Steps of gates" in str(done)
+    assert done.gates["units"].before == pytest.approx(mine.gates["units"].before, rel=1e-2, abs=1e-9)
+    assert "Gates of" in str(done)
 
     def stopped(*_, **__):
         raise KeyboardInterrupt

@@ -127,8 +127,8 @@ OPTIONS = {
     "include": Option("Only what has tensors of these names, and nothing else. Repeatable.", "GLOB", many=True),
     "exclude": Option("Leave alone what has these, whatever else is said. Repeatable.", "GLOB", many=True),
     "target": Option(
-        "What is to be little: params, macs (multiply-adds) or latency (measured time); active_params, what a token "
-        "passes through of a mixture; kv_bytes, what a cache keeps of a token; also units of shrink, and bytes of fit.",
+        "What is to be little: params, macs (multiply-adds), bytes or latency (measured time); active_params, what a "
+        "token passes through of a mixture; kv_bytes, what a cache keeps of a token; also units of shrink.",
         "NAME",
     ),
     "runtime": Option(

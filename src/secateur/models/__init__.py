@@ -66,6 +66,7 @@ from secateur.models.result import OneShot as OneShot
 from secateur.models.routing import MOST as MOST
 from secateur.models.routing import Routed as Routed
 from secateur.models.routing import has_forward as has_forward
+from secateur.models.routing import last_products as last_products
 from secateur.models.routing import mixture_of as mixture_of
 from secateur.models.routing import routed_by as routed_by
 from secateur.models.routing import scores_by as scores_by

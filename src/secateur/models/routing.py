@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from secateur.coupling import Coupling, Group, tensors_of_tree
+from secateur.coupling import Coupling, Group, name_of, operation, tensors_of_tree
 from secateur.models.batches import check_finite
 from secateur.models.hosts import Host
 from secateur.models.products import Tokens
@@ -125,6 +125,7 @@ class Watching:
     groups: Sequence[Group]
     replay: Replay | None = None
     routed: dict[str, Routed] = field(default_factory=dict)
+    last: dict[str, set[str]] = field(default_factory=dict)  # the parameters whose products the mixture adds up
 
     def run(self, host: Host) -> None:
         """Runs a model on its batches, watched."""
@@ -170,11 +171,12 @@ class Watching:
             ways = ways * own.reshape(out.shape[:-1]).to(ways)[..., None]
         with torch.enable_grad():
             moved_by = (out * ways).sum()
-        slopes = torch.autograd.grad(moved_by, [leaf for leaf, _ in watch.seen], allow_unused=True)
+        slopes = torch.autograd.grad(moved_by, [leaf for leaf, *_ in watch.seen], allow_unused=True)
         found = self.routed[group.name]
-        for (leaf, units), slope in zip(watch.seen, slopes, strict=True):
+        for (leaf, units, names), slope in zip(watch.seen, slopes, strict=True):
             if slope is None or not leaf.numel():
                 continue
+            self.last.setdefault(group.name, set()).update(names)
             norms = leaf.detach().double().norm(dim=-1)
             weights = slope.double().norm(dim=-1) / leaf.shape[-1] ** 0.5
             sent = (weights * norms) > 0
@@ -188,21 +190,26 @@ class _Outputs(TorchFunctionMode):
 
     def __init__(self, owned: Mapping[str, tuple[Tensor, npt.NDArray[np.int64]]]) -> None:
         super().__init__()
-        self.owned = {each.untyped_storage().data_ptr(): (each, units) for each, units in owned.values()}
-        self.seen: list[tuple[Tensor, list[int]]] = []
+        self.owned = {each.untyped_storage().data_ptr(): (each, units, name) for name, (each, units) in owned.items()}
+        self.seen: list[tuple[Tensor, list[int], frozenset[str]]] = []  # and of which parameters it is made
+        self._gave: dict[int, tuple[Tensor, frozenset[str]]] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         if not isinstance(out, Tensor) or not out.is_floating_point() or not out.dim() or self._is_theirs(out):
             return out
-        found = [
-            units for each in tensors_of_tree((args, kwargs or {})) if (units := self._units_of(each, out)) is not None
-        ]
+        given = [*tensors_of_tree((args, kwargs or {}))]
+        found = {id(each): units for each in given if (units := self._units_of(each, out)) is not None}
         if not found:
             return out
         leaf = out.detach().requires_grad_()
-        self.seen.append((leaf, found[0]))
-        return leaf.clone()  # what the model changes in place is no leaf
+        names = {self.owned[each.untyped_storage().data_ptr()][2] for each in given if id(each) in found}
+        if operation(name_of(func)).stream == "sum":  # of a product and a bias
+            names.update(*(self._gave[id(each)][1] for each in given if id(each) in self._gave))
+        self.seen.append((leaf, next(iter(found.values())), frozenset(names)))
+        gave = leaf.clone()  # what the model changes in place is no leaf
+        self._gave[id(gave)] = gave, self.seen[-1][2]
+        return gave
 
     def _is_theirs(self, tensor: Tensor) -> bool:
         return tensor.layout == torch.strided and tensor.untyped_storage().data_ptr() in self.owned
@@ -211,7 +218,7 @@ class _Outputs(TorchFunctionMode):
         """The unit whose part this is, or those of all along the first dimension of the output."""
         if not self._is_theirs(tensor) or not tensor.numel():
             return None
-        parameter, units = self.owned[tensor.untyped_storage().data_ptr()]
+        parameter, units, _ = self.owned[tensor.untyped_storage().data_ptr()]
         if tensor.numel() == parameter.numel():
             each_has_its_own = tensor.dim() == out.dim() == 3 and tensor.shape[0] == out.shape[0] == len(units)
             return units.tolist() if each_has_its_own else None
@@ -225,6 +232,13 @@ def signs(width: int) -> Tensor:
     """A way to move outputs, the same for all tokens; no sum over it vanishes for reasons of symmetry."""
     draw = torch.Generator().manual_seed(0)
     return torch.randint(0, 2, (width,), generator=draw) * 2.0 - 1.0
+
+
+def last_products(host: Host, coupling: Coupling, groups: Sequence[Group]) -> dict[str, set[str]]:
+    """Of each group the parameters whose products a mixture adds up, with what is added to them, as it runs."""
+    watching = Watching(host.model, coupling, groups)
+    watching.run(host)
+    return watching.last
 
 
 def routed_by(host: Host, coupling: Coupling, groups: Sequence[Group]) -> dict[str, Routed]:

@@ -1,5 +1,5 @@
-"""The cost of a model by the units that stay: parameters, those that one token passes through, bytes of its keys and
-values, multiply-adds or time; tied groups, and the loss where no data says it.
+"""The cost of a model by the units that stay: parameters, those that one token passes through, bytes of it or of its
+keys and values, multiply-adds or time; tied groups, and the loss where no data says it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from secateur.patterns import Pattern
 from secateur.runtimes import Elsewhere, Runtime, Timer
 from secateur.shrinking.apply import carry_out
 from secateur.shrinking.plan import plan_of
-from secateur.support import in_mode, printable, run_example
+from secateur.support import in_mode, printable, run_example, tensors_of
 from secateur.targets import is_expert
 
 # ---- Tied groups: they keep the same share of their units.
@@ -303,7 +303,7 @@ def _streams(coupling: Coupling, groups: Sequence[Group]) -> set[int]:
 #
 # Law: the model is not changed; a cost follows from counts alone, and only for the time a model is cut.
 
-TARGETS = ("params", "active_params", "macs", "kv_bytes", "latency", "units")
+TARGETS = ("params", "active_params", "macs", "bytes", "kv_bytes", "latency", "units")
 SECONDS = 0.3  # that two models are timed in turns
 
 
@@ -358,6 +358,8 @@ def terms_of(model: nn.Module, coupling: Coupling, example_inputs: Any, target: 
         return [*coupling.contractions()]
     if target == "kv_bytes":
         return cache_terms(model, coupling, example_inputs)
+    if target == "bytes":
+        return [(coupling.dims(name), each.element_size()) for name, each in tensors_of(model).items()]
     shares = shares_of_a_token(model) if target == "active_params" else {}
     return [(coupling.dims(name), shares.get(name, 1)) for name, _ in model.named_parameters()]
 

@@ -95,7 +95,7 @@ class CheckpointShrinking(ShrunkDirectory):
             share of the variance of the residual stream that they are added to, or of their own.
         biases: the tensors in the files that are biases and moved with them.
         normalizations: those that are weights and biases of normalizations over a width that lost entries, and moved.
-        gates: what gates came to, where they chose.
+        gates: what gates came to where they chose, ``{"units": Gated}``.
         in_blocks: ``{tensor in the files: note}`` of those whose Gram matrix was summed in blocks of inputs.
     """
 
@@ -108,7 +108,7 @@ class CheckpointShrinking(ShrunkDirectory):
     errors: Mapping[str, float] = field(default_factory=dict)
     biases: tuple[str, ...] = ()
     normalizations: tuple[str, ...] = ()
-    gates: Gated | None = None
+    gates: Mapping[str, Gated] = field(default_factory=dict, repr=False)
     in_blocks: Mapping[str, str] = field(default_factory=dict)
 
     def content(self) -> Iterable[Part]:
@@ -147,8 +147,8 @@ def shrink_units_directory(place: InDirectory, asked: Request, example_inputs: A
     started = time.monotonic()
     if asked.target == "latency":
         raise ValueError(
-            "target must be one of 'params', 'active_params', 'macs', 'kv_bytes', 'units' for a checkpoint, not "
-            "'latency'."
+            "target must be one of 'params', 'active_params', 'macs', 'bytes', 'kv_bytes', 'units' for a checkpoint, "
+            "not 'latency'."
         )
     checkpoint = open_checkpoint(place.source)
     previous = previous_record(place.source)
@@ -309,7 +309,7 @@ def _calibrated(planned: CheckpointShrinking, dense: _Dense, found: Calibrated) 
         errors=errors,
         biases=biases,
         normalizations=norms,
-        gates=found.gates,
+        gates={} if found.gates is None else {"units": found.gates},
         in_blocks=in_blocks,
     )
 

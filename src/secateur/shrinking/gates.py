@@ -1,13 +1,16 @@
-"""Units chosen by the loss of the whole model: a gate for each, learnt while the weights are frozen.
+"""What leaves by the loss of the whole model: a gate for each unit, expert or branch, learnt while the weights are
+frozen.
 
-Law: gates of 1 are the model bit for bit, gates of 0 the model without the units; at every step they cost what may be
+Law: gates of 1 are the model bit for bit, gates of 0 the model without what leaves; at every step they cost what may be
 left. The same batches give the same gates, and the model is left as it was.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
@@ -15,10 +18,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from secateur.coupling import Group
-from secateur.models import DenseOutputs, full_name, running
-from secateur.shrinking.costs import TiedGroups, amount_of
+from secateur.models import AllMetError, DenseOutputs, full_name, running
+from secateur.shrinking.costs import CostPolynomial, TiedGroups, amount_of
 from secateur.shrinking.counting import rounded_ties
 from secateur.shrinking.measure import Curve, Measured
 from secateur.shrinking.request import PruningTarget, Request
@@ -29,9 +33,12 @@ WARM, COLD = 1.0, 0.1  # the temperatures at the start and in the end
 RAMP = 0.5  # of the steps until as much is gone as was asked
 REACH = 6.0  # how far from the level a gate begins at most
 NUMBERS = 1 << 28  # of the dense logits that are held: a gigabyte
+JUDGED = 20  # steps, after which what gates would take is judged where that has to be looked at
+ROOM = 1 << 31  # bytes that a backward pass may hold: else it computes each block again
 _HALVINGS, _HARD = 60, 1e-4  # a temperature at which gates are 0 or 1
 
 Worths = Mapping[str, npt.NDArray[np.float64]]  # of each group's units
+Gates = Mapping[str, Tensor]  # of each group's units, in [0, 1], or exactly 0 and 1
 
 
 @dataclass(frozen=True)
@@ -43,12 +50,14 @@ class Gated:
         before, after: how far the outputs on the batches are from the dense ones without the units that local losses
             choose, and without those that gates do; before any repair.
         worths: of the units of each group: the logarithm of what one is worth over what it costs, higher = keep.
+        losses: of each step, on its batch.
     """
 
     steps: Annotated[int, Between(0)]
     before: Annotated[float, Between(0)]
     after: Annotated[float, Between(0)]
     worths: Worths = field(repr=False)
+    losses: tuple[Annotated[float, Between(0)], ...] = field(default=(), repr=False)
 
     def misfit(self, named: Mapping[str, Group]) -> str | None:
         """Why they are not of this model's groups."""
@@ -58,7 +67,7 @@ class Gated:
         return None
 
 
-class _Budget:
+class GateBudget:
     """Gates that cost what may be left: ``σ((worth - level) / temperature)``, where the level is solved for.
 
     The level is the logarithm of the budget's multiplier. Ties lose what their units together say, and of tied groups
@@ -66,10 +75,8 @@ class _Budget:
     group.
     """
 
-    def __init__(self, subject: PruningTarget, groups: Sequence[Group], asked: Request) -> None:
-        assert asked.sparsity is not None  # `request` has looked
-        self.tied: Sequence[TiedGroups] = rounded_ties(subject, groups, asked, {})
-        self.amount = amount_of(subject.model, subject.coupling, subject.inputs[0], asked.target, self.tied)
+    def __init__(self, tied: Sequence[TiedGroups], amount: CostPolynomial, sparsity: float) -> None:
+        self.tied, self.amount = tied, amount
         self.groups = [group for each in self.tied for group in each.groups]
         self.tie_of = torch.tensor([at for at, each in enumerate(self.tied) for _ in each.groups])
         self.sizes = torch.tensor([group.size for group in self.groups])
@@ -77,7 +84,16 @@ class _Budget:
         self.alike = torch.bincount(self.tie_of).double()  # groups of each tie
         self.parts = torch.tensor([float(each.parts) for each in self.tied], dtype=torch.float64)
         self.whole = self.amount(self.parts.numpy())
-        self.goal = (1 - asked.sparsity) * self.whole
+        self.goal = (1 - sparsity) * self.whole
+
+    @classmethod
+    def of(cls, subject: PruningTarget, groups: Sequence[Group], asked: Request) -> GateBudget:
+        """Of groups of units, by what is asked."""
+        assert asked.sparsity is not None  # `request` has looked
+        tied = rounded_ties(subject, groups, asked, {})
+        return cls(
+            tied, amount_of(subject.model, subject.coupling, subject.inputs[0], asked.target, tied), asked.sparsity
+        )
 
     def split(self, units: Tensor) -> dict[str, Tensor]:
         """``{group: its units}``."""
@@ -213,63 +229,160 @@ def learnt(
     batches: Sequence[Any],
     forward: Forward | None = None,
 ) -> Gated:
-    """Gates that begin with what was measured and descend on how far the outputs are from the dense ones: nothing but
-    they moves (as in DISP-LLM, arXiv:2410.11988), nothing is drawn (as in arXiv:2603.08065), and no penalty holds the
-    budget, since each step meets it.
-
-    Forwards a gate is 0 or 1, as it will be; backwards it is soft, at a temperature that falls (straight through, as in
-    arXiv:1308.3432). Soft gates alone find what half-open ones can do: of a small Llama they lose .004 as they are
-    learnt, and .018 as 0 and 1; these .011. What may be left falls to the goal in the first half. Where the units
-    that gates would take lose no less than those of the start, on the batches and before repair, the start is given.
+    """Gates of units, which begin with what was measured; see `descended`.
 
     Args:
         model: with its weights, in memory; it takes what one backward pass takes, and its gated weights once more.
         blocks: of it.
+    """
+    budget = GateBudget.of(subject, groups, asked)
+    places = gate_places(replace(subject, model=model), groups, measured, blocks)
+    dense = DenseOutputs(model, batches, forward, numbers=NUMBERS)
+    return descended(
+        dense, budget, _start(budget, measured), lambda gates: gated(dense.model, places, gates), [*blocks.values()]
+    )
+
+
+@contextlib.contextmanager
+def recomputed(blocks: Iterable[nn.Module]) -> Iterator[None]:
+    """A context in which a backward pass holds of these what they are given alone, and computes them once more
+    (arXiv:1604.06174); it has to end within.
+
+    >>> block, x = nn.Sequential(nn.Linear(2, 2), nn.Tanh()), torch.ones(1, 2, requires_grad=True)
+    >>> with recomputed([block]):
+    ...     block(x).sum().backward()
+    >>> torch.equal(x.grad, torch.autograd.grad(block(x).sum(), x)[0])
+    True
+    """
+    with _called_by(blocks, lambda forward: functools.partial(checkpoint, forward, use_reentrant=False)):
+        yield
+
+
+def _held_by(blocks: Sequence[nn.Module], run: Callable[[], object]) -> int:
+    """The bytes that a backward pass holds of all blocks, by those of the first that runs, beside their weights."""
+    weights = {
+        each.untyped_storage().data_ptr()
+        for block in blocks
+        for module in block.modules()
+        for each in private.parameters_of(module).values()
+        if each is not None
+    }
+    held: dict[int, int] = {}
+
+    def hold(tensor: Tensor) -> Tensor:
+        if tensor.layout == torch.strided and (at := tensor.untyped_storage().data_ptr()) not in weights:
+            held[at] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    def first(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        with torch.autograd.graph.saved_tensors_hooks(hold, lambda each: each):
+            its = forward(*args, **kwargs)  # noqa: F841  # or it is let go of, and another lies where it lay
+        raise AllMetError
+
+    with contextlib.suppress(AllMetError), _called_by(blocks, lambda forward: functools.partial(first, forward)):
+        run()
+    return sum(held.values()) * len(blocks)
+
+
+@contextlib.contextmanager
+def _called_by(blocks: Iterable[nn.Module], by: Callable[[Any], Callable[..., Any]]) -> Iterator[None]:
+    """A context in which what is made of their forward passes is called in place of these."""
+    before = {block: vars(block).get("forward") for block in blocks}
+    try:
+        for block in before:
+            block.forward = by(block.forward)
+        yield
+    finally:
+        for block, own in before.items():
+            vars(block).pop("forward", None)
+            if own is not None:
+                block.forward = own
+
+
+def descended(
+    dense: DenseOutputs,
+    budget: GateBudget,
+    start: Tensor,
+    within: Callable[[Gates], AbstractContextManager[Any]],
+    blocks: Sequence[nn.Module] = (),
+    without: Callable[[Gates], AbstractContextManager[Any]] | None = None,
+) -> Gated:
+    """Gates that descend on how far the outputs are from the dense ones: nothing but they moves (as in DISP-LLM,
+    arXiv:2410.11988), and no penalty holds the budget, since each step meets it.
+
+    Forwards a gate is 0 or 1, as it will be; backwards it is soft, at a temperature that falls (straight through, as in
+    arXiv:1308.3432). Soft gates alone find what half-open ones can do: of a small Llama they lose .004 as they are
+    learnt, and .018 as 0 and 1; these .011. What may be left falls to the goal in the first half. Where what gates
+    would take loses no less than what the start would, on the batches and before repair, the start is given. The
+    batches come in an order that is drawn from a seed.
+
+    Args:
+        start: (units,), float64, higher = keep.
+        within: a context in which the model computes with gates, which gradients reach.
+        blocks: those of which a backward pass holds no more than what they are given, where all would take more than
+            `ROOM`.
+        without: one in which it computes without what has a gate of 0, if gates of 0 are not quite that. Then what
+            gates would take is judged every `JUDGED` steps, and the best is taken.
 
     Raises:
         ValueError: no gradient of the outputs reaches a gate, or one is not finite.
     """
-    budget = _Budget(subject, groups, asked)
-    places = gate_places(replace(subject, model=model), groups, measured, blocks)
-    dense = DenseOutputs(model, batches, forward, numbers=NUMBERS)
-    start = _start(budget, measured)
     worths = start.clone().requires_grad_()
     draw, count = torch.Generator().manual_seed(0), len(dense.held)  # each batch once in turn, in orders that are drawn
     order = torch.cat([torch.randperm(count, generator=draw) for _ in range(-(-STEPS // count))]).tolist()
     optimizer = torch.optim.Adam([worths], lr=RATE, betas=MOMENTA)
+    losses: list[float] = []
 
-    def lost(at: int, gates: Tensor) -> Tensor:
-        with gated(dense.model, places, budget.split(gates)):
+    def lost(at: int, gates: Gates, within: Callable[[Gates], AbstractContextManager[Any]] = within) -> Tensor:
+        with within(gates):
             return dense.rows_lost(at)
 
-    def loses(worths: Tensor) -> float:  # without the units that these take
+    def loses(worths: Tensor) -> float:  # without what these take
         with torch.no_grad():
-            gates = budget.gates(worths, _HARD, budget.goal).round()
-            return float(torch.cat([lost(at, gates) for at in range(count)]).mean())
+            gates = budget.split(budget.gates(worths, _HARD, budget.goal).round())
+            return float(torch.cat([lost(at, gates, without or within) for at in range(count)]).mean())
 
     with running(dense.model), torch.enable_grad():
         dense.model.requires_grad_(False)
         before = loses(start)
+        best = before, start
+        gates = budget.split(budget.gates(worths, WARM, budget.goal))
+        again = blocks if _held_by(blocks, lambda: lost(0, gates)) > ROOM else []
         for step in track(range(STEPS), "learning gates"):
             temperature = WARM * (COLD / WARM) ** (step / STEPS)
             goal = budget.whole - (budget.whole - budget.goal) * min(1.0, (step + 1) / (RAMP * STEPS))
             hard = budget.gates(worths.detach(), _HARD, goal).round()
-            loss = lost(order[step], hard + _change(budget.gates(worths, temperature, goal))).mean()
-            if not loss.requires_grad or not bool(loss.isfinite()):
-                why = "is not finite" if loss.requires_grad else "has no gradient along any gate"
-                raise ValueError(
-                    f"how far the outputs of {type(dense.model).__name__} are from the dense ones {why}: leave out "
-                    'choose="gates", or run the batches by a forward= that returns what the model computes with.'
-                )
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
+            gates = budget.split(hard + _change(budget.gates(worths, temperature, goal)))
+            with within(gates), recomputed([] if dense.held[order[step]].rows else again):  # else a block may select
+                loss = dense.rows_lost(order[step]).mean()
+                if not loss.requires_grad or not bool(loss.isfinite()):
+                    why = "is not finite" if loss.requires_grad else "has no gradient along any gate"
+                    raise ValueError(
+                        f"how far the outputs of {type(dense.model).__name__} are from the dense ones {why}: leave out "
+                        'choose="gates", or run the batches by a forward= that returns what the model computes with.'
+                    )
+                optimizer.zero_grad()
+                loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-        after = loses(worths.detach())
-    end = worths.detach() if after < before else start
-    return Gated(STEPS, before, min(before, after), {name: its.numpy() for name, its in budget.split(end).items()})
+            losses.append(max(0.0, float(loss.detach())))
+            judges = without is not None and (step + 1) % JUDGED == 0 and goal == budget.goal
+            if judges or step + 1 == STEPS:
+                best = min(best, (loses(worths.detach()), worths.detach().clone()), key=lambda each: each[0])
+    found = {name: its.numpy() for name, its in budget.split(best[1]).items()}
+    return Gated(STEPS, before, best[0], found, tuple(losses))
 
 
-def _start(budget: _Budget, measured: Measured) -> Tensor:
+def ranked_start(scores: Iterable[Tensor]) -> Tensor:
+    """(units,), float64: where gates begin that are known by the order of scores alone, each (units,), higher = keep.
+
+    >>> ranked_start([torch.tensor([3.0, 9.0]), torch.tensor([1.0, 0.0])])
+    tensor([-1.0986,  1.0986,  1.0986, -1.0986], dtype=torch.float64)
+    """
+    places = ((each.argsort().argsort().double() + 0.5) / len(each) for each in scores)
+    return torch.cat([each.logit() for each in places]).clamp(-REACH, REACH)
+
+
+def _start(budget: GateBudget, measured: Measured) -> Tensor:
     """(units,), float64: the logarithm of what is lost next over what that saves, less that of the unit at which the
     goal is met; of units that nothing was measured of, as of the dearest tenth."""
     prices = budget.split(budget.prices(torch.ones(len(budget.tied), dtype=torch.float64)))
@@ -298,7 +411,7 @@ def by_gates(
 ) -> Measured:
     """The measurements in which scores are the worths of the gates, and losses add up what these say: so counts are
     found that meet the budget exactly, and units that are worth less leave first."""
-    budget = _Budget(subject, groups, asked)
+    budget = GateBudget.of(subject, groups, asked)
     prices = budget.split(budget.prices(torch.ones(len(budget.tied), dtype=torch.float64)))
     scores = {name: torch.from_numpy(its) for name, its in gates.worths.items()}
     curves = {}

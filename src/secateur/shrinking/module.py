@@ -103,7 +103,7 @@ class Shrunk(ByText):
             by the proof.
         kept: which units stay, of the groups that lost some.
         plans: what left, in order: branches, then experts, then channels.
-        gates: what gates came to, where they chose.
+        gates: what gates came to where they chose, ``{"branches", "experts" or "units": Gated}``.
         in_blocks: ``{parameter: note}`` of the weights whose Gram matrix was too large, so that it was summed, and the
             weight repaired, in blocks of inputs.
         multiply_adds: those of the example before and after, as far as they are contractions.
@@ -131,7 +131,7 @@ class Shrunk(ByText):
     unreached: Mapping[str, tuple[int, ...]] = field(default_factory=dict, repr=False)
     mended: Mapping[str, float] = field(default_factory=dict, repr=False)
     unmended: Mapping[str, str] = field(default_factory=dict, repr=False)
-    gates: Gated | None = None
+    gates: Mapping[str, Gated] = field(default_factory=dict, repr=False)
     in_blocks: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def content(self) -> Iterable[Part]:
@@ -205,9 +205,10 @@ def shrink(
             ``"experts:25%"`` or ``["branches:3", "outputs:person,car"]``; units make up what is missing to
             ``sparsity``. Of a directory one kind leaves a run, `Experts`, `Blocks` or `Outputs`, and nothing else.
         criterion: ``(weight, *, <evidence>) -> scores``, higher = keep, or its name; see `secateur.criteria`.
-        choose: "gates" learns which units leave, on the loss of the whole model: a number for each, between 0 and 1,
-            multiplied in where matrices read it, descends on how far the outputs are from the dense ones, while all
-            together cost what may be left, in 200 steps of a batch each. None: by what the next matrices lose.
+        choose: "gates" learns which units leave, and which of ``Experts`` and ``Branches``, on the loss of the whole
+            model: a number for each, between 0 and 1, multiplied in where matrices read it, descends on how far the
+            outputs are from the dense ones, while all together cost what may be left, in 200 steps of a batch each.
+            None: by what the next matrices lose, of experts by their rank, of branches one after the other.
         allocate: how many units each group keeps, or its word; it is given the groups by their names. By default the
             same fraction of each, but the width of a residual stream stays until others have lost half, and heads as
             long as it is enough that others leave; of "units" all lose it. An allocation that is given, such as
@@ -217,9 +218,9 @@ def shrink(
             counts run no faster; of 8, 4, 2 or 1 where one such step would be more than 1 % of the target; of
             32, 16 or 8 where the times of a table have such steps.
         target: what ``sparsity`` is a fraction of: ``"params"`` (entries of parameters), ``"macs"`` (multiply-adds of
-            the example), ``"latency"`` (time of the example in evaluation mode, measured beside the model's own; not of
-            a directory), ``"units"``; of mixtures ``"active_params"`` (those that one token passes through), of what
-            reads text ``"kv_bytes"`` (what its cache keeps of a token).
+            the example), ``"bytes"`` (of parameters and buffers), ``"latency"`` (time of the example in evaluation
+            mode, measured beside the model's own; not of a directory), ``"units"``; of mixtures ``"active_params"``
+            (those that one token passes through), of what reads text ``"kv_bytes"`` (what its cache keeps of a token).
         runtime: where that time is measured, with as many threads as torch has: ``"torch"``, which is meant if left
             out, ``"onnxruntime"``, ``"onnxruntime:int8"``, ``"onnxruntime:int4"``, ``"openvino"``, ``"openvino:int8"``,
             or a value of `secateur.runtimes`. Each model that is timed is exported. Or by what each operation takes on
@@ -369,7 +370,7 @@ def shrink(
     plans: list[Plan] = []
     facts: dict[str, Any] = {}  # on what left before units
     choice: Choice | None = None
-    learnt: Gated | None = None
+    gates: dict[str, Gated] = {}
     share, rest = 1.0, asked  # what is left of the target without that, and what is to leave of it
     first = [each for kind in LEAVE for each in asked.leave if isinstance(each, kind) and each.remove]
     if any(isinstance(each, Branches) for each in first):
@@ -382,6 +383,7 @@ def shrink(
             share_left = _share_left(model, coupling, example_inputs, asked)
             left = LEAVE[type(kind)](leaving(coupling=coupling, asked=rest), kind)
             plans.append(left.plan)
+            gates |= {} if left.gates is None else {type(kind).__name__.lower(): left.gates}
             undo.call(carry_out(model, left.plan, optimizer))
             if left.configured is not None:
                 undo.call(left.configured.adopt(model, left.fields))
@@ -400,7 +402,8 @@ def shrink(
             else:
                 host = InMemory(model, held, forward=forward)
                 found = calibrated_selection(subject, rest, host, repair=repair, known=known, undo=undo)
-                choice, saved, learnt = found.choice, found.before, found.gates
+                choice, saved = found.choice, found.before
+                gates |= {} if found.gates is None else {"units": found.gates}
             plans.append(choice.plan)
             undo.call(carry_out(model, choice.plan, optimizer, saved))
             if dense_outputs is not None and held is not None and choice.plan.tensors:
@@ -422,7 +425,7 @@ def shrink(
             multiply_adds=(work, coupling.multiply_adds(counts)),
             parameters=parameters,
             nbytes=nbytes,
-            gates=learnt,
+            gates=gates,
             in_blocks={} if choice is None else choice.in_blocks,
             reach=reach,
             **facts,
@@ -445,6 +448,11 @@ def _shrunk_directory(
     if asked.leave and not isinstance(asked.leave[0], Blocks | Branches | Experts | Outputs):
         kind = type(asked.leave[0]).__name__
         raise ValueError(f"{source}: {kind} leave a module; load the model for this, and save what is left.")
+    if asked.choose and asked.leave and not isinstance(asked.leave[0], Experts):
+        kind = type(asked.leave[0]).__name__
+        raise ValueError(
+            f"{source}: of a directory gates learn which units or Experts leave, not {kind}; leave out choose=."
+        )
     if asked.leave and isinstance(asked.leave[0], Experts):
         refuse("is not needed: a directory's experts are found by its configuration.", example_inputs=example_inputs)
         return shrink_experts_directory(place, asked)

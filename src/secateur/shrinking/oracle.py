@@ -4,11 +4,12 @@ probe of a large model: its blocks have their weights only while they run.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import math
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -16,8 +17,20 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
-from secateur.coupling import Coupling, Group, Kept, Spot, cycle_choices, leaves, tensors_of_tree
+from secateur.coupling import (
+    CallSites,
+    Coupling,
+    Group,
+    Kept,
+    Spot,
+    cycle_choices,
+    leaves,
+    name_of,
+    tensors_of_tree,
+    written_in_others,
+)
 from secateur.models import RunAgain, Weights, find_blocks
 from secateur.shrinking.apply import carry_out, sliced, zero
 from secateur.shrinking.plan import Factors, Plan, factors_of, multiplied
@@ -47,7 +60,15 @@ class RouterMask:
     gone: bool
     turn: int | None = None
 
-    def compares(
+    def through(
+        self, spot: Spot, name: str, call: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """The result of a call at a spot, as the router masks it."""
+        can_choose, more = self._compares(spot, args, kwargs)
+        out = call(*can_choose, **more)
+        return self._made(spot, self._taken(args, kwargs, out) if name == "topk" else out)
+
+    def _compares(
         self, spot: Spot, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
         """The arguments of a call: those that are gone have a score of minus infinity."""
@@ -63,7 +84,7 @@ class RouterMask:
             first = without
         return args, kwargs
 
-    def taken(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> Any:
+    def _taken(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> Any:
         """The result of a ``topk``. One that takes all only puts them in order, those without a chance last: each has
         the value that its logit of minus infinity gave it, such as a share of zero, and not minus infinity."""
         first = next(iter(tensors_of_tree((args, kwargs))))
@@ -72,7 +93,7 @@ class RouterMask:
         at = args[2] if len(args) > 2 else kwargs.get("dim", -1)
         return type(out)((first.gather(at, out.indices), out.indices))
 
-    def made(self, spot: Spot, out: Any) -> Any:
+    def _made(self, spot: Spot, out: Any) -> Any:
         """The result of a call."""
         for made, at, stays in self.looks.get(spot, ()):
             if not made or not isinstance(out, Tensor):
@@ -94,16 +115,46 @@ def _along(mask: npt.NDArray[np.bool_], tensor: Tensor, at: int) -> Tensor:
     return torch.from_numpy(mask).reshape(shape).to(tensor.device)
 
 
+@contextlib.contextmanager
+def without_experts(model: nn.Module, coupling: Coupling, kept: Kept) -> Iterator[None]:
+    """A context in which the router of a model can choose only the units that stay."""
+    mask = RouterMask(_looks(coupling, kept), gone=True)
+    with CallSites(model) as where, _Masked(mask, where):
+        yield
+
+
+class _Masked(TorchFunctionMode):
+    """Calls as a router mask lets them be."""
+
+    def __init__(self, mask: RouterMask, where: CallSites) -> None:
+        super().__init__()
+        self.mask, self.where = mask, where
+
+    def __torch_function__(
+        self, func: Any, kinds: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        name = name_of(func)
+        body = written_in_others(func, name)
+        if body is not None:
+            with self:
+                return body(*args, **kwargs or {})
+        return self.mask.through(self.where.spot(name), name, func, args, kwargs or {})
+
+
+def _looks(coupling: Coupling, kept: Kept) -> dict[Spot, list[tuple[bool, int, npt.NDArray[np.bool_]]]]:
+    looks: dict[Spot, list[tuple[bool, int, npt.NDArray[np.bool_]]]] = {}
+    for look in coupling.looks():
+        looks.setdefault(look.spot, []).append((look.made, look.at, coupling.positions(look.dim, kept)))
+    return looks
+
+
 def oracles(coupling: Coupling, kept: Kept) -> tuple[list[RouterMask | None], list[RouterMask | None]]:
     """Pairs of router masks to compare: for the original without the units that leave, and for the smaller model.
     [None] where no such units leave, and the example reaches all of them."""
     names = {each.name for each in coupling.groups if each.chosen and each.name in kept and not kept[each.name].all()}
     if not names and not coupling.turns:
         return [None], [None]
-    mine = {name: mask for name, mask in kept.items() if name in names}
-    looks: dict[Spot, list[tuple[bool, int, npt.NDArray[np.bool_]]]] = {}
-    for look in coupling.looks():
-        looks.setdefault(look.spot, []).append((look.made, look.at, coupling.positions(look.dim, mine)))
+    looks = _looks(coupling, {name: mask for name, mask in kept.items() if name in names})
     turns = [None, *range(max(_TURNS, coupling.turns))]
     return (
         [RouterMask(looks, gone=True, turn=turn) for turn in turns],

@@ -888,12 +888,11 @@ class _Comparable(TorchFunctionMode):
                 return body(*args, **kwargs)
         self.calls[name] += 1
         if self.oracle is None or self.where is None:
-            return self._called(func, name, args, kwargs)
-        spot = self.where.spot(name)
-        out = self._called(func, name, *self.oracle.compares(spot, args, kwargs))
-        return self.oracle.made(spot, self.oracle.taken(args, kwargs, out) if name == "topk" else out)
+            return self._called(func, name, *args, **kwargs)
+        called = functools.partial(self._called, func, name)
+        return self.oracle.through(self.where.spot(name), name, called, args, kwargs)
 
-    def _called(self, func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def _called(self, func: Any, name: str, /, *args: Any, **kwargs: Any) -> Any:
         known = operation(name)
         if known.uncounted is not None and (name, self.calls[name]) in self.statistics:
             return known.uncounted(*args, sums=self.sums, **kwargs)

@@ -161,8 +161,12 @@ def request(
         check_sparsity(made.sparsity)
     if made.choose not in (None, "gates"):
         raise ValueError(f'choose must be "gates", or left out, not {made.choose!r}.')
-    if made.choose is not None and made.sparsity is None:
-        raise ValueError("gates learn which units leave; say by sparsity= how much that is, or leave out choose=.")
+    counted = made.experts.remove or made.blocks or (isinstance(made.branches, int | float) and made.branches)
+    if made.choose is not None and made.sparsity is None and not counted:
+        raise ValueError(
+            "gates learn which units leave, or experts or branches; say by sparsity= or leave= how much that is, or "
+            "leave out choose=."
+        )
     if made.branches and made.uniform:
         raise ValueError(
             "no configuration describes removed branches: leave out uniform, or Branches; of a directory whole blocks "

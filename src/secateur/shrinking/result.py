@@ -92,19 +92,41 @@ def model_content(done: Shrunk, *, full: bool) -> Iterator[Part]:
     yield "Proved on random weights that nothing else changed." if done.asked.verify else "Not proved, as asked."
 
 
-def _chosen_by(gates: Gated | None) -> Iterator[Part]:
+def _chosen_by(gates: Mapping[str, Gated]) -> Iterator[Part]:
     """How gates chose: how far the outputs are from the dense ones before repair."""
-    if gates is not None:
+    if gates:
         yield ""
-        yield Table.of(
+        table = Table.of(
             "gates",
-            [gates],
-            Column.count("Steps of gates", lambda its: its.steps),
-            Column.figure("Lost by local losses", lambda its: its.before),
-            Column.figure("Lost by gates, before repair", lambda its: its.after),
+            gates.items(),
+            Column.name("Gates of"),
+            Column.count("Steps", lambda its: its[1].steps),
+            Column.figure("Lost as they began", lambda its: its[1].before),
+            Column.figure("Lost by gates, before repair", lambda its: its[1].after, key="after"),
             title="How gates chose",
         )
+        yield replace(table, charts=[_descent(gates)])
         yield ""
+
+
+def _descent(gates: Mapping[str, Gated]) -> Chart:
+    """The loss over the steps, in means of tenths of them."""
+    steps = [
+        (what, at, sum(some) / len(some))
+        for what, its in gates.items()
+        for at in range(10)
+        if (some := its.losses[len(its.losses) * at // 10 : len(its.losses) * (at + 1) // 10])
+    ]
+    return Chart(
+        "What the outputs lose as gates learn",
+        "On the batches of each tenth of the steps. In the first half more and more leaves.",
+        [f"{what}, tenth {at + 1}" for what, at, _ in steps],
+        [lost for *_, lost in steps],
+        "lost",
+        series=[what for what, *_ in steps],
+        places=[10.0 * (at + 1) for _, at, _ in steps],
+        along="percent of the steps",
+    )
 
 
 def in_blocks_parts(in_blocks: Mapping[str, str]) -> Iterator[str]:
@@ -400,6 +422,7 @@ def experts_content(done: ShrunkExperts, *, full: bool) -> Iterator[Part]:
         yield _text_line(found)
     else:
         yield f"Ranked by {done.rank}, without data."
+    yield from _chosen_by(done.gates)
     yield from _mended(done.mended, done.unmended)
     if found is not None:
         yield from _lost(found)

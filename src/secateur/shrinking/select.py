@@ -19,6 +19,7 @@ from secateur.shrinking.apply import Place
 from secateur.shrinking.configuration import Configured, Described, has_configuration
 from secateur.shrinking.costs import TiedGroups, by_tie, cost_of
 from secateur.shrinking.counting import Counted, solve_counts
+from secateur.shrinking.gates import Gated
 from secateur.shrinking.measure import Measured
 from secateur.shrinking.plan import Plan, plan_of
 from secateur.shrinking.request import PruningTarget, Request, pruning_target
@@ -463,6 +464,7 @@ class Left:
         facts: fields of `Shrunk` on it.
         configured, fields: what the module's configuration becomes.
         mend: repairs the smaller model, of which it is given the coupling; more of the facts.
+        gates: what gates came to, where they chose.
     """
 
     plan: Plan
@@ -470,3 +472,4 @@ class Left:
     configured: Described | None = None
     fields: Mapping[Place, Any] = field(default_factory=dict)
     mend: Callable[[Coupling], Mapping[str, Any]] = lambda _: {}
+    gates: Gated | None = None

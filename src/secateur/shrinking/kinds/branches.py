@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from secateur.coupling import Branch, Coupling, SameDraws, may_leave
-from secateur.models import OUTPUTS, ROWS, DenseOutputs
+from secateur.coupling import Axis, Branch, Coupling, Group, SameDraws, may_leave
+from secateur.models import OUTPUTS, ROWS, DenseOutputs, running
 from secateur.shrinking.apply import carry_out
+from secateur.shrinking.costs import CostPolynomial, TiedGroups
+from secateur.shrinking.gates import NUMBERS, GateBudget, Gated, descended, ranked_start
 from secateur.shrinking.plan import plan_without
 from secateur.shrinking.proof import right_branches
 from secateur.shrinking.select import least, select, too_few
-from secateur.support import Forward, in_mode, restored, run_example, seeded, track
+from secateur.support import Forward, in_mode, mapped, restored, run_example, seeded, track
 
 # How far a model's outputs move without some of its residual branches, on real inputs; and which branches to remove.
 #
@@ -155,6 +159,69 @@ def _turn(total: Tensor, term: Tensor, features: Sequence[int]) -> float:
     return float(1 - cosine.double().mean())
 
 
+def number_of(share: float, every: Sequence[Branch]) -> int:
+    """How many leave: one stays."""
+    return min(int(share) if share >= 1 else math.ceil(share * len(every) - 1e-9), len(every) - 1)
+
+
+def names_in(branch: Branch) -> set[str]:
+    """Those that globs may match."""
+    return {branch.name, *branch.modules, *branch.parameters}
+
+
+@torch.inference_mode(False)  # whatever mode the caller is in
+def learnt_branches(
+    free: Sequence[Branch], every: Sequence[Branch], share: float, batches: Sequence[Any], costs: OutputCosts
+) -> Gated:
+    """Gates of the branches that may leave, which begin with those that leave one after the other. A gate is multiplied
+    into what the last module of its branch gives; what leaves is judged on the model without it."""
+    model, axis, target = costs.model, Axis(len(free)), min(number_of(share, every), len(free) - 1)
+    tied = [TiedGroups([Group("branches", axis, len(free), (), 0, ())], 1, {})]
+    budget = GateBudget(tied, CostPolynomial([([axis], 1)], tied), max(0, target) / len(free))
+    first = {each: at for at, each in enumerate(costs.least(free, every, target))}
+    alone = {each: costs.without([each]) for each in free}
+    order = sorted(free, key=lambda each: (first.get(each, len(every)), alone[each]))
+    dense = DenseOutputs(model, batches, costs.forward, numbers=NUMBERS)
+    ends = _ends(model, free, lambda: dense.rows_lost(0))
+
+    @contextlib.contextmanager
+    def within(gates: Mapping[str, Tensor]) -> Iterator[None]:
+        with contextlib.ExitStack() as hooks:
+            for module, at in ends.items():
+                hooks.callback(module.register_forward_hook(_multiplied(gates["branches"][at])).remove)
+            yield
+
+    @contextlib.contextmanager
+    def without(gates: Mapping[str, Tensor]) -> Iterator[None]:
+        undo = carry_out(model, plan_without([free[at] for at in (gates["branches"] < 0.5).nonzero().flatten()]), None)
+        try:
+            yield
+        finally:
+            undo()
+
+    start = ranked_start([torch.tensor([float(order.index(each)) for each in free])])
+    return descended(dense, budget, start, within, without=without)
+
+
+def _ends(model: nn.Module, branches: Sequence[Branch], run: Callable[[], object]) -> dict[nn.Module, int]:
+    """``{module: number of its branch}`` of those that come last in what a branch adds, as they run."""
+    ends: dict[int, nn.Module] = {}
+    with contextlib.ExitStack() as hooks, running(model):
+        for at, branch in enumerate(branches):
+            for path in (path for path, form in branch.modules.items() if form["returns"] not in ("input", "nothing")):
+                called = functools.partial(lambda at, module, *_: ends.update({at: module}), at)
+                hooks.callback(model.get_submodule(path).register_forward_hook(called).remove)
+        run()
+    return {module: at for at, module in ends.items()}
+
+
+def _multiplied(gate: Tensor) -> Callable[[nn.Module, Any, Any], Any]:
+    def times(_: nn.Module, __: Any, out: Any) -> Any:
+        return mapped(out, lambda each: each * gate.to(each) if each.is_floating_point() else each)
+
+    return times
+
+
 def choose_branches(
     model: nn.Module,
     coupling: Coupling,
@@ -178,17 +245,13 @@ def choose_branches(
             "the model has no residual branch, x + f(x) where only f has its modules; leave branches out, "
             "or give an example that runs through the sums."
         )
-    target = min(int(share) if share >= 1 else math.ceil(share * len(every) - 1e-9), len(every) - 1)
+    target = number_of(share, every)
     if not target:
         raise ValueError(f"{every[0].name} is the only residual branch of the model, and one stays at least.")
     scores = {} if isinstance(score, OutputCosts) else score(model, coupling, inputs)
     if wrong := [branch.name for branch, value in scores.items() if math.isnan(value)]:
         raise ValueError(f"the score of the branch {wrong[0]} is NaN; correct the weights or the example first.")
-    stayed = {
-        branch.name: KEPT
-        for branch in every
-        if not may_leave({branch.name, *branch.modules, *branch.parameters}, include, exclude)
-    }
+    stayed = {branch.name: KEPT for branch in every if not may_leave(names_in(branch), include, exclude)}
     ranked = sorted((each for each in every if each.name not in stayed), key=lambda each: scores.get(each, 0.0))
     right: dict[Branch, Branch] = {}
 

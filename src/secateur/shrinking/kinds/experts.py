@@ -5,20 +5,26 @@ Law: all sets of one size keep the same number, and at least as many as are chos
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from secateur.coupling import Coupling, Group, Scope
 from secateur.kinds import Experts
-from secateur.models import InMemory, Routed, routed_by, scores_by
+from secateur.models import DenseOutputs, InMemory, Routed, last_products, routed_by, scores_by
+from secateur.shrinking.costs import CostPolynomial, TiedGroups, by_tie
+from secateur.shrinking.gates import NUMBERS, GateBudget, Gated, descended, gated, ranked_start
 from secateur.shrinking.kinds.expert_repair import mend_mixtures
+from secateur.shrinking.oracle import without_experts
 from secateur.shrinking.request import PruningTarget, Request
 from secateur.shrinking.select import Choice, Leaving, Left, check_globs, choose, groups_in_scope, names_of, scores_of
+from secateur.support import Forward
 
 
 @dataclass(frozen=True)
@@ -74,8 +80,10 @@ def choose_experts(
     asked: Request,
     known: Collection[str],
     routed: Mapping[str, Routed] | None = None,
+    learn: Callable[[Sequence[Group], Mapping[str, Tensor], float], Mapping[str, Tensor]] | None = None,
 ) -> Fewer:
-    """Which experts stay, and how many of each mixture there were and are. ``routed`` is what data says of them.
+    """Which experts stay, and how many of each mixture there were and are. ``routed`` is what data says of them, and
+    ``learn`` makes other scores of these, with the share that leaves.
 
     Raises:
         ValueError: none can leave, or not as many as asked.
@@ -87,11 +95,51 @@ def choose_experts(
     every = sum(group.size for group in groups)
     remove = asked.experts.remove
     number = sum(min(remove, group.size - 1) for group in groups) if remove >= 1 else remove * every
-    choice = choose(subject, replace(asked, sparsity=number / every), known, chosen=True, given=scores)
+    share = number / every
+    if learn is not None and share:
+        scores = dict(learn(groups, scores, share))
+    choice = choose(subject, replace(asked, sparsity=share), known, chosen=True, given=scores)
     stay = [group for group in groups if group.name in choice.kept]
     counts = {group.name: (group.size, int(choice.kept[group.name].sum())) for group in stay}
     unreached = {} if routed is None else {each.name: routed[each.name].unreached for each in stay}
     return Fewer(choice, counts, {name: each for name, each in unreached.items() if each})
+
+
+@torch.inference_mode(False)  # whatever mode the caller is in
+def learnt_experts(
+    subject: PruningTarget,
+    groups: Sequence[Group],
+    scores: Mapping[str, Tensor],
+    share: float,
+    model: nn.Module,
+    batches: Sequence[Any],
+    forward: Forward | None,
+) -> Gated:
+    """Gates of experts, which begin with the order of their scores. A gate is multiplied into what its expert gives,
+    while tokens are sent where they are: so an expert that would leave has a gradient, too. What leaves is judged
+    with routers that send no token to it.
+    """
+    coupling = subject.coupling
+    tied = [TiedGroups(each, 1, {}) for each in by_tie(groups)]
+    budget = GateBudget(tied, CostPolynomial([([group.axis], 1) for group in groups], tied), share)
+    named = {group.name: group for group in groups}
+    last = last_products(InMemory(model, batches[:1], forward=forward), coupling, groups)
+    places: dict[str, list[tuple[str, int, Tensor]]] = {}
+    for group, names in last.items():
+        for name in sorted(names):
+            index = torch.from_numpy(coupling.indices(named[group], name, 0))
+            places.setdefault(name, []).append((group, 0, index))
+
+    def without(gates: Mapping[str, Tensor]) -> contextlib.AbstractContextManager[None]:
+        return without_experts(model, coupling, {name: each.numpy(force=True) > 0.5 for name, each in gates.items()})
+
+    return descended(
+        DenseOutputs(model, batches, forward, numbers=NUMBERS),
+        budget,
+        ranked_start(scores[group.name] for group in budget.groups),
+        lambda gates: gated(model, places, gates),
+        without=without,
+    )
 
 
 def leave_experts(leaving: Leaving, experts: Experts) -> Left:
@@ -103,7 +151,14 @@ def leave_experts(leaving: Leaving, experts: Experts) -> Left:
     if batches is not None and experts.rank != "criterion":
         groups = groups_in_scope(subject.scope, asked, chosen=True)
         routed = routed_by(InMemory(model, batches, forward=leaving.forward), coupling, groups)
-    fewer = choose_experts(subject, asked, leaving.known, routed)
+    learnt: list[Gated] = []
+
+    def learn(groups: Sequence[Group], scores: Mapping[str, Tensor], share: float) -> Mapping[str, Tensor]:
+        assert batches is not None  # `shrink` has looked
+        learnt.append(learnt_experts(subject, groups, scores, share, model, batches, leaving.forward))
+        return {name: torch.from_numpy(worths) for name, worths in learnt[0].worths.items()}
+
+    fewer = choose_experts(subject, asked, leaving.known, routed, learn if asked.choose else None)
     whole = copy.deepcopy(model) if routed is not None and leaving.repair else None
 
     def mend(coupling: Coupling) -> Mapping[str, Any]:
@@ -114,4 +169,5 @@ def leave_experts(leaving: Leaving, experts: Experts) -> Left:
         return {"mended": mended.shares, "unmended": mended.whole}
 
     facts = {"experts": fewer.counts, "unreached": fewer.unreached}
-    return Left(fewer.choice.plan, facts, subject.configured, fewer.choice.fields, mend)
+    gates = learnt[0] if learnt else None
+    return Left(fewer.choice.plan, facts, subject.configured, fewer.choice.fields, mend, gates)

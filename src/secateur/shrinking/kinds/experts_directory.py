@@ -11,7 +11,7 @@ import contextlib
 import functools
 import os
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -39,10 +39,11 @@ from secateur.checkpoints import (
     write_index,
 )
 from secateur.coupling import Group
-from secateur.models import InFiles, digest, held_batches, own_share
+from secateur.models import InFiles, digest, held_batches, loaded_model, own_share
 from secateur.shrinking.directory import config_text, facts_of, origins_text
+from secateur.shrinking.gates import Gated
 from secateur.shrinking.kinds.expert_repair import OUTSIDE, Mended, MendedMixtures, leave_whole, mend
-from secateur.shrinking.kinds.experts import Fewer, choose_experts, ranked
+from secateur.shrinking.kinds.experts import Fewer, choose_experts, learnt_experts, ranked
 from secateur.shrinking.kinds.mixtures import (
     Beyond,
     Mixtures,
@@ -77,6 +78,7 @@ class ShrunkExperts(ShrunkDirectory):
         mended: ``{router: share}``: the share of the squared residual behind a mixture that its repaired experts
             recover on held-out tokens; ``{router: why}`` in ``unmended`` of those that stay as they were.
         repaired: the tensors in the files whose values are new.
+        gates: what gates came to where they chose, ``{"experts": Gated}``.
     """
 
     rank: str
@@ -87,6 +89,7 @@ class ShrunkExperts(ShrunkDirectory):
     mended: Mapping[str, float] = field(default_factory=dict, repr=False)
     unmended: Mapping[str, str] = field(default_factory=dict, repr=False)
     repaired: tuple[str, ...] = field(default=(), repr=False)
+    gates: Mapping[str, Gated] = field(default_factory=dict, repr=False)
 
     def content(self) -> Iterable[Part]:
         return experts_content(self, full=True)
@@ -122,21 +125,34 @@ def shrink_experts_directory(place: InDirectory, asked: Request) -> ShrunkExpert
     if planned is not None:
         _check_same(planned, mixtures, Path(plan or ""))
     text_run = None
-    if batches is not None and (by_data or (place.repair and out is not None)):
+    if batches is not None and (by_data or asked.choose or (place.repair and out is not None)):
         text_run = _run_of(place, mixtures, asked, batches)
 
     measured = text_run if by_data else None
 
+    def plan_with(
+        learned: Profile | None, run: Run | None = None
+    ) -> tuple[Fewer | None, dict[str, Origin], ShrunkExperts]:
+        gates: list[Gated] = []
+
+        def learn(groups: Sequence[Group], scores: Mapping[str, Tensor], share: float) -> Mapping[str, Tensor]:
+            assert text_run is not None  # there are batches
+            gates.append(_gates(text_run, groups, scores, share, run))
+            return {name: torch.from_numpy(worths) for name, worths in gates[0].worths.items()}
+
+        fewer, written, done = _planned(place, mixtures, asked, learned, started, learn if asked.choose else None)
+        return fewer, written, replace(done, gates=dict(zip(["experts"], gates, strict=False)))
+
     if out is None:
         learned = planned if measured is None else _profiled(measured, there)
-        done = _planned(place, mixtures, asked, learned, started)[2]
+        done = plan_with(learned)[2]
     else:
         known = None if text_run is None else {"sha256": digest(text_run.every), "held_out": text_run.counts[1]}
         said = request_of("experts", asked, data=known, plan=planned, repair=place.repair and text_run is not None)
         with begun(out, said, checkpoint, copied=False) as run:
             learned = planned if measured is None else _learned(run, measured, there)
             with _leaving_nothing(run):
-                fewer, written, done = _planned(place, mixtures, asked, learned, started)
+                fewer, written, done = plan_with(learned, run)
             assert fewer is not None
             digests = _write(run, mixtures, done, fewer.choice, written)
             if text_run is not None and place.repair:
@@ -168,11 +184,12 @@ def _planned(
     asked: Request,
     known: Profile | None,
     started: float,
+    learn: Callable[[Sequence[Group], Mapping[str, Tensor], float], Mapping[str, Tensor]] | None,
 ) -> tuple[Fewer | None, dict[str, Origin], ShrunkExperts]:
     """What leaves, the origin of each tensor that is written, and the facts for the result."""
     checkpoint = mixtures.checkpoint
     routed = None if known is None else {group.name: known.routed[group.name] for group in mixtures.groups}
-    fewer = choose_experts(mixtures.subject, asked, (), routed) if asked.experts.remove else None
+    fewer = choose_experts(mixtures.subject, asked, (), routed, learn) if asked.experts.remove else None
     written = mixtures.written(fewer.choice.plan) if fewer else {name: (name, {}) for name in checkpoint}
     chosen = fewer.choice.fields if fewer else {}
     groups = [group for group in mixtures.groups if fewer and group.name in fewer.choice.kept]
@@ -257,6 +274,20 @@ def _profiled(run: _Calibration, source: Mapping[str, str]) -> Profile:
         beyond,
         source,
     )
+
+
+def _gates(
+    run: _Calibration, groups: Sequence[Group], scores: Mapping[str, Tensor], share: float, journal: Run | None
+) -> Gated:
+    """Gates of the experts of the model, which is loaded as a whole meanwhile; from an earlier run's journal."""
+    named = {group.name: group for group in groups}
+
+    def learn() -> Gated:
+        model = loaded_model(run.place.source, run.place.device)
+        its = run.mixtures.subject, groups, scores, share, model, run.every, run.place.forward
+        return on_rank_zero(lambda: learnt_experts(*its))
+
+    return learn() if journal is None else journal.stage("gates", Gated, learn, lambda its: its.misfit(named))
 
 
 def _tokens(batches: Sequence[Any]) -> int:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from secateur.coupling import Branch, SameDraws, find_coupling
+from secateur.coupling import Branch, SameDraws, find_coupling, may_leave
 from secateur.kinds import Branches
 from secateur.models import (
     AllMetError,
@@ -30,7 +30,15 @@ from secateur.models import (
     parts_of,
     running,
 )
-from secateur.shrinking.kinds.branches import OutputCosts, choose_branches, influences, named_branches
+from secateur.shrinking.gates import Gated
+from secateur.shrinking.kinds.branches import (
+    OutputCosts,
+    choose_branches,
+    influences,
+    learnt_branches,
+    named_branches,
+    names_in,
+)
 from secateur.shrinking.plan import plan_without
 from secateur.shrinking.repair import StreamCorrection
 from secateur.shrinking.select import Leaving, Left, check_globs
@@ -535,10 +543,16 @@ def leave_branches(leaving: Leaving, branches: Branches) -> Left:
     check_globs(leaving.known, asked.globs)
     costs = None if batches is None else OutputCosts(model, batches, leaving.forward)
     stayed: dict[str, str] = {}
+    learnt: Gated | None = None
     if branches.names:
         gone = named_branches(model, coupling, branches.names, leaving.inputs, verify=asked.verify)
     else:
-        score = influences if costs is None else costs
+        score: Any = influences if costs is None else costs
+        if asked.choose is not None and costs is not None and batches is not None:
+            free = [each for each in coupling.branches if may_leave(names_in(each), asked.include, asked.exclude)]
+            learnt = learnt_branches(free, coupling.branches, branches.share, batches, costs)
+            worths = dict(zip(free, learnt.worths["branches"].tolist(), strict=True))
+            score = lambda *_: worths  # noqa: E731
         gone, stayed = choose_branches(
             model,
             coupling,
@@ -552,4 +566,4 @@ def leave_branches(leaving: Leaving, branches: Branches) -> Left:
     facts: dict[str, Any] = {"stayed": stayed}
     if costs is not None and batches is not None and leaving.repair:
         facts["patched"] = patch(model, gone, batches, costs=costs, forward=leaving.forward, undo=leaving.undo)
-    return Left(plan_without(gone), facts)
+    return Left(plan_without(gone), facts, gates=learnt)
