@@ -55,6 +55,10 @@ def _blocks(branches: Sequence[Branch]) -> list[Branch]:
     ]
 
 
+def _ways(kind: str) -> list[str]:
+    return [way for way in WAYS if kind == "branches" or not way.startswith("gates")]
+
+
 def counts_of(model: str, leave: str | None) -> dict[str, tuple[int, ...]]:
     """``{"branches": (2, 4), ...}`` of what the command was told to leave out, or of all that is shown.
 
@@ -162,7 +166,7 @@ def branches(directories: Mapping[str, Path], judged: int, cache: Path | None, l
         rows = []
         for kind, count, way in [
             ("branches", 0, "dense"),
-            *((kind, count, way) for kind, several in counts.items() for count in several for way in WAYS),
+            *((kind, count, way) for kind, several in counts.items() for count in several for way in _ways(kind)),
         ]:
             its = choice["influence" if way == "influence" else "outputs"][kind][:count]
             names = [name for each in its for name in each]
