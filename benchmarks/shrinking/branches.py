@@ -166,7 +166,7 @@ def branches(directories: Mapping[str, Path], judged: int, cache: Path | None, l
         rows = []
         for kind, count, way in [
             ("branches", 0, "dense"),
-            *((kind, count, way) for kind, several in counts.items() for count in several for way in _ways(kind)),
+            *((its, count, way) for its, several in counts.items() for count in several for way in _ways(its)),
         ]:
             its = choice["influence" if way == "influence" else "outputs"][kind][:count]
             names = [name for each in its for name in each]

@@ -125,8 +125,9 @@ def test_what_leaves_is_what_was_asked_and_the_same_for_the_same():
     assert not local.gates
     assert local.got == pytest.approx(done.got, abs=0.01)
     (row,) = tables_of(done.content())["gates"].json()
-    assert list(row.values()) == ["units", 30, done.gates["units"].before, done.gates["units"].after]
-    assert "Gates of  Steps  Lost as they began  Lost by gates, before repair" in str(done)
+    assert list(row.values()) == ["units", 30, done.gates["units"].before, done.gates["units"].after, done.lost]
+    assert done.lost == pytest.approx(done.gates["units"].after, rel=0.2)  # nothing is repaired, and counts are rounded
+    assert "Gates of  Steps  Lost as they began  Lost by gates, before repair  Lost in the end" in str(done)
     assert "Gates of" not in str(local)
     repaired = shrink(copy.deepcopy(model), calibration[0], 0.4, batches=calibration, choose="gates")
     for name, mask in done.kept.items():  # as many, of which the walk takes those that others can replace
@@ -135,6 +136,7 @@ def test_what_leaves_is_what_was_asked_and_the_same_for_the_same():
     for name in ("blocks.0.up.weight", "blocks.1.up.weight"):  # without repair the worst leave
         assert worths[name][done.kept[name]].min() >= worths[name][~done.kept[name]].max(initial=-9)
     assert loss_of(repaired.model, calibration) < loss_of(first, calibration)
+    assert repaired.lost < done.lost
 
 
 class Blind(nn.Module):
@@ -214,6 +216,7 @@ def test_experts_leave_that_the_model_needs_least_and_what_is_told_is_what_it_lo
     gates = done.gates["experts"]
     assert 0 < gates.after <= gates.before
     assert float(lost) == pytest.approx(gates.after, rel=1e-3)  # with its routers, as it is
+    assert done.lost == pytest.approx(gates.after, rel=1e-3)
     assert len(gates.losses) == gates.steps == 30
     for name, worths in gates.worths.items():
         (plan,) = (each.tensors[name][1][0] for each in done.plans if name in each.tensors)
@@ -281,6 +284,7 @@ def test_experts_of_a_directory_are_those_of_the_loaded_model_and_a_run_goes_on_
     done = shrink(tmp_path / "dense", out=tmp_path / "small", **how)
     mine = shrink(experts(), calibration[0], uniform=True, **how)
     assert done.gates["experts"].after == pytest.approx(mine.gates["experts"].after, rel=1e-2)
+    assert done.lost == pytest.approx(mine.lost, rel=1e-2)
     for name, worths in mine.gates["experts"].worths.items():
         assert done.kept[name] == tuple(sorted(worths.argsort()[2:].tolist()))
     assert "Gates of" in str(done)

@@ -111,7 +111,8 @@ OPTIONS = {
     ),
     "criterion": Option("What ranks weights, or units: magnitude, lamp, ln_norm or random.", "NAME"),
     "choose": Option(
-        "gates: learn which units leave, by the loss of the whole model on the text; it is in memory as a whole then.",
+        "gates: learn which units or experts leave, by the loss of the whole model on the text; it is in memory as a "
+        "whole then.",
         "NAME",
     ),
     "allocate": Option(

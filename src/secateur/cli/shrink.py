@@ -78,7 +78,7 @@ def _directory(asked: Asked) -> Answer:
         asked.data is not None and asked.criterion == "magnitude"
     ):  # data chooses: what the criterion is if left out is not what was asked
         asked["criterion"] = None
-    how = asked.only("include", "exclude")
+    how = asked.only("include", "exclude", "choose")
     if not leave:
         how = {**asked.only(*HOW), "criterion": asked.criterion or "magnitude", "sparsity": asked.sparsity}
     with calibration(asked, needed=not needs_none) as calibrated, asked.recorded():
@@ -117,7 +117,7 @@ def _kinds(asked: Asked) -> list[Any]:
             f"{directory} is a directory: with {word} nothing else leaves it. Leave --sparsity out, and ask for the "
             "units of what that wrote."
         )
-    given = [name for name in ("choose", "allocate", "round_to") if getattr(asked, name) is not None]
+    given = [name for name in ("allocate", "round_to") if getattr(asked, name) is not None]
     if given or asked.criterion != "magnitude" or asked.target != "params":
         others = ", ".join(f"--{name.replace('_', '-')}" for name in (*given, "criterion", "target"))
         raise ValueError(f"{others} say how units leave; with {word} they stay in {directory}.")

@@ -95,7 +95,7 @@ class CheckpointShrinking(ShrunkDirectory):
             share of the variance of the residual stream that they are added to, or of their own.
         biases: the tensors in the files that are biases and moved with them.
         normalizations: those that are weights and biases of normalizations over a width that lost entries, and moved.
-        gates: what gates came to where they chose, ``{"units": Gated}``.
+        gates, lost: of gates, as in `Shrunk`.
         in_blocks: ``{tensor in the files: note}`` of those whose Gram matrix was summed in blocks of inputs.
     """
 
@@ -109,6 +109,7 @@ class CheckpointShrinking(ShrunkDirectory):
     biases: tuple[str, ...] = ()
     normalizations: tuple[str, ...] = ()
     gates: Mapping[str, Gated] = field(default_factory=dict, repr=False)
+    lost: float | None = None
     in_blocks: Mapping[str, str] = field(default_factory=dict)
 
     def content(self) -> Iterable[Part]:

@@ -25,8 +25,10 @@ from secateur.criteria import magnitude
 from secateur.kinds import Blocks, Branches, Experts, Heads, Kind, Outputs
 from secateur.models import (
     ByText,
+    DenseOutputs,
     InMemory,
     example_of,
+    loaded_model,
     naming_batch,
     reached_by_name,
     shorter,
@@ -39,7 +41,7 @@ from secateur.shrinking.apply import carry_out
 from secateur.shrinking.calibrated import calibrated_selection
 from secateur.shrinking.costs import SECONDS, cost_of
 from secateur.shrinking.directory import CheckpointShrinking, shrink_units_directory
-from secateur.shrinking.gates import Gated
+from secateur.shrinking.gates import NUMBERS, Gated
 from secateur.shrinking.kinds.blocks_directory import ShrunkDepth, shrink_blocks_directory
 from secateur.shrinking.kinds.branches import OutputCosts
 from secateur.shrinking.kinds.experts import leave_experts
@@ -61,6 +63,7 @@ from secateur.support import (
     check_data,
     for_directories,
     naming_example,
+    on_rank_zero,
     private,
     refuse,
     refuse_sharded,
@@ -103,7 +106,8 @@ class Shrunk(ByText):
             by the proof.
         kept: which units stay, of the groups that lost some.
         plans: what left, in order: branches, then experts, then channels.
-        gates: what gates came to where they chose, ``{"branches", "experts" or "units": Gated}``.
+        gates: what gates came to where they chose, ``{"branches", "experts" or "units": Gated}``; ``lost`` is how far
+            the outputs on the batches are from the dense ones in the end.
         in_blocks: ``{parameter: note}`` of the weights whose Gram matrix was too large, so that it was summed, and the
             weight repaired, in blocks of inputs.
         multiply_adds: those of the example before and after, as far as they are contractions.
@@ -132,6 +136,7 @@ class Shrunk(ByText):
     mended: Mapping[str, float] = field(default_factory=dict, repr=False)
     unmended: Mapping[str, str] = field(default_factory=dict, repr=False)
     gates: Mapping[str, Gated] = field(default_factory=dict, repr=False)
+    lost: float | None = None
     in_blocks: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def content(self) -> Iterable[Part]:
@@ -326,8 +331,12 @@ def shrink(
     if isinstance(model, Path | str):
         why = "is for modules: a directory is called as its configuration says; load the model for this."
         refuse(why, evidence=evidence, modes=modes, more_inputs=more_inputs or None, optimizer=optimizer, report=report)
+        if asked.choose is not None and batches is not None:
+            batches = list(batches)
         place = InDirectory(*places(model, out), batches, repair, forward, activations, device)
         smaller = _shrunk_directory(place, asked, example_inputs)
+        if isinstance(smaller, CheckpointShrinking | ShrunkExperts) and smaller.gates and place.out is not None:
+            smaller = replace(smaller, lost=on_rank_zero(functools.partial(_lost_in, place)))
         return smaller.over_texts(model, batches, forward=forward, activations=activations, device=device)
     for_directories(out=out, activations=activations, device=device)
     refuse(
@@ -366,6 +375,9 @@ def shrink(
         forward = with_batch_in_errors(held, forward)
         if repair and any(map(private.is_batchnorm, model.modules())):
             dense_outputs = OutputCosts(model, held, forward)
+    judge = None  # of the outputs in the end, where gates are learnt on them
+    if held is not None and asked.choose is not None and not any(isinstance(each, Outputs) for each in asked.leave):
+        judge = DenseOutputs(model, held, forward, numbers=NUMBERS)
     known = names_of(before)
     plans: list[Plan] = []
     facts: dict[str, Any] = {}  # on what left before units
@@ -426,6 +438,7 @@ def shrink(
             parameters=parameters,
             nbytes=nbytes,
             gates=gates,
+            lost=None if judge is None else judge.of(model),
             in_blocks={} if choice is None else choice.in_blocks,
             reach=reach,
             **facts,
@@ -461,6 +474,14 @@ def _shrunk_directory(
     if asked.sparsity is None and not asked.leave:
         raise ValueError(f"{source}: say how much leaves, by sparsity= or by leave=.")
     return shrink_units_directory(place, asked, example_inputs)
+
+
+def _lost_in(place: InDirectory) -> float:
+    """How far the outputs of the directory that was written are from the dense ones, on the batches."""
+    assert place.batches is not None
+    assert place.out is not None
+    dense = DenseOutputs(loaded_model(place.source, place.device), list(place.batches), place.forward, numbers=NUMBERS)
+    return dense.of(loaded_model(place.out, place.device))
 
 
 def _reestimate(

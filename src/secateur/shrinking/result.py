@@ -86,25 +86,26 @@ def model_content(done: Shrunk, *, full: bool) -> Iterator[Part]:
     yield ""
     yield totals({"parameters": done.parameters, "multiply-adds": done.multiply_adds, "bytes": done.nbytes})
     yield _asked_and_got(done.asked, done.got, done.beside)
-    yield from _chosen_by(done.gates)
+    yield from _chosen_by(done.gates, done.lost)
     yield from in_blocks_parts(done.in_blocks)
     yield from done.by_text()
     yield "Proved on random weights that nothing else changed." if done.asked.verify else "Not proved, as asked."
 
 
-def _chosen_by(gates: Mapping[str, Gated]) -> Iterator[Part]:
-    """How gates chose: how far the outputs are from the dense ones before repair."""
+def _chosen_by(gates: Mapping[str, Gated], lost: float | None) -> Iterator[Part]:
+    """How gates chose: how far the outputs are from the dense ones before repair, and in the end."""
     if gates:
         yield ""
         table = Table.of(
             "gates",
-            gates.items(),
+            [(name, its, lost if name == [*gates][-1] else None) for name, its in gates.items()],
             Column.name("Gates of"),
             Column.count("Steps", lambda its: its[1].steps),
-            Column.figure("Lost as they began", lambda its: its[1].before),
+            Column.figure("Lost as they began", lambda its: its[1].before, key="before"),
             Column.figure("Lost by gates, before repair", lambda its: its[1].after, key="after"),
+            Column.figure("Lost in the end", lambda its: its[2], key="lost"),
             title="How gates chose",
-        )
+        ).filled()
         yield replace(table, charts=[_descent(gates)])
         yield ""
 
@@ -234,7 +235,7 @@ def directory_content(done: CheckpointShrinking, *, full: bool) -> Iterator[Part
         widest = max((size for size, _ in done.counts.values()), default=0)
         if done.tokens < widest:  # there are as many unknowns as tokens, so that they can be fitted nearly exactly
             yield f"That is less than the {widest:,} units of a group: other text will lose more. Give a longer one."
-    yield from _chosen_by(done.gates)
+    yield from _chosen_by(done.gates, done.lost)
     yield from in_blocks_parts(done.in_blocks)
     if full and done.errors:
         told = "The squared error of each weight's outputs, as a share of the variance of what they are added to."
@@ -422,7 +423,7 @@ def experts_content(done: ShrunkExperts, *, full: bool) -> Iterator[Part]:
         yield _text_line(found)
     else:
         yield f"Ranked by {done.rank}, without data."
-    yield from _chosen_by(done.gates)
+    yield from _chosen_by(done.gates, done.lost)
     yield from _mended(done.mended, done.unmended)
     if found is not None:
         yield from _lost(found)

@@ -78,7 +78,7 @@ class ShrunkExperts(ShrunkDirectory):
         mended: ``{router: share}``: the share of the squared residual behind a mixture that its repaired experts
             recover on held-out tokens; ``{router: why}`` in ``unmended`` of those that stay as they were.
         repaired: the tensors in the files whose values are new.
-        gates: what gates came to where they chose, ``{"experts": Gated}``.
+        gates, lost: of gates, as in `Shrunk`.
     """
 
     rank: str
@@ -90,6 +90,7 @@ class ShrunkExperts(ShrunkDirectory):
     unmended: Mapping[str, str] = field(default_factory=dict, repr=False)
     repaired: tuple[str, ...] = field(default=(), repr=False)
     gates: Mapping[str, Gated] = field(default_factory=dict, repr=False)
+    lost: float | None = None
 
     def content(self) -> Iterable[Part]:
         return experts_content(self, full=True)
