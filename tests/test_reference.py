@@ -41,8 +41,8 @@ WITHOUT = {  # {reason: names that the reference has, and no example}
         models.prepared models.run_through
         models.watched models.with_all_outputs evidence.Patches solvers.Solver
         models.check_finite models.example_for models.example_of models.has_forward
-        models.last_products models.mixture_of models.own_share models.reached_by_name models.routed_by models.running models.shorter
-        models.without_cache""",
+        models.last_products models.mixture_of models.own_share models.reached_by_name models.routed_by models.running
+        models.shorter models.without_cache""",
     "met while a model is watched, by a rule such as those of docs/guides/coupling.md": """
         coupling.Call coupling.Look coupling.Operation coupling.SameDraws coupling.Spot coupling.evaluated
         coupling.written_in_others""",
