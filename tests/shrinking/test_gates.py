@@ -2,6 +2,7 @@
 units, experts and branches."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -175,6 +176,19 @@ def test_gates_find_units_that_are_useless_to_the_model_and_not_to_the_next_matr
     assert masks["gates"] == 2 * [[True] * 5 + [False]] != masks[None]
     assert lost["gates"] < 1e-12 < 1e-4 < lost[None]
     assert done.gates["units"].after < 1e-12 < 1e-4 < done.gates["units"].before
+
+
+def test_of_a_time_gates_learn_to_do_without_what_has_to_leave_and_not_without_that_share_of_the_multiply_adds():
+    model, calibration = words(), text(count=3)
+
+    def took(operation, shapes):  # half as much for a quarter of the numbers
+        return sum(math.prod(each) ** 0.5 for each in shapes)
+
+    how = {"batches": calibration, "choose": "gates", "repair": False, "target": "latency", "runtime": took}
+    done = shrink(model, calibration[0], 0.3, **how)
+    assert done.got == pytest.approx(0.3, abs=0.03)
+    assert 1 - done.multiply_adds[1] / done.multiply_adds[0] > 0.35
+    assert done.gates["units"].after > done.lost / 4  # a thirtieth, where 30 % of the multiply-adds left
 
 
 @pytest.mark.long

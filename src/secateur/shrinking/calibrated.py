@@ -32,7 +32,7 @@ from secateur.models import (
     in_turn,
     loaded_model,
 )
-from secateur.shrinking.gates import Gated, by_gates, learnt
+from secateur.shrinking.gates import GateBudget, Gated, by_gates, learnt
 from secateur.shrinking.grading import GroupAblation
 from secateur.shrinking.measure import (
     OVERFLOWING,
@@ -47,7 +47,7 @@ from secateur.shrinking.measure import (
 from secateur.shrinking.plan import plan_of
 from secateur.shrinking.repair import Repairing, free_in, rescaled
 from secateur.shrinking.request import PruningTarget, Request
-from secateur.shrinking.select import Choice, check_globs, choose, groups_in_scope, names_of
+from secateur.shrinking.select import Choice, check_globs, choose, counts_of, groups_in_scope, names_of
 from secateur.support import Between, Undo, on_rank_zero, rank_and_world
 from secateur.targets import computed_weights
 
@@ -120,12 +120,15 @@ def calibrated_selection(
         host.in_blocks |= walked.in_blocks
     gates: Gated | None = None
     if asked.choose is not None:
-        groups = groups_in_scope(subject.scope, asked)
+        groups, goal = groups_in_scope(subject.scope, asked), asked
+        if asked.target == "latency":  # what stands for it leaves as far as it does where the time is met
+            counts = counts_of(_choice(subject, asked, known, measured).kept)
+            goal = replace(asked, sparsity=GateBudget.of(subject, groups, asked).without(counts))
 
         def learn() -> Gated:
             model = loaded_model(host.source.root, host.device) if isinstance(host, InFiles) else host.model
             blocks = {name: model.get_submodule(name) for name in host.blocks}
-            its = subject, asked, groups, measured, model, blocks, in_turn(host.batches), host.forward
+            its = subject, goal, groups, measured, model, blocks, in_turn(host.batches), host.forward
             return on_rank_zero(lambda: learnt(*its))
 
         gates = _stage(run, "gates", Gated, learn, lambda its: its.misfit(named))

@@ -95,6 +95,12 @@ class GateBudget:
             tied, amount_of(subject.model, subject.coupling, subject.inputs[0], asked.target, tied), asked.sparsity
         )
 
+    def without(self, counts: Mapping[str, int]) -> float:
+        """The share of the cost that is gone when so many units stay of each group, and all of those not named."""
+        sizes = {group.name: group.size for group in self.groups}
+        left = self.amount([each.mean({**sizes, **counts}) for each in self.tied])
+        return max(0.0, 1 - left / self.whole)
+
     def split(self, units: Tensor) -> dict[str, Tensor]:
         """``{group: its units}``."""
         names = [group.name for group in self.groups]
