@@ -271,6 +271,17 @@ def test_branches_leave_that_the_model_needs_least():
     assert done.asked.branches == 2
 
 
+def test_where_there_is_nothing_to_choose_no_gates_are_learnt():
+    torch.manual_seed(0)
+    how = {"batches": [torch.randn(8, 6)], "choose": "gates", "repair": False}
+    done = shrink(Deep(), torch.randn(2, 6), leave=Branches(1), include="blocks.2.*", **how)
+    assert not done.gates
+    assert len(done.stayed) == 4
+    plain = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 2))
+    with pytest.raises(ValueError, match="the model has no residual branch"):
+        shrink(plain, torch.randn(2, 6), leave=Branches(1), **how)
+
+
 def test_units_make_up_for_what_is_missing_and_each_kind_has_its_gates():
     calibration = mixed(2)
     leave = [Experts(1), Branches(1)]

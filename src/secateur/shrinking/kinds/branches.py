@@ -175,9 +175,9 @@ def learnt_branches(
 ) -> Gated:
     """Gates of the branches that may leave, which begin with those that leave one after the other. A gate is multiplied
     into what the last module of its branch gives; what leaves is judged on the model without it."""
-    model, axis, target = costs.model, Axis(len(free)), min(number_of(share, every), len(free) - 1)
+    model, axis, target = costs.model, Axis(len(free)), number_of(share, every)
     tied = [TiedGroups([Group("branches", axis, len(free), (), 0, ())], 1, {})]
-    budget = GateBudget(tied, CostPolynomial([([axis], 1)], tied), max(0, target) / len(free))
+    budget = GateBudget(tied, CostPolynomial([([axis], 1)], tied), target / len(free))
     first = {each: at for at, each in enumerate(costs.least(free, every, target))}
     alone = {each: costs.without([each]) for each in free}
     order = sorted(free, key=lambda each: (first.get(each, len(every)), alone[each]))

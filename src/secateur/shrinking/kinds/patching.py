@@ -38,6 +38,7 @@ from secateur.shrinking.kinds.branches import (
     learnt_branches,
     named_branches,
     names_in,
+    number_of,
 )
 from secateur.shrinking.plan import plan_without
 from secateur.shrinking.repair import StreamCorrection
@@ -548,8 +549,9 @@ def leave_branches(leaving: Leaving, branches: Branches) -> Left:
         gone = named_branches(model, coupling, branches.names, leaving.inputs, verify=asked.verify)
     else:
         score: Any = influences if costs is None else costs
-        if asked.choose is not None and costs is not None and batches is not None:
-            free = [each for each in coupling.branches if may_leave(names_in(each), asked.include, asked.exclude)]
+        free = [each for each in coupling.branches if may_leave(names_in(each), asked.include, asked.exclude)]
+        some = 0 < number_of(branches.share, coupling.branches) < len(free)  # else there is nothing to choose
+        if asked.choose is not None and costs is not None and batches is not None and some:
             learnt = learnt_branches(free, coupling.branches, branches.share, batches, costs)
             worths = dict(zip(free, learnt.worths["branches"].tolist(), strict=True))
             score = lambda *_: worths  # noqa: E731
