@@ -95,6 +95,12 @@ class GateBudget:
             tied, amount_of(subject.model, subject.coupling, subject.inputs[0], asked.target, tied), asked.sparsity
         )
 
+    @classmethod
+    def counting(cls, tied: Iterable[Sequence[Group]], share: float) -> GateBudget:
+        """Of what is only counted: so large a share leaves."""
+        ties = [TiedGroups(each, 1, {}) for each in tied]
+        return cls(ties, CostPolynomial([([group.axis], 1) for each in ties for group in each.groups], ties), share)
+
     def without(self, counts: Mapping[str, int]) -> float:
         """The share of the cost that is gone when so many units stay of each group, and all of those not named."""
         sizes = {group.name: group.size for group in self.groups}
@@ -353,7 +359,7 @@ def descended(
         before = loses(start)
         best = before, start
         gates = budget.split(budget.gates(worths, WARM, budget.goal))
-        again = blocks if _held_by(blocks, lambda: lost(0, gates)) > ROOM else []
+        again = blocks if blocks and _held_by(blocks, lambda: lost(0, gates)) > ROOM else []
         for step in track(range(STEPS), "learning gates"):
             temperature = WARM * (COLD / WARM) ** (step / STEPS)
             goal = budget.whole - (budget.whole - budget.goal) * min(1.0, (step + 1) / (RAMP * STEPS))

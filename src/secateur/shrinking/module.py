@@ -377,7 +377,7 @@ def shrink(
             dense_outputs = OutputCosts(model, held, forward)
     judge = None  # of the outputs in the end, where gates are learnt on them
     if held is not None and asked.choose is not None and not any(isinstance(each, Outputs) for each in asked.leave):
-        judge = DenseOutputs(model, held, forward, numbers=NUMBERS)
+        judge = DenseOutputs(model, held, forward, numbers=NUMBERS // 4)
     known = names_of(before)
     plans: list[Plan] = []
     facts: dict[str, Any] = {}  # on what left before units
@@ -480,7 +480,9 @@ def _lost_in(place: InDirectory) -> float:
     """How far the outputs of the directory that was written are from the dense ones, on the batches."""
     assert place.batches is not None
     assert place.out is not None
-    dense = DenseOutputs(loaded_model(place.source, place.device), list(place.batches), place.forward, numbers=NUMBERS)
+    dense = DenseOutputs(
+        loaded_model(place.source, place.device), list(place.batches), place.forward, numbers=NUMBERS // 4
+    )
     return dense.of(loaded_model(place.out, place.device))
 
 

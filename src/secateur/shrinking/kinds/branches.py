@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from secateur.coupling import Axis, Branch, Coupling, Group, SameDraws, may_leave
 from secateur.models import OUTPUTS, ROWS, DenseOutputs, running
 from secateur.shrinking.apply import carry_out
-from secateur.shrinking.costs import CostPolynomial, TiedGroups
 from secateur.shrinking.gates import NUMBERS, GateBudget, Gated, descended, ranked_start
 from secateur.shrinking.plan import plan_without
 from secateur.shrinking.proof import right_branches
@@ -175,9 +174,9 @@ def learnt_branches(
 ) -> Gated:
     """Gates of the branches that may leave, which begin with those that leave one after the other. A gate is multiplied
     into what the last module of its branch gives; what leaves is judged on the model without it."""
-    model, axis, target = costs.model, Axis(len(free)), number_of(share, every)
-    tied = [TiedGroups([Group("branches", axis, len(free), (), 0, ())], 1, {})]
-    budget = GateBudget(tied, CostPolynomial([([axis], 1)], tied), target / len(free))
+    model, target = costs.model, number_of(share, every)
+    group = Group("branches", Axis(len(free)), len(free), (), 0, ())
+    budget = GateBudget.counting([[group]], target / len(free))
     first = {each: at for at, each in enumerate(costs.least(free, every, target))}
     alone = {each: costs.without([each]) for each in free}
     order = sorted(free, key=lambda each: (first.get(each, len(every)), alone[each]))
@@ -228,7 +227,9 @@ def choose_branches(
     share: float,
     inputs: Sequence[Any],
     *,
-    score: Callable[[nn.Module, Coupling, Sequence[Any]], Mapping[Branch, float]] | OutputCosts = influences,
+    score: Callable[[nn.Module, Coupling, Sequence[Any]], Mapping[Branch, float]]
+    | Mapping[Branch, float]
+    | OutputCosts = influences,
     include: Iterable[str] | None = None,
     exclude: Iterable[str] = (),
     verify: bool = True,
@@ -248,7 +249,8 @@ def choose_branches(
     target = number_of(share, every)
     if not target:
         raise ValueError(f"{every[0].name} is the only residual branch of the model, and one stays at least.")
-    scores = {} if isinstance(score, OutputCosts) else score(model, coupling, inputs)
+    costs = score if isinstance(score, OutputCosts) else None
+    scores = {} if isinstance(score, OutputCosts) else score(model, coupling, inputs) if callable(score) else score
     if wrong := [branch.name for branch, value in scores.items() if math.isnan(value)]:
         raise ValueError(f"the score of the branch {wrong[0]} is NaN; correct the weights or the example first.")
     stayed = {branch.name: KEPT for branch in every if not may_leave(names_in(branch), include, exclude)}
@@ -257,7 +259,7 @@ def choose_branches(
 
     def propose(stayed: Mapping[str, str]) -> list[Branch]:
         left = [each for each in ranked if each.name not in stayed]
-        chosen = score.least(left, every, target) if isinstance(score, OutputCosts) else _lowest(left, every, target)
+        chosen = _lowest(left, every, target) if costs is None else costs.least(left, every, target)
         if (count := len(gone_with(chosen, every))) < target:
             raise too_few(f"{count} of the {len(every)} residual branches", target, stayed)
         return chosen

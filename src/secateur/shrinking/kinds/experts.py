@@ -17,14 +17,14 @@ from torch import Tensor, nn
 
 from secateur.coupling import Coupling, Group, Scope
 from secateur.kinds import Experts
-from secateur.models import DenseOutputs, InMemory, Routed, last_products, routed_by, scores_by
-from secateur.shrinking.costs import CostPolynomial, TiedGroups, by_tie
+from secateur.models import DenseOutputs, InMemory, Routed, in_turn, last_products, routed_by, scores_by
+from secateur.shrinking.costs import by_tie
 from secateur.shrinking.gates import NUMBERS, GateBudget, Gated, descended, gated, ranked_start
 from secateur.shrinking.kinds.expert_repair import mend_mixtures
 from secateur.shrinking.oracle import without_experts
 from secateur.shrinking.request import PruningTarget, Request
 from secateur.shrinking.select import Choice, Leaving, Left, check_globs, choose, groups_in_scope, names_of, scores_of
-from secateur.support import Forward
+from secateur.support import Forward, on_rank_zero
 
 
 @dataclass(frozen=True)
@@ -120,8 +120,7 @@ def learnt_experts(
     with routers that send no token to it.
     """
     coupling = subject.coupling
-    tied = [TiedGroups(each, 1, {}) for each in by_tie(groups)]
-    budget = GateBudget(tied, CostPolynomial([([group.axis], 1) for group in groups], tied), share)
+    budget = GateBudget.counting(by_tie(groups), share)
     named = {group.name: group for group in groups}
     last = last_products(InMemory(model, batches[:1], forward=forward), coupling, groups)
     places: dict[str, list[tuple[str, int, Tensor]]] = {}
@@ -155,7 +154,8 @@ def leave_experts(leaving: Leaving, experts: Experts) -> Left:
 
     def learn(groups: Sequence[Group], scores: Mapping[str, Tensor], share: float) -> Mapping[str, Tensor]:
         assert batches is not None  # `shrink` has looked
-        learnt.append(learnt_experts(subject, groups, scores, share, model, batches, leaving.forward))
+        its = subject, groups, scores, share, model, in_turn(batches), leaving.forward
+        learnt.append(on_rank_zero(lambda: learnt_experts(*its)))
         return {name: torch.from_numpy(worths) for name, worths in learnt[0].worths.items()}
 
     fewer = choose_experts(subject, asked, leaving.known, routed, learn if asked.choose else None)

@@ -284,9 +284,9 @@ def _gates(
     named = {group.name: group for group in groups}
 
     def learn() -> Gated:
-        model = loaded_model(run.place.source, run.place.device)
-        its = run.mixtures.subject, groups, scores, share, model, run.every, run.place.forward
-        return on_rank_zero(lambda: learnt_experts(*its))
+        its = run.mixtures.subject, groups, scores, share
+        load = functools.partial(loaded_model, run.place.source, run.place.device)
+        return on_rank_zero(lambda: learnt_experts(*its, load(), run.every, run.place.forward))
 
     return learn() if journal is None else journal.stage("gates", Gated, learn, lambda its: its.misfit(named))
 

@@ -44,7 +44,7 @@ from secateur.shrinking.plan import plan_without
 from secateur.shrinking.repair import StreamCorrection
 from secateur.shrinking.select import Leaving, Left, check_globs
 from secateur.solvers import Fit, ScaleFit
-from secateur.support import Forward, Undo, device_of, moved, private, run_batch, tensors_of, track
+from secateur.support import Forward, Undo, device_of, moved, on_rank_zero, private, run_batch, tensors_of, track
 
 # Where residual branches leave a stream: the linear layer just before them, and the residual of the stream behind
 # them.
@@ -552,9 +552,9 @@ def leave_branches(leaving: Leaving, branches: Branches) -> Left:
         free = [each for each in coupling.branches if may_leave(names_in(each), asked.include, asked.exclude)]
         some = 0 < number_of(branches.share, coupling.branches) < len(free)  # else there is nothing to choose
         if asked.choose is not None and costs is not None and batches is not None and some:
-            learnt = learnt_branches(free, coupling.branches, branches.share, batches, costs)
-            worths = dict(zip(free, learnt.worths["branches"].tolist(), strict=True))
-            score = lambda *_: worths  # noqa: E731
+            its = free, coupling.branches, branches.share, batches, costs
+            learnt = on_rank_zero(lambda: learnt_branches(*its))
+            score = dict(zip(free, learnt.worths["branches"].tolist(), strict=True))
         gone, stayed = choose_branches(
             model,
             coupling,
