@@ -33,8 +33,6 @@ WAYS = {
     "influence": "by influence on the stream, not patched",
     "outputs": "by the outputs, not patched",
     "patched": "**by the outputs, patched**",
-    "gates": "by gates, not patched",
-    "gates patched": "by gates, patched",
 }
 
 
@@ -53,10 +51,6 @@ def _blocks(branches: Sequence[Branch]) -> list[Branch]:
         replace(one, modules={**one.modules, **other.modules}, parameters=(*one.parameters, *other.parameters))
         for one, other in zip(branches[::2], branches[1::2], strict=True)
     ]
-
-
-def _ways(kind: str) -> list[str]:
-    return [way for way in WAYS if kind == "branches" or not way.startswith("gates")]
 
 
 def counts_of(model: str, leave: str | None) -> dict[str, tuple[int, ...]]:
@@ -112,16 +106,13 @@ def measured(told: Mapping[str, Any]) -> dict[str, Any]:
     began, cpu = time.perf_counter(), time.process_time()
     patched = 0
     if told["names"]:
-        gates = told["way"].startswith("gates")
         done = shrink(
             model,
             _example(batches[0], told["model"]),
             leave=Branches(told["share"]),
-            include=None if gates else told["names"],
-            choose="gates" if gates else None,
+            include=told["names"],
             modes=[False],
-            batches=batches if gates or told["way"] == "patched" else None,
-            repair=told["way"].endswith("patched"),
+            batches=batches if told["way"] == "patched" else None,
         )
         patched = len(done.patched)
     seconds = {"wall": time.perf_counter() - began, "cpu": time.process_time() - cpu}
@@ -166,7 +157,7 @@ def branches(directories: Mapping[str, Path], judged: int, cache: Path | None, l
         rows = []
         for kind, count, way in [
             ("branches", 0, "dense"),
-            *((its, count, way) for its, several in counts.items() for count in several for way in _ways(its)),
+            *((kind, count, way) for kind, several in counts.items() for count in several for way in WAYS),
         ]:
             its = choice["influence" if way == "influence" else "outputs"][kind][:count]
             names = [name for each in its for name in each]
