@@ -205,6 +205,22 @@ def test_nothing_that_is_asked_changes_nothing_and_the_callers_mode_does_not_mat
     assert (here.before, here.after) == (there.before, there.after)
 
 
+def again(place, how, monkeypatch, module, stops, learns, record):
+    """A run that is stopped, and started again, comes to the same bytes, with gates that are in its journal."""
+
+    def stopped(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module, stops, stopped)
+        with pytest.raises(KeyboardInterrupt):
+            shrink(place / "dense", out=place / "again", **how)
+    monkeypatch.setattr(module, learns, stopped)
+    shrink(place / "dense", out=place / "again", **how)
+    for each in ("model.safetensors", "config.json", record):
+        assert (place / "again" / each).read_bytes() == (place / "small" / each).read_bytes()
+
+
 # ---- of experts and branches ----------------------------------------------------------------------------------------
 def experts(count=6):
     """A mixture whose experts give as much as their numbers say: routers send tokens to all alike."""
@@ -314,17 +330,7 @@ def test_experts_of_a_directory_are_those_of_the_loaded_model_and_a_run_goes_on_
         assert done.kept[name] == tuple(sorted(worths.argsort()[2:].tolist()))
     assert "Gates of" in str(done)
 
-    def stopped(*_, **__):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(experts_directory, "_write", stopped)
-        with pytest.raises(KeyboardInterrupt):
-            shrink(tmp_path / "dense", out=tmp_path / "again", **how)
-    monkeypatch.setattr(experts_directory, "learnt_experts", stopped)  # they are in the journal
-    shrink(tmp_path / "dense", out=tmp_path / "again", **how)
-    for each in ("model.safetensors", "config.json", "experts.json"):
-        assert (tmp_path / "again" / each).read_bytes() == (tmp_path / "small" / each).read_bytes()
+    again(tmp_path, how, monkeypatch, experts_directory, "_write", "learnt_experts", "experts.json")
 
 
 # ---- what a backward pass holds -------------------------------------------------------------------------------------
@@ -416,14 +422,4 @@ def test_of_a_directory_they_are_those_of_the_loaded_model_and_a_run_goes_on_wit
     assert done.gates["units"].before == pytest.approx(mine.gates["units"].before, rel=1e-2, abs=1e-9)
     assert "Gates of" in str(done)
 
-    def stopped(*_, **__):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(calibrated, "Repairing", stopped)
-        with pytest.raises(KeyboardInterrupt):
-            shrink(tmp_path / "dense", out=tmp_path / "again", **how)
-    monkeypatch.setattr(calibrated, "learnt", stopped)  # they are in the journal
-    shrink(tmp_path / "dense", out=tmp_path / "again", **how)
-    for each in ("model.safetensors", "config.json", "plan.json"):
-        assert (tmp_path / "again" / each).read_bytes() == (tmp_path / "small" / each).read_bytes()
+    again(tmp_path, how, monkeypatch, calibrated, "Repairing", "learnt", "plan.json")

@@ -47,8 +47,8 @@ class Gated:
 
     Attributes:
         steps: how often they moved, each time by one batch.
-        before, after: how far the outputs on the batches are from the dense ones without the units that local losses
-            choose, and without those that gates do; before any repair.
+        before, after: how far the outputs on the batches are from the dense ones without what would leave as gates
+            begin, such as by local losses, and without what they choose; before any repair.
         worths: of the units of each group: the logarithm of what one is worth over what it costs, higher = keep.
         losses: of each step, on its batch.
     """
