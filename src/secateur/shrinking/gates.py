@@ -26,7 +26,7 @@ from secateur.shrinking.costs import CostPolynomial, TiedGroups, amount_of
 from secateur.shrinking.counting import rounded_ties
 from secateur.shrinking.measure import Curve, Measured
 from secateur.shrinking.request import PruningTarget, Request
-from secateur.support import Between, Forward, private, track
+from secateur.support import Between, Forward, private, running_as, track
 
 STEPS, RATE, MOMENTA = 200, 0.1, (0.9, 0.95)  # of Adam
 WARM, COLD = 1.0, 0.1  # the temperatures at the start and in the end
@@ -266,7 +266,7 @@ def recomputed(blocks: Iterable[nn.Module]) -> Iterator[None]:
     >>> torch.equal(x.grad, torch.autograd.grad(block(x).sum(), x)[0])
     True
     """
-    with _called_by(blocks, lambda forward: functools.partial(checkpoint, forward, use_reentrant=False)):
+    with running_as({block: functools.partial(checkpoint, block.forward, use_reentrant=False) for block in blocks}):
         yield
 
 
@@ -291,24 +291,12 @@ def _held_by(blocks: Sequence[nn.Module], run: Callable[[], object]) -> int:
             its = forward(*args, **kwargs)  # noqa: F841  # or it is let go of, and another lies where it lay
         raise AllMetError
 
-    with contextlib.suppress(AllMetError), _called_by(blocks, lambda forward: functools.partial(first, forward)):
+    with (
+        contextlib.suppress(AllMetError),
+        running_as({each: functools.partial(first, each.forward) for each in blocks}),
+    ):
         run()
     return sum(held.values()) * len(blocks)
-
-
-@contextlib.contextmanager
-def _called_by(blocks: Iterable[nn.Module], by: Callable[[Any], Callable[..., Any]]) -> Iterator[None]:
-    """A context in which what is made of their forward passes is called in place of these."""
-    before = {block: vars(block).get("forward") for block in blocks}
-    try:
-        for block in before:
-            block.forward = by(block.forward)
-        yield
-    finally:
-        for block, own in before.items():
-            vars(block).pop("forward", None)
-            if own is not None:
-                block.forward = own
 
 
 def descended(

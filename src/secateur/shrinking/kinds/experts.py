@@ -35,11 +35,13 @@ class Fewer:
         choice: of all mixtures.
         counts: ``{router: (experts before, after)}``.
         unreached: ``{router: experts}`` that no token of the batches reached; nothing where no data was asked.
+        gates: what gates came to, where they chose.
     """
 
     choice: Choice
     counts: dict[str, tuple[int, int]]
     unreached: dict[str, tuple[int, ...]]
+    gates: Gated | None = None
 
 
 def tied_mixtures(scope: Scope, asked: Request) -> Scope:
@@ -80,10 +82,10 @@ def choose_experts(
     asked: Request,
     known: Collection[str],
     routed: Mapping[str, Routed] | None = None,
-    learn: Callable[[Sequence[Group], Mapping[str, Tensor], float], Mapping[str, Tensor]] | None = None,
+    learn: Callable[[Sequence[Group], Mapping[str, Tensor], float], Gated] | None = None,
 ) -> Fewer:
     """Which experts stay, and how many of each mixture there were and are. ``routed`` is what data says of them, and
-    ``learn`` makes other scores of these, with the share that leaves.
+    ``learn`` learns gates that begin with these scores, by the share that leaves.
 
     Raises:
         ValueError: none can leave, or not as many as asked.
@@ -96,13 +98,14 @@ def choose_experts(
     remove = asked.experts.remove
     number = sum(min(remove, group.size - 1) for group in groups) if remove >= 1 else remove * every
     share = number / every
-    if learn is not None and share:
-        scores = dict(learn(groups, scores, share))
+    gates = learn(groups, scores, share) if learn is not None and share else None
+    if gates is not None:
+        scores = {name: torch.from_numpy(worths) for name, worths in gates.worths.items()}
     choice = choose(subject, replace(asked, sparsity=share), known, chosen=True, given=scores)
     stay = [group for group in groups if group.name in choice.kept]
     counts = {group.name: (group.size, int(choice.kept[group.name].sum())) for group in stay}
     unreached = {} if routed is None else {each.name: routed[each.name].unreached for each in stay}
-    return Fewer(choice, counts, {name: each for name, each in unreached.items() if each})
+    return Fewer(choice, counts, {name: each for name, each in unreached.items() if each}, gates)
 
 
 @torch.inference_mode(False)  # whatever mode the caller is in
@@ -150,13 +153,11 @@ def leave_experts(leaving: Leaving, experts: Experts) -> Left:
     if batches is not None and experts.rank != "criterion":
         groups = groups_in_scope(subject.scope, asked, chosen=True)
         routed = routed_by(InMemory(model, batches, forward=leaving.forward), coupling, groups)
-    learnt: list[Gated] = []
 
-    def learn(groups: Sequence[Group], scores: Mapping[str, Tensor], share: float) -> Mapping[str, Tensor]:
+    def learn(groups: Sequence[Group], scores: Mapping[str, Tensor], share: float) -> Gated:
         assert batches is not None  # `shrink` has looked
         its = subject, groups, scores, share, model, in_turn(batches), leaving.forward
-        learnt.append(on_rank_zero(lambda: learnt_experts(*its)))
-        return {name: torch.from_numpy(worths) for name, worths in learnt[0].worths.items()}
+        return on_rank_zero(lambda: learnt_experts(*its))
 
     fewer = choose_experts(subject, asked, leaving.known, routed, learn if asked.choose else None)
     whole = copy.deepcopy(model) if routed is not None and leaving.repair else None
@@ -169,5 +170,4 @@ def leave_experts(leaving: Leaving, experts: Experts) -> Left:
         return {"mended": mended.shares, "unmended": mended.whole}
 
     facts = {"experts": fewer.counts, "unreached": fewer.unreached}
-    gates = learnt[0] if learnt else None
-    return Left(fewer.choice.plan, facts, subject.configured, fewer.choice.fields, mend, gates)
+    return Left(fewer.choice.plan, facts, subject.configured, fewer.choice.fields, mend, fewer.gates)

@@ -131,29 +131,22 @@ def shrink_experts_directory(place: InDirectory, asked: Request) -> ShrunkExpert
 
     measured = text_run if by_data else None
 
-    def plan_with(
+    def planned_by(
         learned: Profile | None, run: Run | None = None
     ) -> tuple[Fewer | None, dict[str, Origin], ShrunkExperts]:
-        gates: list[Gated] = []
-
-        def learn(groups: Sequence[Group], scores: Mapping[str, Tensor], share: float) -> Mapping[str, Tensor]:
-            assert text_run is not None  # there are batches
-            gates.append(_gates(text_run, groups, scores, share, run))
-            return {name: torch.from_numpy(worths) for name, worths in gates[0].worths.items()}
-
-        fewer, written, done = _planned(place, mixtures, asked, learned, started, learn if asked.choose else None)
-        return fewer, written, replace(done, gates=dict(zip(["experts"], gates, strict=False)))
+        learn = functools.partial(_gates, text_run, run) if asked.choose and text_run is not None else None
+        return _planned(place, mixtures, asked, learned, started, learn)
 
     if out is None:
         learned = planned if measured is None else _profiled(measured, there)
-        done = plan_with(learned)[2]
+        done = planned_by(learned)[2]
     else:
         known = None if text_run is None else {"sha256": digest(text_run.every), "held_out": text_run.counts[1]}
         said = request_of("experts", asked, data=known, plan=planned, repair=place.repair and text_run is not None)
         with begun(out, said, checkpoint, copied=False) as run:
             learned = planned if measured is None else _learned(run, measured, there)
             with _leaving_nothing(run):
-                fewer, written, done = plan_with(learned, run)
+                fewer, written, done = planned_by(learned, run)
             assert fewer is not None
             digests = _write(run, mixtures, done, fewer.choice, written)
             if text_run is not None and place.repair:
@@ -185,7 +178,7 @@ def _planned(
     asked: Request,
     known: Profile | None,
     started: float,
-    learn: Callable[[Sequence[Group], Mapping[str, Tensor], float], Mapping[str, Tensor]] | None,
+    learn: Callable[[Sequence[Group], Mapping[str, Tensor], float], Gated] | None,
 ) -> tuple[Fewer | None, dict[str, Origin], ShrunkExperts]:
     """What leaves, the origin of each tensor that is written, and the facts for the result."""
     checkpoint = mixtures.checkpoint
@@ -201,6 +194,7 @@ def _planned(
         unreached=_unreached(known),
         profile=known,
         unreached_first=asked.experts.unreached_first,
+        gates={"experts": fewer.gates} if fewer and fewer.gates else {},
         **facts_of(place, checkpoint, written, mixtures.configured, chosen, proof=mixtures.proof, started=started),
     )
     return fewer, written, done
@@ -278,7 +272,7 @@ def _profiled(run: _Calibration, source: Mapping[str, str]) -> Profile:
 
 
 def _gates(
-    run: _Calibration, groups: Sequence[Group], scores: Mapping[str, Tensor], share: float, journal: Run | None
+    run: _Calibration, journal: Run | None, groups: Sequence[Group], scores: Mapping[str, Tensor], share: float
 ) -> Gated:
     """Gates of the experts of the model, which is loaded as a whole meanwhile; from an earlier run's journal."""
     named = {group.name: group for group in groups}
