@@ -54,9 +54,10 @@ def test_gates_choose_where_that_is_asked(folder, monkeypatch):
     assert "--choose gates" in record["arguments"]["command"]
     assert LlamaForCausalLM.from_pretrained(folder / "small").num_parameters() == record["parameters"]["to"]
     fails(
-        call(folder, "--choose", "luck", "--out", folder / "other"), "choose must be .gates., or left out, not .luck."
+        call(folder, "--choose", "luck", "--out", folder / "other"),
+        "choose must be .gates. or .swaps., or left out, not .luck.",
     )
-    fails(call(folder, "--choose", "gates", "--without-data", data=None), "gates are learnt on real inputs")
+    fails(call(folder, "--choose", "gates", "--without-data", data=None), "gates need real inputs")
 
 
 def test_a_model_of_blocks_asks_for_data(folder):

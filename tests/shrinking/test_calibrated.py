@@ -15,7 +15,9 @@ from secateur.kinds import Branches
 from secateur.models import InMemory
 from secateur.shrinking import Memory, WithoutDataWarning, calibrated, remembering, verify_shrunken
 from secateur.shrinking import measure as measuring
+from secateur.shrinking import repair as repairing
 from secateur.shrinking import request as subject
+from secateur.solvers import eliminated
 from support.fitting import blocks, inputs
 from support.measured import Attending, Words, answers, apart, loss_of, text, trained, words
 from support.stacks import Stack, data, stack
@@ -38,6 +40,38 @@ def states(model):
 def same(model, other):
     one, two = model.state_dict(), other if isinstance(other, dict) else other.state_dict()
     return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+
+
+# ---- swaps ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("repair", [True, False])
+def test_swaps_leave_as_many_units_and_lose_no_more_in_any_group(repair, batches, monkeypatch):
+    curves = []
+
+    def spied(layers, keep, chunk=1, swaps=0):
+        left, curve = eliminated(layers, keep, chunk, swaps)
+        curves.append((swaps, curve))
+        return left, curve
+
+    monkeypatch.setattr(repairing, "eliminated", spied)
+    how = {"batches": batches, "exclude": "embed*", "repair": repair}
+    plain = shrink(words(), batches[0], 0.3, **how)
+    assert {swaps for swaps, _ in curves} == {0}
+    curves.clear()
+    swapped = shrink(words(), batches[0], 0.3, **how, choose="swaps")
+    assert counts(plain) == counts(swapped)
+    assert swapped.gates == {}
+    for swaps, curve in curves:
+        assert swaps >= 1
+        assert curve[-1][1] <= curve[-2][1] * (1 + 1e-6)
+    assert same(shrink(words(), batches[0], 0.3, **how, choose="swaps").model, swapped.model)
+
+
+def test_swaps_are_of_units_and_by_data(batches):
+    model = words()
+    with pytest.raises(ValueError, match="swaps need real inputs; pass batches="):
+        shrink(model, batches[0], 0.3, choose="swaps")
+    with pytest.raises(ValueError, match="swaps are of units; say by sparsity= how many leave"):
+        shrink(model, batches[0], batches=batches, leave=Branches(1), choose="swaps")
 
 
 # ---- nothing removed, and what costs nothing ------------------------------------------------------------------------

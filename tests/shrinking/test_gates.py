@@ -392,9 +392,9 @@ def test_a_call_that_fails_leaves_the_model_as_it_was():
 
 def test_what_cannot_be_is_refused():
     model, calibration = words(), text()
-    with pytest.raises(ValueError, match="gates are learnt on real inputs; pass batches="):
+    with pytest.raises(ValueError, match="gates need real inputs; pass batches="):
         shrink(model, calibration[0], 0.3, choose="gates")
-    with pytest.raises(ValueError, match="choose must be \"gates\", or left out, not 'luck'"):
+    with pytest.raises(ValueError, match='choose must be "gates" or "swaps", or left out, not \'luck\''):
         shrink(model, calibration[0], 0.3, batches=calibration, choose="luck")
     with pytest.raises(ValueError, match="say by sparsity= or leave= how much that is"):
         shrink(model, calibration[0], batches=calibration, choose="gates")

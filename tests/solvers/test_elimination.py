@@ -1,5 +1,7 @@
 """Columns that leave a layer: what they cost is what least squares says, and the others move to its solution."""
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -188,6 +190,79 @@ def test_units_leave_all_their_layers_by_what_they_cost_together():
     assert curve[-1][1] == pytest.approx(first.loss + second.loss)
     assert (first.weight[:, left] == 0).all()
     assert all((second.weight[:, columns[at]] == 0).all() for at in left)
+
+
+def eliminations(seed, inputs=9, *, constant=False):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(40, inputs, generator=generator) @ torch.randn(inputs, inputs, generator=generator)
+    return Elimination(torch.randn(3, inputs, generator=generator), (x.T @ x).double(), constant=constant)
+
+
+@given(st.integers(0, 1000), st.sets(st.integers(0, 7), max_size=7), st.data())
+def test_what_is_restored_is_as_if_it_had_never_left(seed, gone, data):
+    """Weight, loss and costs, whichever columns come back together; and that is what was said to be gained."""
+    back = data.draw(st.sets(st.sampled_from(sorted(gone))) if gone else st.just(set()))
+    found, plain = eliminations(seed, constant=True), eliminations(seed, constant=True)
+    found.remove(sorted(gone))
+    gains = found.gains([sorted(back), [8]])  # the constant never leaves, and so never comes back
+    found.restore([*sorted(back), 8])
+    plain.remove(sorted(gone - back))
+    torch.testing.assert_close(found.weight, plain.weight, rtol=1e-4, atol=1e-5)
+    assert found.loss == pytest.approx(plain.loss, rel=1e-4, abs=1e-4)
+    units = [[at] for at in range(8)]
+    torch.testing.assert_close(found.costs(units), plain.costs(units), rtol=1e-3, atol=1e-3)
+    assert gains[1] == 0
+    assert float(gains[0]) == pytest.approx(float(found.costs([sorted(back)])[0]), rel=1e-3, abs=1e-3)
+
+
+def test_gains_of_units_of_several_columns_are_those_of_all_together():
+    found = eliminations(0)
+    found.remove([0, 1, 2, 5])
+    one, other, none = found.gains([[0, 1], [5], [3]]).tolist()
+    assert none == 0
+    for unit, gain in (([0, 1], one), ([5], other)):
+        again = found.copy()
+        again.restore(unit)
+        assert float(again.costs([unit])[0]) == pytest.approx(gain, rel=1e-4)
+
+
+@given(st.integers(0, 1000), st.integers(1, 7), st.integers(1, 4))
+def test_swaps_never_lose_more_and_as_many_leave(seed, keep, swaps):
+    units = [[at] for at in range(9)]
+    plain, found = eliminations(seed), eliminations(seed)
+    _, curve = eliminated([(plain, units)], keep)
+    left, swapped = eliminated([(found, units)], keep, 1, swaps)
+    assert len({*left}) == 9 - keep
+    assert swapped[-1][1] <= curve[-1][1] * (1 + 1e-6)
+    again = eliminations(seed)
+    again.remove(left)
+    torch.testing.assert_close(found.weight, again.weight, rtol=1e-4, atol=1e-5)
+
+
+def test_swaps_lie_between_the_greedy_order_and_the_best_set():
+    units, sums = [[at] for at in range(9)], [0.0, 0.0, 0.0]
+    for seed in range(10):
+        greedy, swapped, best = eliminations(seed), eliminations(seed), []
+        eliminated([(greedy, units)], 2)
+        eliminated([(swapped, units)], 2, 1, 2)
+        for gone in itertools.combinations(range(9), 7):
+            each = eliminations(seed)
+            each.remove(gone)
+            best.append(each.loss)
+        sums = [one + more for one, more in zip(sums, (greedy.loss, swapped.loss, min(best)), strict=True)]
+    assert sums[2] <= sums[1] < 0.95 * sums[0]
+
+
+def test_columns_that_left_with_something_else_stay_away():
+    """Such as heads, before what is within all of them."""
+    for seed in range(5):
+        found = eliminations(seed)
+        found.remove([0, 1, 2])
+        units = [[at, at + 3, at + 6] for at in range(3)]
+        left, _ = eliminated([(found, units)], 1, 1, 2)
+        again = eliminations(seed)
+        again.remove([0, 1, 2, *(column for at in left for column in units[at])])
+        torch.testing.assert_close(found.weight, again.weight, rtol=1e-4, atol=1e-5)
 
 
 def test_what_is_wrong_is_said_at_the_door():

@@ -119,7 +119,7 @@ def calibrated_selection(
         measured, tokens = walked.measured(), walked.tokens
         host.in_blocks |= walked.in_blocks
     gates: Gated | None = None
-    if asked.choose is not None:
+    if asked.gates:
         groups, goal = groups_in_scope(subject.scope, asked), asked
         if asked.target == "latency":  # what stands for it leaves as far as it does where the time is met
             counts = counts_of(_choice(subject, asked, known, measured).kept)
@@ -141,7 +141,10 @@ def calibrated_selection(
         run.stage("chosen", dict[str, int], lambda: counts, lambda found: None if found == counts else other)
     if not left or (run is None and undo is None):
         return Calibrated(choice, tokens=tokens, gates=gates)
-    job = Repairing(coupling, left, choice.kept, measured, free, repair=repair, again=repair or gates is None)
+    again = repair or gates is None
+    job = Repairing(
+        coupling, left, choice.kept, measured, free, repair=repair, again=again, swaps=asked.choose == "swaps"
+    )
     before: dict[str, Tensor] = {}
     if undo is not None:  # biases are among them
         changes = {name: each for name, each in model.named_parameters() if name in job.targets or each.dim() == 1}

@@ -213,7 +213,9 @@ def shrink(
         choose: "gates" learns which units leave, and which of ``Experts`` and ``Branches``, on the loss of the whole
             model: a number for each, between 0 and 1, multiplied in where matrices read it, descends on how far the
             outputs are from the dense ones, while all together cost what may be left, in 200 steps of a batch each.
-            None: by what the next matrices lose, of experts by their rank, of branches one after the other.
+            None: by what the next matrices lose, of experts by their rank, of branches one after the other. "swaps":
+            so, too, but units that left come back while others leave, as long as less is lost (OSSCAR,
+            arXiv:2403.12983); that takes about twice the time of the choice and gains little.
         allocate: how many units each group keeps, or its word; it is given the groups by their names. By default the
             same fraction of each, but the width of a residual stream stays until others have lost half, and heads as
             long as it is enough that others leave; of "units" all lose it. An allocation that is given, such as
@@ -311,8 +313,6 @@ def shrink(
     in_directory = isinstance(model, Path | str)
     if isinstance(example_inputs, float):
         raise TypeError(f"the second argument is what the model is called with; pass sparsity={example_inputs}.")
-    if batches is None and choose is not None:
-        raise ValueError("gates are learnt on real inputs; pass batches=, or leave out choose=.")
     asked = request(
         sparsity=sparsity,
         leave=leave,
@@ -328,10 +328,12 @@ def shrink(
         uniform=uniform or in_directory,
         verify=verify,
     )
+    if batches is None and asked.choose is not None:
+        raise ValueError(f"{asked.choose} need real inputs; pass batches=, or leave out choose=.")
     if isinstance(model, Path | str):
         why = "is for modules: a directory is called as its configuration says; load the model for this."
         refuse(why, evidence=evidence, modes=modes, more_inputs=more_inputs or None, optimizer=optimizer, report=report)
-        if asked.choose is not None and batches is not None:
+        if asked.gates and batches is not None:
             batches = list(batches)
         place = InDirectory(*places(model, out), batches, repair, forward, activations, device)
         smaller = _shrunk_directory(place, asked, example_inputs)
@@ -376,7 +378,7 @@ def shrink(
         if repair and any(map(private.is_batchnorm, model.modules())):
             dense_outputs = OutputCosts(model, held, forward)
     judge = None  # of the outputs in the end, where gates are learnt on them
-    if held is not None and asked.choose is not None and not any(isinstance(each, Outputs) for each in asked.leave):
+    if held is not None and asked.gates and not any(isinstance(each, Outputs) for each in asked.leave):
         judge = DenseOutputs(model, held, forward, numbers=NUMBERS // 4)
     known = names_of(before)
     plans: list[Plan] = []
@@ -461,7 +463,7 @@ def _shrunk_directory(
     if asked.leave and not isinstance(asked.leave[0], Blocks | Branches | Experts | Outputs):
         kind = type(asked.leave[0]).__name__
         raise ValueError(f"{source}: {kind} leave a module; load the model for this, and save what is left.")
-    if asked.choose and asked.leave and not isinstance(asked.leave[0], Experts):
+    if asked.gates and asked.leave and not isinstance(asked.leave[0], Experts):
         kind = type(asked.leave[0]).__name__
         raise ValueError(
             f"{source}: of a directory gates learn which units or Experts leave, not {kind}; leave out choose=."

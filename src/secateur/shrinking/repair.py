@@ -58,7 +58,8 @@ class Repairing(Job):
 
     A matrix' columns that left are zeros; where it has a bias, that moves with the others. Where all consumers of
     a group are solved in one stage, the units that leave are chosen again from the inputs there; else ``chosen`` holds.
-    A matrix that loses nothing is aimed at the dense stream, too. Without ``again``, ``chosen`` holds everywhere.
+    A matrix that loses nothing is aimed at the dense stream, too. Without ``again``, ``chosen`` holds everywhere. With
+    ``swaps`` units that are chosen again are swapped as long as less is lost.
 
     Attributes:
         free: the matrices and biases that may move: `free_in`.
@@ -77,6 +78,7 @@ class Repairing(Job):
     aim: float = AIM
     damping: float = DAMPING
     again: bool = True
+    swaps: bool = False
     in_stages = True
     around = True
     by_the_first = True
@@ -166,7 +168,7 @@ class Repairing(Job):
     def _remove(self, group: Group, layers: Sequence[tuple[Elimination, Columns]], *, again: bool) -> None:
         count = int(self.chosen[group.name].sum())
         if again:
-            left, _ = eliminated(layers, count, chunk_of(group.size))
+            left, _ = eliminated(layers, count, chunk_of(group.size), chunk_of(group.size) if self.swaps else 0)
             self.kept[group.name] = np.ones(group.size, dtype=bool)
             self.kept[group.name][left] = False
             return

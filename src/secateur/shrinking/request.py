@@ -26,6 +26,8 @@ from secateur.shrinking.costs import TARGETS
 from secateur.shrinking.proof import wrong_groups
 from secateur.support import Forward, globs_of
 
+CHOOSE = ("gates", "swaps")
+
 # ---- The arguments that `shrink` and the verbs for directories share, checked once.
 #
 # Law: a request holds values, not words; arguments that are not allowed are refused before the model runs.
@@ -40,7 +42,8 @@ class Request:
         target: one of `TARGETS`.
         runtime: where a latency is measured.
         criterion: ``(weight, *, <evidence>) -> scores``.
-        choose: "gates" where data chooses by the loss of the whole model; None: by what the next matrices lose.
+        choose: one of `CHOOSE`: "gates" where data chooses by the loss of the whole model, "swaps" where units that
+            left come back for others; None: by what the next matrices lose, one after the other.
         allocate: how many units each group keeps; None: the same share, residual streams and heads later.
         evidence: ``{name: {keyword: Tensor}}``, for the criterion.
         include: globs of what may leave; None: all.
@@ -69,6 +72,11 @@ class Request:
     def __post_init__(self) -> None:
         if self.round_to is not None and self.round_to < 1:
             raise ValueError(f"round_to must be at least 1, not {self.round_to}.")
+
+    @property
+    def gates(self) -> bool:
+        """Whether gates choose."""
+        return self.choose == "gates"
 
     @property
     def globs(self) -> tuple[str, ...]:
@@ -159,10 +167,12 @@ def request(
         raise ValueError(f"target must be one of {', '.join(map(repr, TARGETS))}, not {made.target!r}.")
     if made.sparsity is not None:
         check_sparsity(made.sparsity)
-    if made.choose not in (None, "gates"):
-        raise ValueError(f'choose must be "gates", or left out, not {made.choose!r}.')
+    if made.choose not in (None, *CHOOSE):
+        raise ValueError(f'choose must be "gates" or "swaps", or left out, not {made.choose!r}.')
     counted = made.experts.remove or made.blocks or (isinstance(made.branches, int | float) and made.branches)
-    if made.choose is not None and made.sparsity is None and not counted:
+    if made.choose == "swaps" and made.sparsity is None:
+        raise ValueError("swaps are of units; say by sparsity= how many leave, or leave out choose=.")
+    if made.gates and made.sparsity is None and not counted:
         raise ValueError(
             "gates learn which units leave, or experts or branches; say by sparsity= or leave= how much that is, or "
             "leave out choose=."

@@ -71,6 +71,7 @@ def _damped_factor(gram: Tensor, damping: float, dtype: torch.dtype) -> Tensor:
 # give costs nothing; nothing removed is nothing changed; what is passed in is never written to.
 
 _FEW = 0.7  # of the columns: where no more than so many changed, only these are multiplied
+_GAIN = 1e-6  # of what is lost: a swap that gains less is none
 _LIGHT = 1e-5  # of each input's own squares: what a copy of an input costs of what the input does
 
 
@@ -270,6 +271,73 @@ class Elimination:
         inverse[at] = 0
         inverse[:, at] = 0
 
+    def gains(self, units: Sequence[Sequence[int]]) -> Tensor:
+        """How much less the outputs would lose if each of these sets of columns that left were back; float64.
+
+        With ``g = (T - X W'ᵀ)ᵀ X`` of the columns and ``S = H_RR - H_RK H_KK⁻¹ H_KR``, K those that stay, it is
+        ``tr(g S⁻¹ gᵀ)``.
+
+        >>> layer = Elimination(torch.tensor([[3.0, 1.0]]), torch.eye(2))
+        >>> layer.remove([0])
+        >>> layer.gains([[0], [1]]).round()
+        tensor([9., 0.], dtype=torch.float64)
+        """
+        back = [self._away(unit) for unit in units]
+        every = [column for unit in back for column in unit]
+        found = self.weight.new_zeros(len(units))
+        if not every:
+            return found
+        crossed, given, schur = self._behind(every)
+        del given
+        counted, places = self._counted(crossed), {column: at for at, column in enumerate(every)}
+        alike = {len(unit) for unit in back} == {1}
+        if alike:
+            found = counted.square().sum(0) / schur.diagonal()
+        else:
+            for at, unit in enumerate(back):
+                its = [places[column] for column in unit]
+                if its:
+                    half = torch.linalg.solve_triangular(
+                        torch.linalg.cholesky(schur[its][:, its]), counted[:, its].T, upper=False
+                    )
+                    found[at] = half.square().sum()
+        return self._scale * found
+
+    def restore(self, columns: Sequence[int]) -> None:
+        """These columns are back, all at once: what `remove` did to them is taken back, by an update of their rank."""
+        columns = self._away(columns)
+        if not columns:
+            return
+        inverse, at = self._inverse, torch.as_tensor(columns, device=self.weight.device)
+        crossed, given, schur = self._behind(columns)
+        lower = torch.linalg.cholesky(schur)
+        self._lost -= float(
+            self._scale * torch.linalg.solve_triangular(lower, self._counted(crossed).T, upper=False).square().sum()
+        )
+        own = torch.cholesky_inverse(lower)
+        here = crossed @ own  # the new columns
+        share = given @ own
+        self.weight.addmm_(here, given.T, alpha=-1)
+        inverse.addmm_(share, given.T)
+        inverse[at] = -share.T
+        inverse[:, at] = -share
+        inverse[at[:, None], at] = own
+        self.weight[:, at] = here
+        self._gone.difference_update(columns)
+
+    def _away(self, columns: Sequence[int]) -> list[int]:
+        """Those that have left, each once."""
+        return [column for column in dict.fromkeys(columns) if column in self._gone]
+
+    def _behind(self, columns: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+        """Of columns that left: (outputs, columns), what the others do not give them; (inputs, columns), what these
+        give; (columns, columns), what is left of their squares."""
+        at = torch.as_tensor(columns, device=self.weight.device)
+        among = self._gram[:, at].clone()
+        among[at, torch.arange(len(at), device=at.device)] += self._light[at]
+        given = self._inverse @ among
+        return (self._aim - self.weight) @ among, given, among[at] - among.T @ given
+
     def leave(self, columns: Sequence[int]) -> None:
         """These columns leave, for `settled` alone: what the others cost, and where they move, is not kept up."""
         self._gone.update(self._there(columns))
@@ -325,7 +393,7 @@ class Elimination:
 
 
 def eliminated(
-    layers: Sequence[tuple[Elimination, Sequence[Sequence[int]]]], keep: int, chunk: int = 1
+    layers: Sequence[tuple[Elimination, Sequence[Sequence[int]]]], keep: int, chunk: int = 1, swaps: int = 0
 ) -> tuple[list[int], list[tuple[int, float]]]:
     """Removes units from all layers that share them, the cheapest first, ``chunk`` at a time, until ``keep`` are left.
 
@@ -333,16 +401,20 @@ def eliminated(
         layers: ``(layer, columns of each unit)``; unit n is the same of all layers.
         keep: how many units stay.
         chunk: how many leave before the costs of the others are computed again.
+        swaps: then so many that left come back while as many others leave, half as many whenever that gains nothing:
+            OSSCAR (Meng et al. 2024, arXiv:2403.12983). No more is lost than without.
 
     Returns:
-        The units in the order in which they left, and ``(units left, loss so far)`` after each time, from before the
-        first.
+        The units in the order in which they left, with swaps in that of their numbers, and ``(units left, loss so
+        far)`` after each time, from before the first.
 
     >>> x = torch.randn(64, 3) * torch.tensor([3.0, 0.1, 1.0])
     >>> layer = Elimination(torch.ones(2, 3), x.T @ x)
     >>> eliminated([(layer, [[0], [1], [2]])], 1)[0]
     [1, 2]
     """
+    if swaps:  # columns that left with something else, such as heads, are not of the units: they stay away
+        layers = [(layer, [layer._there(unit) for unit in units]) for layer, units in layers]
     alive = list(range(len(layers[0][1])))
 
     def lost() -> float:
@@ -361,7 +433,36 @@ def eliminated(
         gone = set(leaving)
         alive = [at for at in alive if at not in gone]
         curve.append((len(alive), lost()))
+    if swaps:
+        left = _swapped(layers, left, swaps)
+        curve.append((len(alive), lost()))
     return left, curve
+
+
+def _swapped(
+    layers: Sequence[tuple[Elimination, Sequence[Sequence[int]]]], left: Sequence[int], many: int
+) -> list[int]:
+    """Of units that left some come back while as many others leave, as long as all layers together lose less."""
+    gone, lost = list(left), sum(layer.loss for layer, _ in layers)
+    while many and gone and lost > 0:
+        gains = sum(layer.gains([units[at] for at in gone]) for layer, units in layers)
+        assert isinstance(gains, Tensor)
+        back = [gone[at] for at in gains.argsort(descending=True, stable=True)[:many].tolist()]
+        for layer, units in layers:
+            layer.restore([column for at in back for column in units[at]])
+        away = {*gone} - {*back}
+        stay = [at for at in range(len(layers[0][1])) if at not in away]
+        more, _ = eliminated([(layer, [units[at] for at in stay]) for layer, units in layers], len(stay) - len(back))
+        leave = [stay[at] for at in more]
+        now = sum(layer.loss for layer, _ in layers)
+        if now < lost * (1 - _GAIN):
+            gone, lost = sorted(away | {*leave}), now
+            continue
+        for layer, units in layers:
+            layer.restore([column for at in leave for column in units[at]])
+            layer.remove([column for at in back for column in units[at]])
+        many //= 2
+    return gone
 
 
 def _check_residual_cross(weight: Tensor, residual_cross: Tensor) -> None:

@@ -159,7 +159,7 @@ def leave_experts(leaving: Leaving, experts: Experts) -> Left:
         its = subject, groups, scores, share, model, in_turn(batches), leaving.forward
         return on_rank_zero(lambda: learnt_experts(*its))
 
-    fewer = choose_experts(subject, asked, leaving.known, routed, learn if asked.choose else None)
+    fewer = choose_experts(subject, asked, leaving.known, routed, learn if asked.gates else None)
     whole = copy.deepcopy(model) if routed is not None and leaving.repair else None
 
     def mend(coupling: Coupling) -> Mapping[str, Any]:

@@ -126,7 +126,7 @@ def shrink_experts_directory(place: InDirectory, asked: Request) -> ShrunkExpert
     if planned is not None:
         _check_same(planned, mixtures, Path(plan or ""))
     text_run = None
-    if batches is not None and (by_data or asked.choose or (place.repair and out is not None)):
+    if batches is not None and (by_data or asked.gates or (place.repair and out is not None)):
         text_run = _run_of(place, mixtures, asked, batches)
 
     measured = text_run if by_data else None
@@ -134,7 +134,7 @@ def shrink_experts_directory(place: InDirectory, asked: Request) -> ShrunkExpert
     def planned_by(
         learned: Profile | None, run: Run | None = None
     ) -> tuple[Fewer | None, dict[str, Origin], ShrunkExperts]:
-        learn = functools.partial(_gates, text_run, run) if asked.choose and text_run is not None else None
+        learn = functools.partial(_gates, text_run, run) if asked.gates and text_run is not None else None
         return _planned(place, mixtures, asked, learned, started, learn)
 
     if out is None:

@@ -551,7 +551,7 @@ def leave_branches(leaving: Leaving, branches: Branches) -> Left:
         score: Any = influences if costs is None else costs
         free = [each for each in coupling.branches if may_leave(names_in(each), asked.include, asked.exclude)]
         some = 0 < number_of(branches.share, coupling.branches) < len(free)  # else there is nothing to choose
-        if asked.choose is not None and costs is not None and batches is not None and some:
+        if asked.gates and costs is not None and batches is not None and some:
             its = free, coupling.branches, branches.share, batches, costs
             learnt = on_rank_zero(lambda: learnt_branches(*its))
             score = dict(zip(free, learnt.worths["branches"].tolist(), strict=True))
