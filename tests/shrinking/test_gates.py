@@ -7,12 +7,16 @@ import math
 import pytest
 import torch
 from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from secateur import Blocks, Branches, Experts, shrink
 from secateur.coupling import Scope, find_coupling
 from secateur.models import InMemory
+from secateur.runtimes import parse
 from secateur.shrinking import calibrated, carry_out, gates, plan_of, pruning_target, tie_roles
-from secateur.shrinking.kinds import experts_directory
+from secateur.shrinking.costs import TiedGroups, cost_of, timed_amount
+from secateur.shrinking.kinds import blocks_directory, experts_directory
+from secateur.shrinking.kinds.blocks import passed_on, passing
 from secateur.shrinking.measure import Measuring
 from secateur.shrinking.request import Request
 from support.families import batches as batches_of
@@ -178,6 +182,25 @@ def test_gates_find_units_that_are_useless_to_the_model_and_not_to_the_next_matr
     assert done.gates["units"].after < 1e-12 < 1e-4 < done.gates["units"].before
 
 
+def test_the_time_of_groups_is_measured_where_gates_hold_it():
+    """By prices that are linear in units it is exact, of layers that are alike at once; what is free costs a tenth of
+    what its multiply-adds say, so that it does not leave for nothing."""
+    model, calibration = words(), text(count=1)
+    coupling = find_coupling(model, calibration[0])
+    tied = [TiedGroups([group], 1, {}) for group in coupling.groups if "up" in group.name or "q.weight" in group.name]
+    up = [at for at, each in enumerate(tied) if "up" in each.groups[0].name]
+    whole = [each.parts for each in tied]
+
+    runtime = parse(lambda operation, shapes: shapes[1][1] if operation == "linear" else 0.0)  # inputs of matrices
+    amount = timed_amount(model, coupling, calibration[0], runtime, tied)
+    time = cost_of(model, coupling, calibration[0], "latency", runtime)
+    assert amount(whole) == pytest.approx(1)
+    counts = {tied[at].groups[0].name: tied[at].parts // 4 for at in up}
+    parts = [each.parts // 4 if at in up else each.parts for at, each in enumerate(tied)]
+    assert amount(parts) == pytest.approx(time(counts))
+    assert all(amount.changes(whole, at, [1])[0] < 0 for at in range(len(tied)))
+
+
 def test_of_a_time_gates_learn_to_do_without_what_has_to_leave_and_not_without_that_share_of_the_multiply_adds():
     model, calibration = words(), text(count=3)
 
@@ -309,13 +332,10 @@ def test_units_make_up_for_what_is_missing_and_each_kind_has_its_gates():
     assert list(dict.fromkeys(chart.series)) == ["branches", "experts", "units"]
 
 
-def test_branches_that_are_named_have_no_gates_and_blocks_of_a_directory_neither(tmp_path):
+def test_branches_that_are_named_have_no_gates():
     model, calibration = Deep(), [torch.randn(8, 6)]
-    with pytest.raises(ValueError, match="gates learn which units leave, or experts or branches; say by"):
+    with pytest.raises(ValueError, match="gates learn which units leave, or experts, branches or blocks; say by"):
         shrink(model, calibration[0], leave=Branches("blocks.1"), batches=calibration, choose="gates")
-    make("llama").save_pretrained(tmp_path / "dense")
-    with pytest.raises(ValueError, match="of a directory gates learn which units or Experts leave, not Blocks"):
-        shrink(tmp_path / "dense", leave=Blocks(1), batches=batches_of("llama"), choose="gates")
 
 
 def test_experts_of_a_directory_are_those_of_the_loaded_model_and_a_run_goes_on_with_them(tmp_path, monkeypatch):
@@ -331,6 +351,68 @@ def test_experts_of_a_directory_are_those_of_the_loaded_model_and_a_run_goes_on_
     assert "Gates of" in str(done)
 
     again(tmp_path, how, monkeypatch, experts_directory, "_write", "learnt_experts", "experts.json")
+
+
+def deep():
+    """Four blocks, of which the third adds nothing."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "num_hidden_layers": 4}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=32, tie_word_embeddings=True, **sizes)).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(4 if weight.dim() > 1 else 1)
+        for name in ("self_attn.o_proj", "mlp.down_proj"):
+            model.model.layers[2].get_submodule(name).weight.mul_(1e-3)
+    return model
+
+
+def test_blocks_of_a_directory_leave_by_gates_and_a_run_goes_on_with_them(tmp_path, monkeypatch):
+    draw = torch.Generator().manual_seed(1)
+    calibration, model = [{"input_ids": torch.randint(0, 32, (2, 12), generator=draw)}], deep()
+    model.save_pretrained(tmp_path / "dense")
+    how = {"leave": Blocks(1), "batches": calibration, "choose": "gates", "verify": False, "repair": False}
+    done = shrink(tmp_path / "dense", out=tmp_path / "small", **how)
+    assert done.gone == ("model.layers.2",)
+    found = done.gates["blocks"]
+    assert found.worths["blocks"].argmin() == 2
+    assert found.after <= found.before
+    dense = outputs(model, calibration[0]).log_softmax(-1)
+    small = outputs(LlamaForCausalLM.from_pretrained(tmp_path / "small").eval(), calibration[0]).log_softmax(-1)
+    assert float((dense.exp() * (dense - small)).sum(-1).mean()) == pytest.approx(found.after, rel=1e-2, abs=1e-7)
+    assert "Gates of" in str(done)
+    assert shrink(tmp_path / "dense", **how).gone == done.gone  # only said
+    again(tmp_path, how, monkeypatch, blocks_directory, "_publish", "learnt_blocks", "blocks.json")
+
+
+def test_a_gate_of_a_block_is_1_bit_for_bit_and_0_without_it():
+    model, batch = deep(), {"input_ids": torch.arange(12)[None]}
+    names = [f"model.layers.{at}" for at in range(4)]
+
+    def run(*values):
+        def gate(name, args, kwargs, out):
+            return passed_on(args, kwargs, out, torch.tensor(values[names.index(name)]))
+
+        with passing(model, names, gate):
+            return outputs(model, batch)
+
+    assert torch.equal(run(1.0, 1.0, 1.0, 1.0), outputs(model, batch))
+    with passing(model, [names[1]]):
+        without = outputs(model, batch)
+    assert torch.equal(run(1.0, 0.0, 1.0, 1.0), without)
+
+
+@pytest.mark.parametrize("leave", [Experts(2), Branches(1)], ids=["experts", "branches"])
+def test_experts_and_branches_are_chosen_the_same_where_blocks_are_computed_again(leave, monkeypatch):
+    calibration, found, checkpoints = mixed(2), [], []
+    checkpoint = gates.checkpoint
+    monkeypatch.setattr(gates, "checkpoint", lambda *its, **how: checkpoints.append(1) or checkpoint(*its, **how))
+    how = {"leave": leave, "batches": calibration, "choose": "gates", "verify": False, "repair": False}
+    for room in (gates.ROOM, 0):
+        monkeypatch.setattr(gates, "ROOM", room)
+        (its,) = shrink(experts(4), calibration[0], **how).gates.values()
+        found.append(its)
+        assert bool(checkpoints) is (room == 0)
+    assert found[0].losses == pytest.approx(found[1].losses, rel=1e-5)
 
 
 # ---- what a backward pass holds -------------------------------------------------------------------------------------

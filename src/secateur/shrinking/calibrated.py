@@ -120,19 +120,19 @@ def calibrated_selection(
         host.in_blocks |= walked.in_blocks
     gates: Gated | None = None
     if asked.gates:
-        groups, goal = groups_in_scope(subject.scope, asked), asked
-        if asked.target == "latency":  # what stands for it leaves as far as it does where the time is met
-            counts = counts_of(_choice(subject, asked, known, measured).kept)
-            goal = replace(asked, sparsity=GateBudget.of(subject, groups, asked).without(counts))
+        groups = groups_in_scope(subject.scope, asked)
+        budget = GateBudget.of(subject, groups, asked)
+        if asked.target == "latency":  # times of groups add up only nearly: as much leaves as where the whole is met
+            budget = budget.meeting(counts_of(_choice(subject, asked, known, measured).kept))
 
         def learn() -> Gated:
             model = loaded_model(host.source.root, host.device) if isinstance(host, InFiles) else host.model
             blocks = {name: model.get_submodule(name) for name in host.blocks}
-            its = subject, goal, groups, measured, model, blocks, in_turn(host.batches), host.forward
+            its = subject, budget, groups, measured, model, blocks, in_turn(host.batches), host.forward
             return on_rank_zero(lambda: learnt(*its))
 
         gates = _stage(run, "gates", Gated, learn, lambda its: its.misfit(named))
-        measured = by_gates(subject, asked, groups, measured, gates)
+        measured = by_gates(budget, measured, gates)
     choice = replace(_choice(subject, asked, known, measured), in_blocks=host.in_blocks)
     left = [group for name, group in named.items() if name in choice.kept and not choice.kept[name].all()]
     if run is not None:

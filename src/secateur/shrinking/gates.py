@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 from secateur.coupling import Group
 from secateur.models import AllMetError, DenseOutputs, full_name, running
-from secateur.shrinking.costs import CostPolynomial, TiedGroups, amount_of
+from secateur.shrinking.costs import CostPolynomial, TiedGroups, amount_of, timed_amount
 from secateur.shrinking.counting import rounded_ties
 from secateur.shrinking.measure import Curve, Measured
 from secateur.shrinking.request import PruningTarget, Request
@@ -88,12 +88,13 @@ class GateBudget:
 
     @classmethod
     def of(cls, subject: PruningTarget, groups: Sequence[Group], asked: Request) -> GateBudget:
-        """Of groups of units, by what is asked."""
+        """Of groups of units, by what is asked; of a latency by what is measured of groups."""
         assert asked.sparsity is not None  # `request` has looked
         tied = rounded_ties(subject, groups, asked, {})
-        return cls(
-            tied, amount_of(subject.model, subject.coupling, subject.inputs[0], asked.target, tied), asked.sparsity
-        )
+        its = subject.model, subject.coupling, subject.inputs[0]
+        timed = asked.target == "latency"
+        amount = timed_amount(*its, asked.runtime, tied) if timed else amount_of(*its, asked.target, tied)
+        return cls(tied, amount, asked.sparsity)
 
     @classmethod
     def counting(cls, tied: Iterable[Sequence[Group]], share: float) -> GateBudget:
@@ -101,11 +102,11 @@ class GateBudget:
         ties = [TiedGroups(each, 1, {}) for each in tied]
         return cls(ties, CostPolynomial([([group.axis], 1) for each in ties for group in each.groups], ties), share)
 
-    def without(self, counts: Mapping[str, int]) -> float:
-        """The share of the cost that is gone when so many units stay of each group, and all of those not named."""
+    def meeting(self, counts: Mapping[str, int]) -> GateBudget:
+        """The one that is met where so many units stay of each group, and all of those not named."""
         sizes = {group.name: group.size for group in self.groups}
         left = self.amount([each.mean({**sizes, **counts}) for each in self.tied])
-        return max(0.0, 1 - left / self.whole)
+        return GateBudget(self.tied, self.amount, max(0.0, 1 - left / self.whole))
 
     def split(self, units: Tensor) -> dict[str, Tensor]:
         """``{group: its units}``."""
@@ -233,7 +234,7 @@ def gated(model: nn.Module, places: Places, gates: Mapping[str, Tensor]) -> Iter
 @torch.inference_mode(False)  # whatever mode the caller is in
 def learnt(
     subject: PruningTarget,
-    asked: Request,
+    budget: GateBudget,
     groups: Sequence[Group],
     measured: Measured,
     model: nn.Module,
@@ -247,7 +248,6 @@ def learnt(
         model: with its weights, in memory; it takes what one backward pass takes, and its gated weights once more.
         blocks: of it.
     """
-    budget = GateBudget.of(subject, groups, asked)
     places = gate_places(replace(subject, model=model), groups, measured, blocks)
     dense = DenseOutputs(model, batches, forward, numbers=NUMBERS)
     return descended(
@@ -406,12 +406,9 @@ def _start(budget: GateBudget, measured: Measured) -> Tensor:
     return (start - level).clamp(-REACH, REACH)
 
 
-def by_gates(
-    subject: PruningTarget, asked: Request, groups: Sequence[Group], measured: Measured, gates: Gated
-) -> Measured:
+def by_gates(budget: GateBudget, measured: Measured, gates: Gated) -> Measured:
     """The measurements in which scores are the worths of the gates, and losses add up what these say: so counts are
     found that meet the budget exactly, and units that are worth less leave first."""
-    budget = GateBudget.of(subject, groups, asked)
     prices = budget.split(budget.prices(torch.ones(len(budget.tied), dtype=torch.float64)))
     scores = {name: torch.from_numpy(its) for name, its in gates.worths.items()}
     curves = {}

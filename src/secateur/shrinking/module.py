@@ -210,9 +210,10 @@ def shrink(
             ``"experts:25%"`` or ``["branches:3", "outputs:person,car"]``; units make up what is missing to
             ``sparsity``. Of a directory one kind leaves a run, `Experts`, `Blocks` or `Outputs`, and nothing else.
         criterion: ``(weight, *, <evidence>) -> scores``, higher = keep, or its name; see `secateur.criteria`.
-        choose: "gates" learns which units leave, and which of ``Experts`` and ``Branches``, on the loss of the whole
-            model: a number for each, between 0 and 1, multiplied in where matrices read it, descends on how far the
-            outputs are from the dense ones, while all together cost what may be left, in 200 steps of a batch each.
+        choose: "gates" learns which units leave, which of ``Experts`` and ``Branches``, and which of a directory's
+            ``Blocks``, on the loss of the whole model: a number for each, between 0 and 1, multiplied in where matrices
+            read it, descends on how far the outputs are from the dense ones, while all together cost what may be left,
+            in 200 steps of a batch each.
             None: by what the next matrices lose, of experts by their rank, of branches one after the other. "swaps":
             so, too, but units that left come back while others leave, as long as less is lost (OSSCAR,
             arXiv:2403.12983); that takes about twice the time of the choice and gains little.
@@ -463,11 +464,6 @@ def _shrunk_directory(
     if asked.leave and not isinstance(asked.leave[0], Blocks | Branches | Experts | Outputs):
         kind = type(asked.leave[0]).__name__
         raise ValueError(f"{source}: {kind} leave a module; load the model for this, and save what is left.")
-    if asked.gates and asked.leave and not isinstance(asked.leave[0], Experts):
-        kind = type(asked.leave[0]).__name__
-        raise ValueError(
-            f"{source}: of a directory gates learn which units or Experts leave, not {kind}; leave out choose=."
-        )
     if asked.leave and isinstance(asked.leave[0], Experts):
         refuse("is not needed: a directory's experts are found by its configuration.", example_inputs=example_inputs)
         return shrink_experts_directory(place, asked)

@@ -174,8 +174,8 @@ def request(
         raise ValueError("swaps are of units; say by sparsity= how many leave, or leave out choose=.")
     if made.gates and made.sparsity is None and not counted:
         raise ValueError(
-            "gates learn which units leave, or experts or branches; say by sparsity= or leave= how much that is, or "
-            "leave out choose=."
+            "gates learn which units leave, or experts, branches or blocks; say by sparsity= or leave= how much that "
+            "is, or leave out choose=."
         )
     if made.branches and made.uniform:
         raise ValueError(

@@ -283,6 +283,7 @@ def blocks_content(done: ShrunkDepth) -> Iterator[Part]:
         yield f"{printable(name)} stays: {printable(why, 300)}."
     if done.patched:
         yield _made_up_for(done.patched)
+    yield from _chosen_by(done.gates, None)
     yield ""
     yield _fields(done.fields)
     yield ""

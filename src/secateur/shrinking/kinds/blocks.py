@@ -169,8 +169,9 @@ def renamed(name: str, stacks: Sequence[Stack], gone: Collection[str], prefix: s
     return name
 
 
-def passed_on(args: Any, kwargs: Mapping[str, Any], output: Any) -> Any:
-    """The outputs of a block that adds nothing: the residual stream that it was given, in the place of its own.
+def passed_on(args: Any, kwargs: Mapping[str, Any], output: Any, gate: Tensor | None = None) -> Any:
+    """The outputs of a block that adds nothing: the residual stream that it was given, in the place of its own. With a
+    gate, of any shape that broadcasts, what it adds times that: with 1 its own bit for bit, with 0 what it was given.
 
     Raises:
         ValueError: it returns another shape.
@@ -179,7 +180,8 @@ def passed_on(args: Any, kwargs: Mapping[str, Any], output: Any) -> Any:
     first = next(tensors_in(output), None)
     if given is None or first is None or given.shape != first.shape:
         raise ValueError("a block returns another shape than it is given, so what leaves with it cannot be passed on.")
-    return mapped(output, lambda tensor: given if tensor is first else tensor)
+    stream = given if gate is None else given.lerp(first, gate.to(first))
+    return mapped(output, lambda tensor: stream if tensor is first else tensor)
 
 
 @contextlib.contextmanager

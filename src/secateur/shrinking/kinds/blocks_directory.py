@@ -7,13 +7,17 @@ was killed goes on to the same bytes.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+import torch
+from torch import nn
 
 from secateur.checkpoints import (
     RECORD,
@@ -28,15 +32,18 @@ from secateur.checkpoints import (
     request_of,
     write_sliced,
 )
-from secateur.coupling import may_leave
-from secateur.models import InFiles, digest, example_for, held_batches
+from secateur.coupling import Axis, Group, may_leave
+from secateur.models import DenseOutputs, InFiles, digest, example_for, held_batches, loaded_model
 from secateur.shrinking.configuration import Described, has_configuration
 from secateur.shrinking.directory import config_text, facts_of, origins_text
+from secateur.shrinking.gates import NUMBERS, GateBudget, Gated, Gates, descended, ranked_start
 from secateur.shrinking.kinds.blocks import (
     AT_ONCE,
     DepthCosts,
     Stack,
     narrowed,
+    passed_on,
+    passing,
     patched_in_directory,
     prove_without,
     renamed,
@@ -45,7 +52,7 @@ from secateur.shrinking.kinds.blocks import (
 from secateur.shrinking.request import InDirectory, Request
 from secateur.shrinking.result import ShrunkDirectory, blocks_content, patched_tables
 from secateur.shrinking.select import check_globs, least, select, too_few
-from secateur.support import Part, rank_and_world, track
+from secateur.support import Forward, Part, rank_and_world, track
 
 BLOCKS = "blocks.json"
 FORMAT = "secateur blocks"
@@ -61,12 +68,14 @@ class ShrunkDepth(ShrunkDirectory):
         lost: the divergence of the outputs on the calibration without them, before what follows is patched.
         patched: ``{name in the files written: share}`` of repaired weights and biases: the share that each recovers of
             the squared residual, which is what the removed blocks added to the stream.
+        gates: what gates came to, as in `Shrunk`.
     """
 
     gone: tuple[str, ...]
     stayed: Mapping[str, str] = field(repr=False)
     lost: float
     patched: Mapping[str, float] = field(repr=False)
+    gates: Mapping[str, Gated] = field(default_factory=dict, repr=False)
 
     def content(self) -> Iterable[Part]:
         return (*blocks_content(self), *patched_tables(self.patched))
@@ -142,19 +151,31 @@ def shrink_blocks_directory(place: InDirectory, asked: Request, example_inputs: 
     every_block = sum(len(stack.blocks) for stack in deep.stacks)
     target = int(amount) if amount >= 1 else math.ceil(amount * every_block - 1e-9)
 
-    def choose() -> _Chosen:
-        return _chosen(deep, candidates, target, example_inputs, verify=verify)
+    def learn() -> Gated:
+        model = loaded_model(place.source, place.device)
+        return learnt_blocks(model, candidates, target, every, place.forward, DepthCosts(deep.place, held))
+
+    def choose(gates: Gated | None) -> _Chosen:
+        worths = {} if gates is None else dict(zip(candidates, gates.worths["blocks"].tolist(), strict=True))
+        return _chosen(deep, candidates, target, example_inputs, worths, verify=verify)
 
     def misfit(found: _Chosen) -> str | None:
         fits = len(set(found.gone)) == target and {*found.gone} <= {*candidates}
         return None if fits else "is not so many blocks as leave"
 
+    def misgated(found: Gated) -> str | None:
+        its = {name: len(each) for name, each in found.worths.items()}
+        return None if its == {"blocks": len(candidates)} else "is not of the blocks that may leave"
+
+    learns = asked.gates and target < len(candidates)
     if place.out is None:
-        return _planned(deep, place, choose(), {}, started)
+        gates = learn() if learns else None
+        return _planned(deep, place, choose(gates), {}, started, gates)
     with deep.place.begun(place.out, request_of("depth", asked, data=digest(every), repair=place.repair)) as run:
-        chosen = run.stage("chosen", _Chosen, choose, misfit)
+        gates = run.stage("gates", Gated, learn, misgated) if learns else None
+        chosen = run.stage("chosen", _Chosen, lambda: choose(gates), misfit)
         patched = _patched(run, deep, chosen.gone) if place.repair else {}
-        done = _planned(deep, place, chosen, patched, started)
+        done = _planned(deep, place, chosen, patched, started, gates)
         _publish(run, deep, done, {"data": {"sha256": run.request["data"]}, "repair": place.repair}, previous)
     return replace(done, seconds=time.monotonic() - started)
 
@@ -179,7 +200,47 @@ class _Chosen:
     proof: str
 
 
-def _chosen(deep: _Deep, candidates: Sequence[str], target: int, example_inputs: Any, *, verify: bool) -> _Chosen:
+@torch.inference_mode(False)  # whatever mode the caller is in
+def learnt_blocks(
+    model: nn.Module,
+    blocks: Sequence[str],
+    target: int,
+    batches: Sequence[Any],
+    forward: Forward | None,
+    costs: Callable[[Sequence[str], Sequence[str]], Mapping[str | None, float]],
+) -> Gated:
+    """Gates of the blocks that may leave, which begin with what the outputs lose without each alone. A gate is
+    multiplied into what its block adds to the stream.
+
+    Args:
+        model: in memory, with its weights.
+        costs: ``(gone, more)``: what the outputs lose without those that are gone and each one more.
+    """
+    group = Group("blocks", Axis(len(blocks)), len(blocks), (), 0, ())
+    budget = GateBudget.counting([[group]], target / len(blocks))
+    alone = costs([], blocks)
+    places = {name: at for at, name in enumerate(blocks)}
+
+    def within(gates: Gates) -> contextlib.AbstractContextManager[None]:
+        return passing(
+            model, blocks, lambda name, args, kwargs, out: passed_on(args, kwargs, out, gates["blocks"][places[name]])
+        )
+
+    start = ranked_start([torch.tensor([alone[name] for name in blocks])])
+    dense = DenseOutputs(model, batches, forward, numbers=NUMBERS)
+    return descended(dense, budget, start, within, [model.get_submodule(name) for name in blocks])
+
+
+def _chosen(
+    deep: _Deep,
+    candidates: Sequence[str],
+    target: int,
+    example_inputs: Any,
+    worths: Mapping[str, float],
+    *,
+    verify: bool,
+) -> _Chosen:
+    """With ``worths`` those that are worth least leave; else next that without which the outputs move least."""
     small = narrowed(deep.described, deep.stacks) if verify else {}
     proof = deep.described.proved_on(small) if verify else "not proved, as asked"
     costs = DepthCosts(deep.place, deep.place.batches)
@@ -199,7 +260,13 @@ def _chosen(deep: _Deep, candidates: Sequence[str], target: int, example_inputs:
             last = {each for its in deep.stacks if len({*its.blocks} - {*gone}) == 1 for each in its.blocks}
             return {each: 1 for each in left if each not in gone and each not in last}
 
-        gone, lost = least(cost, leaving, target, at_once=AT_ONCE)
+        if worths:
+            gone = list[str]()
+            while len(gone) < target and (free := leaving(gone)):
+                gone.append(min(free, key=worths.__getitem__))
+            lost = cost(gone, [])[None]
+        else:
+            gone, lost = least(cost, leaving, target, at_once=AT_ONCE)
         if len(gone) < target:
             blocks = sum(len(stack.blocks) for stack in deep.stacks)
             raise too_few(f"{len(gone)} of the {blocks} blocks", target, stayed)
@@ -252,6 +319,7 @@ def _planned(
     chosen: _Chosen,
     patched: Mapping[str, float],
     started: float,
+    gates: Gated | None,
 ) -> ShrunkDepth:
     gone = chosen.gone
     fields, written = deep.fields(gone), deep.written(gone)
@@ -266,6 +334,7 @@ def _planned(
         stayed=chosen.stayed,
         lost=chosen.lost,
         patched={name: share for name, share in moved.items() if name is not None},
+        gates={} if gates is None else {"blocks": gates},
         **facts_of(place, deep.checkpoint, written, deep.described, fields, proof=chosen.proof, started=started),
     )
 

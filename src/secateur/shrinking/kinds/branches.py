@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur.coupling import Axis, Branch, Coupling, Group, SameDraws, may_leave
-from secateur.models import OUTPUTS, ROWS, DenseOutputs, running
+from secateur.models import OUTPUTS, ROWS, DenseOutputs, InMemory, running
 from secateur.shrinking.apply import carry_out
 from secateur.shrinking.gates import NUMBERS, GateBudget, Gated, descended, ranked_start
 from secateur.shrinking.plan import plan_without
@@ -199,7 +199,8 @@ def learnt_branches(
             undo()
 
     start = ranked_start([torch.tensor([float(order.index(each)) for each in free])])
-    return descended(dense, budget, start, within, without=without)
+    blocks = InMemory(model, batches[:1], forward=costs.forward).blocks
+    return descended(dense, budget, start, within, [*blocks.values()], without)
 
 
 def _ends(model: nn.Module, branches: Sequence[Branch], run: Callable[[], object]) -> dict[nn.Module, int]:

@@ -125,7 +125,8 @@ def learnt_experts(
     coupling = subject.coupling
     budget = GateBudget.counting(by_tie(groups), share)
     named = {group.name: group for group in groups}
-    last = last_products(InMemory(model, batches[:1], forward=forward), coupling, groups)
+    host = InMemory(model, batches[:1], forward=forward)
+    last = last_products(host, coupling, groups)
     places: dict[str, list[tuple[str, int, Tensor]]] = {}
     for group, names in last.items():
         for name in sorted(names):
@@ -140,7 +141,8 @@ def learnt_experts(
         budget,
         ranked_start(scores[group.name] for group in budget.groups),
         lambda gates: gated(model, places, gates),
-        without=without,
+        [*host.blocks.values()],
+        without,
     )
 
 
