@@ -100,6 +100,18 @@ def test_nothing_changes_where_held_out_tokens_gain_nothing(monkeypatch):
     assert all(torch.equal(each, plain.state_dict()[name]) for name, each in model.state_dict().items())
 
 
+def test_in_inference_mode_they_are_repaired_alike_and_can_be_trained():
+    plain, _, done = shrunk()
+    model, inputs = zoo.ZOO["mixtral"]()
+    with torch.inference_mode():
+        there = shrink(model.float().eval(), inputs, leave=Experts(1), batches=batches())
+    assert there.mended == done.mended
+    assert not there.unmended
+    for one, other in zip(plain.parameters(), model.parameters(), strict=True):
+        assert not other.is_inference()
+        assert torch.equal(one, other)
+
+
 def test_one_batch_is_enough():
     _, _, done = shrunk(batches=batches(1))
     assert {*done.mended} | {*done.unmended} == {*done.experts}

@@ -223,7 +223,9 @@ def test_nothing_that_is_asked_changes_nothing_and_the_callers_mode_does_not_mat
     assert done.gates["units"].before == done.gates["units"].after == 0
     other = copy.deepcopy(model)
     with torch.inference_mode():
-        there = shrink(other, calibration[0], 0.4, batches=calibration, choose="gates", repair=False).gates["units"]
+        mine = [each.clone() for each in calibration]  # and what is made in that mode
+        there = shrink(other, mine[0], 0.4, batches=mine, choose="gates", repair=False).gates["units"]
+    assert not any(each.is_inference() for each in other.parameters())
     here = shrink(model, calibration[0], 0.4, batches=calibration, choose="gates", repair=False).gates["units"]
     assert (here.before, here.after) == (there.before, there.after)
 

@@ -231,7 +231,6 @@ def gated(model: nn.Module, places: Places, gates: Mapping[str, Tensor]) -> Iter
 # ---- learnt ---------------------------------------------------------------------------------------------------------
 
 
-@torch.inference_mode(False)  # whatever mode the caller is in
 def learnt(
     subject: PruningTarget,
     budget: GateBudget,

@@ -62,6 +62,7 @@ from secateur.support import (
     check_batches,
     check_data,
     for_directories,
+    mapped,
     naming_example,
     on_rank_zero,
     private,
@@ -147,6 +148,7 @@ class Shrunk(ByText):
 
 
 @Returns[Shrunk, CheckpointShrinking | ShrunkExperts | ShrunkDepth]()
+@torch.inference_mode(False)  # what is made in that mode can neither be told apart by versions nor trained
 def shrink(
     model: nn.Module | Path | str,
     example_inputs: Any = None,
@@ -506,7 +508,7 @@ def _check_values(model: nn.Module) -> None:
 
 def _held(batches: Iterable[Any]) -> list[Any]:
     check_batches(batches)
-    held = list(batches)
+    held = [mapped(batch, lambda each: each.clone() if each.is_inference() else each) for batch in batches]
     check_data(held, "or leave batches out to rank by the criterion")
     return held
 

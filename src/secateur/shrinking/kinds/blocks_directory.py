@@ -200,7 +200,6 @@ class _Chosen:
     proof: str
 
 
-@torch.inference_mode(False)  # whatever mode the caller is in
 def learnt_blocks(
     model: nn.Module,
     blocks: Sequence[str],

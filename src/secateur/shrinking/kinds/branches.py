@@ -168,7 +168,6 @@ def names_in(branch: Branch) -> set[str]:
     return {branch.name, *branch.modules, *branch.parameters}
 
 
-@torch.inference_mode(False)  # whatever mode the caller is in
 def learnt_branches(
     free: Sequence[Branch], every: Sequence[Branch], share: float, batches: Sequence[Any], costs: OutputCosts
 ) -> Gated:

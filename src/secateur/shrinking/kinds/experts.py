@@ -108,7 +108,6 @@ def choose_experts(
     return Fewer(choice, counts, {name: each for name, each in unreached.items() if each}, gates)
 
 
-@torch.inference_mode(False)  # whatever mode the caller is in
 def learnt_experts(
     subject: PruningTarget,
     groups: Sequence[Group],
