@@ -163,6 +163,7 @@ def _slicegpt(model: nn.Module, batches: Batches, goal: Goal) -> None:
 LLM = ("smollm2",)
 RIVALS: dict[str, Rival] = {
     "ours": Rival("**`shrink` with data**", _with_data),
+    "rotated": Rival("`shrink` with data, heads rotated", partial(_with_data, rotate=True)),
     "ours-alone": Rival("`shrink` with data, no repair", partial(_with_data, repair=False)),
     "gates": Rival("`shrink` with gates", _gates),
     "gates-alone": Rival("`shrink` with gates, no repair", partial(_gates, repair=False)),

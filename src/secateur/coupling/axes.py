@@ -365,6 +365,33 @@ def occurrences_of(axis: Axis, expression: Expression) -> list[npt.NDArray[np.in
     return found
 
 
+def terms_of(expression: Expression) -> list[tuple[tuple[Axis, ...], npt.NDArray[np.int64]]]:
+    """The sum of products that a dimension is: the axes of each term, and its positions, with a dimension for each.
+
+    >>> a, b = Axis(2), Axis(3)
+    >>> [(axes == (a, b), places.tolist()) for axes, places in terms_of(Sum((Product((a, b)), b)))]
+    [(True, [[0, 1, 2], [3, 4, 5]]), (False, [6, 7, 8])]
+    """
+    whole = resolved(expression)
+    if isinstance(whole, Axis):
+        return [((whole,), np.arange(whole.size))]
+    if isinstance(whole, Sum):
+        starts = np.cumsum([0, *map(size_of, whole.segments)])
+        return [
+            (axes, places + start)
+            for start, segment in zip(starts, whole.segments, strict=False)
+            for axes, places in terms_of(segment)
+        ]
+    found: list[tuple[tuple[Axis, ...], npt.NDArray[np.int64]]] = [((), np.zeros((), dtype=np.int64))]
+    for factor in whole.factors:
+        found = [
+            ((*axes, *more), np.add.outer(places * size_of(factor), its))
+            for axes, places in found
+            for more, its in terms_of(factor)
+        ]
+    return found
+
+
 def _bind(axis: Axis, expression: Expression) -> None:
     assert axis.bound is None
     axis.bound = expression

@@ -28,6 +28,7 @@ from secateur.coupling.axes import (
     representative,
     resolved,
     size_of,
+    terms_of,
 )
 from secateur.coupling.equations import Polynomial, axes_of, evaluated, holds, is_frozen, settle
 from secateur.coupling.numbers import Attribute, Equation, Outcome, parts_of
@@ -275,6 +276,10 @@ class Coupling(Shown):
     def occurrences(self, group: Group, name: str, dim: int) -> list[npt.NDArray[np.int64]]:
         """The same for each time that the group's axis is a factor of the dimension, as of pairs of its units."""
         return occurrences_of(group.axis, self._dims[name][dim])
+
+    def terms(self, name: str, dim: int) -> list[tuple[tuple[Axis, ...], npt.NDArray[np.int64]]]:
+        """A dimension of a tensor as a sum of products: the axes of each term, and its positions along them."""
+        return terms_of(self._dims[name][dim])
 
     def attributes(self, counts: Mapping[str, int]) -> dict[Attribute, int]:
         """The integers of modules that change when so many stay of each group, and what they become."""

@@ -8,23 +8,31 @@ processes the first one decides.
 
 from __future__ import annotations
 
+import itertools
+import math
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from secateur.checkpoints import Run
-from secateur.coupling import Group
+from secateur.coupling import Axis, Group
 from secateur.models import (
     Host,
     InFiles,
     InMemory,
+    InputStats,
+    Job,
+    Products,
     Pruned,
+    Solved,
+    Tokens,
     WeightView,
     check_finite,
     convolutions_in_files,
@@ -36,19 +44,25 @@ from secateur.shrinking.gates import GateBudget, Gated, by_gates, learnt
 from secateur.shrinking.grading import GroupAblation
 from secateur.shrinking.measure import (
     OVERFLOWING,
+    WORDS,
     Curve,
     Measured,
     Measuring,
+    counts_of,
     for_slopes,
     not_finite,
+    positions_in,
     recalled,
     remember,
+    slopes_of,
 )
 from secateur.shrinking.plan import plan_of
+from secateur.shrinking.proof import Change, IncomparableError, wrong_changes
 from secateur.shrinking.repair import Repairing, free_in, rescaled
 from secateur.shrinking.request import PruningTarget, Request
-from secateur.shrinking.select import Choice, check_globs, choose, counts_of, groups_in_scope, names_of
-from secateur.support import Between, Undo, on_rank_zero, rank_and_world
+from secateur.shrinking.select import Choice, check_globs, choose, groups_in_scope, names_of
+from secateur.shrinking.select import counts_of as counts_kept
+from secateur.support import Between, Undo, moved, on_rank_zero, rank_and_world, run_batch
 from secateur.targets import computed_weights
 
 _Named = Mapping[str, Group]
@@ -67,6 +81,7 @@ class Calibrated:
         tokens: how many were measured.
         before: in memory the values before the repair, ``{name: copy}``, for the undo.
         gates: what gates came to, where they chose.
+        rotated: the groups that lost dimensions which were rotated before.
     """
 
     choice: Choice
@@ -76,6 +91,7 @@ class Calibrated:
     tokens: int = 0
     before: Mapping[str, Tensor] = field(default_factory=dict)
     gates: Gated | None = None
+    rotated: Sequence[str] = ()
 
 
 def calibrated_selection(
@@ -108,6 +124,10 @@ def calibrated_selection(
     named = {group.name: group for group in coupling.groups}
     free = free_in(host.model, host.blocks)
 
+    rotated: Rotated | None = None
+    if asked.rotate and repair and undo is not None and isinstance(host, InMemory):
+        rotated = rotate_heads(subject, asked, host, undo)
+
     def measure() -> _Walked:
         measured, tokens = _measured(subject, asked, host, None, named, stacklevel=7 + (run is not None))
         return _Walked.of(measured, named, tokens, host.in_blocks)
@@ -123,7 +143,7 @@ def calibrated_selection(
         groups = groups_in_scope(subject.scope, asked)
         budget = GateBudget.of(subject, groups, asked)
         if asked.target == "latency":  # times of groups add up only nearly: as much leaves as where the whole is met
-            budget = budget.meeting(counts_of(_choice(subject, asked, known, measured).kept))
+            budget = budget.meeting(counts_kept(_choice(subject, asked, known, measured).kept))
 
         def learn() -> Gated:
             model = loaded_model(host.source.root, host.device) if isinstance(host, InFiles) else host.model
@@ -135,6 +155,11 @@ def calibrated_selection(
         measured = by_gates(budget, measured, gates)
     choice = replace(_choice(subject, asked, known, measured), in_blocks=host.in_blocks)
     left = [group for name, group in named.items() if name in choice.kept and not choice.kept[name].all()]
+    turned: Sequence[str] = ()
+    if rotated is not None and rotated.rotations:  # what loses nothing stays as it was
+        names = {group.name for group in left}
+        turned = [*dict.fromkeys(each.group for each in rotated.rotations if each.group in names)]
+        _put(host, rotated, turned)
     if run is not None:
         counts = {name: int(choice.kept[name].sum()) for name in named if name in choice.kept}
         other = "has other counts than the measurements give"
@@ -173,8 +198,8 @@ def calibrated_selection(
         wrong = [name for name in found if name not in choice.plan.tensors]
         return f"names {wrong[0]}, of which nothing leaves" if wrong else None
 
-    moved = _stage(run, "rescaled", list[str], rescale, misnamed)
-    return Calibrated(choice, errors, biases, moved, tokens, before, gates)
+    shifted = _stage(run, "rescaled", list[str], rescale, misnamed)
+    return Calibrated(choice, errors, biases, shifted, tokens, before, gates, turned)
 
 
 def _stage(run: Run | None, *stage: Any) -> Any:
@@ -271,12 +296,8 @@ def _measured(
     if here and (measured := recalled(host.model, groups, host.batches, way)) is not None:
         return measured, 1
     measuring = Measuring(coupling, groups, shared=_shared(host))
-    for_all = for_slopes(in_turn(for_slopes(host.batches)))  # not of the first process's share alone
-    found = on_rank_zero(lambda: host.slopes(measuring.targets, for_all))
-    if (wrong := not_finite(found)) is None:
-        measuring.slopes.update(found)
-    elif here:
-        check_finite(host.model)
+    found, wrong = _slopes_in(host, measuring.targets)
+    measuring.slopes.update(found)
 
     def walked(measuring: Measuring) -> GroupAblation | None:
         untold = tries and free is not None and not measuring.slopes
@@ -306,6 +327,18 @@ def _measured(
         if measured.slopes:  # then nothing is tried
             remember(host.model, groups, host.batches, measured)
     return measured, on_rank_zero(lambda: measuring.tokens)
+
+
+def _slopes_in(host: Host, names: Collection[str]) -> tuple[dict[WeightView, Tensor], str | None]:
+    """The slopes along what these parameters multiply; none, and the first of which they are not finite, where that is
+    so by nothing but a narrow dtype."""
+    for_all = for_slopes(in_turn(for_slopes(host.batches)))  # not of the first process's share alone
+    found = on_rank_zero(lambda: host.slopes(names, for_all))
+    if (wrong := not_finite(found)) is None:
+        return found, None
+    if isinstance(host, InMemory):
+        check_finite(host.model)
+    return {}, wrong
 
 
 def _shared(host: Host) -> frozenset[str]:
@@ -392,3 +425,366 @@ def _restored(run: Run, host: Host, job: Repairing) -> list[str]:
         job.errors.update(block.errors)
         job.biases.update(block.biases)
     return [block.name for block in done]
+
+
+# ---- Dimensions inside heads, rotated so that those of the least worth can leave.
+#
+# Law: rotated weights compute the same function. Where that is so is not read off names: a rotation at random must not
+# show on random weights in float64. Rotations are solved in float64, and weights are rounded once.
+#
+# Of a head, x has the second moment C, and what multiplies it the second moment M. T goes on x, and its inverse
+# transposed on the other: ``T = s Λ^(1/4) Uᵀ C^(-1/2)`` for ``U Λ Uᵀ = C^(1/2) M C^(1/2)``. Then dimensions are
+# independent, and no k of any others lose less than all but the first k (MoDeGPT, arXiv:2408.09632). Such x are values,
+# with the columns of the matrix behind them, weighted by the slopes of its outputs; and queries, with keys.
+#
+# What comes out is bounded. By Λ^(1/4) both sides of a dimension are alike, so that T is a geometric mean of both
+# moments; as these are regularized, its condition number is at most ``sqrt(width / _SMALL + 1)``. By s the x are in all
+# as large as they were, and then the others are no larger. Whitened x, or an orthogonal T of the same spaces, which a
+# repair could do with, came to the same: MiniLM without half of its multiply-adds .926 and .927, and .927 by this.
+
+_SMALL = 1e-4  # of the mean diagonal, which C and M get
+
+
+@dataclass(frozen=True)
+class HeadEntries:
+    """What one map for each head moves: where a dimension of a parameter has entries of (heads, copies, width)."""
+
+    name: str
+    at: int
+    places: npt.NDArray[np.int64]
+
+    def within(self, piece: WeightView, parameter: Tensor, *, outputs: bool) -> npt.NDArray[np.int64] | None:
+        """Which outputs, or inputs, of a matrix they are; None where they are none."""
+        along = positions_in(piece, parameter, outputs=outputs).get(self.at)
+        if along is None or not np.isin(self.places, along).all():
+            return None
+        order = np.argsort(along)
+        return order[np.searchsorted(along, self.places, sorter=order)]
+
+    def moved(self, values: Tensor, maps: Tensor) -> Tensor:
+        """The parameter with its entries multiplied by ``maps``, (heads, width, width), in float64."""
+        new = values.detach().double().movedim(self.at, 0).clone()
+        places = torch.from_numpy(self.places).to(new.device)
+        new[places] = torch.einsum("hij,hcj...->hci...", maps.to(new), new[places])
+        return new.movedim(0, self.at)
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """A place for rotations: what they move, and what their transposed inverses move.
+
+    Attributes:
+        group: the name of the group of dimensions.
+        first, second: the entries, those of a matrix before those of its bias.
+        reads: whether the second are inputs of a matrix, as behind values; else they are outputs, as of keys.
+    """
+
+    group: str
+    first: tuple[HeadEntries, ...]
+    second: tuple[HeadEntries, ...]
+    reads: bool
+
+    def moved(self, tensors: Mapping[str, Tensor], first: Tensor, second: Tensor | None) -> dict[str, Tensor]:
+        """New values, in float64; without the ``second`` maps of one side alone."""
+        new: dict[str, Tensor] = {}
+        for entries in self.first:
+            new[entries.name] = entries.moved(new.get(entries.name, tensors[entries.name]), first)
+        for entries in self.second if second is not None else ():
+            assert second is not None
+            new[entries.name] = entries.moved(new.get(entries.name, tensors[entries.name]), second)
+        return new
+
+    def at_random(self) -> tuple[Change, Change]:
+        """A rotation by which a model would compute something else if it may not be there, and a half of it."""
+        heads, _, width = self.first[0].places.shape
+        draw = torch.Generator().manual_seed(width)
+        first = torch.linalg.qr(torch.randn(heads, width, width, generator=draw, dtype=torch.float64)).Q
+        first = first * (0.5 + torch.rand(heads, 1, width, generator=draw, dtype=torch.float64))
+        second = torch.linalg.inv(first).mT
+        return partial(self.moved, first=first, second=second), partial(self.moved, first=first, second=None)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A term of a dimension of a matrix: the entries, with a dimension of places for each axis, and of its bias."""
+
+    axes: tuple[Axis, ...]
+    entries: tuple[HeadEntries, ...]
+    outputs: bool
+
+    def slots(self, axes: Collection[Axis]) -> list[_Part]:
+        """What lies side by side along other axes, as queries, keys and values of one matrix may, each by itself."""
+        other = next((at for at, axis in enumerate(self.axes) if axis not in axes), None)
+        if other is None:
+            return [self]
+        less = (*self.axes[:other], *self.axes[other + 1 :])
+        return [
+            slot
+            for number in range(self.axes[other].size)
+            for slot in _Part(
+                less,
+                tuple(replace(each, places=np.take(each.places, number, axis=other)) for each in self.entries),
+                self.outputs,
+            ).slots(axes)
+        ]
+
+    def ordered(self, *axes: Sequence[Axis]) -> tuple[HeadEntries, ...]:
+        """With three dimensions of places: heads, copies, and what is rotated."""
+        order = [self.axes.index(axis) for each in axes for axis in each]
+        shape = [math.prod(axis.size for axis in each) for each in axes]
+        return tuple(replace(each, places=each.places.transpose(order).reshape(shape)) for each in self.entries)
+
+
+def rotations_of(subject: PruningTarget, groups: Iterable[Group], host: Host) -> list[Rotation]:
+    """Where dimensions of these groups can be rotated: values, or queries and keys. Of weights that several layers
+    share there is nothing, nor where something between is of each dimension by itself, as rotary positions are.
+
+    Raises:
+        IncomparableError: rounding alone changes what the model computes, so that nothing can be found.
+    """
+    coupling, free = subject.coupling, free_in(host.model, host.blocks)
+    parameters = {name: each for name, each in host.model.named_parameters() if name in free}
+    matrices = {name: each for name, each in parameters.items() if each.dim() == 2}
+    watched, batch = Products(matrices, frozenset()), moved(host.batches[0], host.device)
+    with host.prepared(), torch.no_grad(), watched.watching(Tokens.of(batch)):
+        run_batch(host.model, batch, host.forward)
+    biases = watched.biases_in(parameters)
+    pieces: dict[str, list[WeightView]] = {}
+    for piece in watched.found():
+        pieces.setdefault(piece.name, []).append(piece)
+
+    def part(name: str, at: int, axes: tuple[Axis, ...], places: npt.NDArray[np.int64]) -> _Part | None:
+        own = HeadEntries(name, at, places)
+        for piece in pieces.get(name, ()):
+            for outputs in (True, False):
+                if (rows := own.within(piece, matrices[name], outputs=outputs)) is not None:
+                    bias = biases.get(piece) if outputs else None
+                    its = () if bias is None else (HeadEntries(bias.name, 0, bias.offset + rows),)
+                    return _Part(axes, (own, *its), outputs)
+        return None
+
+    inner = {group.axis for group in coupling.groups}
+    left: list[list[tuple[Rotation, ...]]] = []
+    for group in groups:
+        terms = [
+            (name, at, *term)
+            for name, at in group.members
+            if len(coupling.dims(name)) == 2
+            for term in coupling.terms(name, at)
+            if group.axis in term[0]
+        ]
+        if len(terms) > _MOST_PARTS or group.chosen or group.returned or any(len({*a}) < len(a) for *_, a, _ in terms):
+            continue
+        parts = [part(*term) if term[0] in matrices else None for term in terms]
+        left.append([] if None in parts else _ways(group, [each for each in parts if each is not None], inner))
+    found: list[Rotation] = []
+    while left := [ways for ways in left if ways]:
+        changes = [tuple(zip(*(each.at_random() for each in ways[0]), strict=True)) for ways in left]
+        wrong = wrong_changes(host.model, coupling, changes, subject.inputs)
+        found += [each for number, ways in enumerate(left) if number not in wrong for each in ways[0]]
+        left = [left[number][1:] for number in wrong]
+    return found
+
+
+_MOST_PARTS = 4  # queries, keys, values and what reads them
+
+
+def _ways(group: Group, parts: Sequence[_Part], free: Collection[Axis]) -> list[tuple[Rotation, ...]]:
+    """Which rotations a group may have, by the axes of its parts; what is likely, and much, comes first."""
+    (*reads,) = (each for each in parts if not each.outputs)
+    (*makes,) = (each for each in parts if each.outputs)
+    if len(reads) == 1:
+        makes = [slot for each in makes for slot in each.slots(reads[0].axes)]
+    pairs: list[list[tuple[_Part, _Part]]] = []
+    if not reads and len(makes) == 2:
+        pairs = [[(makes[0], makes[1])]]
+    elif len(reads) == 1 and len(makes) == 1:
+        pairs = [[(makes[0], reads[0])]]
+    elif len(reads) == 1 and len(makes) == 3:  # one matrix may make all three, mostly values last
+        for values in (2, 0, 1):
+            queries, keys = (each for number, each in enumerate(makes) if number != values)
+            pairs += [[(makes[values], reads[0]), (queries, keys)], [(makes[values], reads[0])]]
+    return [way for each in pairs for way in itertools.product(*(_rotations(group, *pair, free) for pair in each))]
+
+
+def _rotations(group: Group, first: _Part, second: _Part, free: Collection[Axis]) -> list[Rotation]:
+    """The widest first: with the units may be rotated what of their heads stays, such as both entries of a pair."""
+    if second.outputs and len(second.axes) < len(first.axes):
+        first, second = second, first
+    if not {*first.axes} <= {*second.axes}:
+        return []
+    copies = [axis for axis in second.axes if axis not in first.axes]
+    unit = start = first.axes.index(group.axis)
+    while start and first.axes[start - 1] not in free:
+        start -= 1
+    found = []
+    for at in range(start if copies else max(start, 1), unit + 1):  # a single head is none: it may be any layer's width
+        heads, rest = first.axes[:at], [axis for axis in first.axes[at:] if axis is not group.axis]
+        sides = (heads, copies[:0], [group.axis, *rest]), (heads, copies, [group.axis, *rest])
+        found.append(Rotation(group.name, first.ordered(*sides[0]), second.ordered(*sides[1]), not second.outputs))
+    return found
+
+
+@dataclass(eq=False)
+class Rotating(Job):
+    """The job of a walk over the dense model that solves rotations; ``maps`` has both sides' of each, by its number."""
+
+    rotations: Sequence[Rotation]
+    slopes: Mapping[WeightView, Tensor] = field(default_factory=dict)
+    around = True
+    changes = False
+    by_the_first = True
+    words = WORDS
+    maps: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    @property
+    def targets(self) -> Collection[str]:
+        return {side[0].name for each in self.rotations for side in (each.first, each.second)[each.reads :]}
+
+    def solve_stage(
+        self, block: str, module: nn.Module, stage: Mapping[str, Tensor], found: Mapping[WeightView, InputStats]
+    ) -> tuple[Mapping[str, Solved], Pruned]:
+        for number, each in enumerate(self.rotations):
+            moments = [
+                self._moments(block, module, stage, found, side[0], reads=each.reads)
+                for side in ((each.second,) if each.reads else (each.first, each.second))
+            ]
+            known = [one for one in moments if one is not None]
+            if len(known) < len(moments):
+                continue
+            pair = known[0]
+            if not each.reads:  # a mean of keys moves all logits of a query alike; they have fewer heads, if one has
+                keys = 0 if each.second[0].places.shape[1] > 1 else 1
+                pair = known[0][keys == 0], known[1][keys == 1]
+            self.maps[number] = maps_of(*pair)
+        return {}, Pruned(block)
+
+    def _moments(
+        self,
+        block: str,
+        module: nn.Module,
+        stage: Mapping[str, Tensor],
+        found: Mapping[WeightView, InputStats],
+        entries: HeadEntries,
+        *,
+        reads: bool,
+    ) -> tuple[Tensor, Tensor] | None:
+        """What data says of the entries of a matrix: of its inputs their second moments, and those of its columns; of
+        its outputs their second moments, and the same around their means. None where nothing does."""
+        for piece, met in found.items():
+            if full_name(block, piece.name) != entries.name or met.whole is not None or not met.tokens:
+                continue
+            parameter = stage[piece.name]
+            index = entries.within(piece, parameter, outputs=not reads)
+            if index is None:
+                continue
+            matrix, at = piece.of(parameter).double(), torch.from_numpy(index).to(parameter.device)
+            assert met.sums.gram is not None
+            assert met.sums.totals is not None
+            gram, mean = met.sums.gram.double() / met.tokens, met.sums.totals.double() / met.tokens
+            if reads:
+                columns = (
+                    matrix * counts_of(matrix, met, slopes_of(self.slopes, piece, met, entries.name)).sqrt()[:, None]
+                )
+                return _among(gram, at), _among(self._finite(columns.mT @ columns, entries), at)
+            bias = 0 if met.bias is None else met.bias.of(module.get_parameter(met.bias.name)).double()
+            centered = self._finite(matrix @ (gram - mean.outer(mean)) @ matrix.mT, entries)
+            given = matrix @ mean + bias
+            return _among(centered + given.outer(given), at), _among(centered, at)
+        return None
+
+    def _finite(self, moment: Tensor, entries: HeadEntries) -> Tensor:
+        if not bool(moment.isfinite().all()):
+            raise ValueError(f"{entries.name}: the weight has entries that are NaN or infinite; correct it first.")
+        return moment
+
+
+def _among(moment: Tensor, at: Tensor) -> Tensor:
+    """Of each head the moments of its entries, summed over its copies."""
+    return moment[at[..., :, None], at[..., None, :]].sum(1)
+
+
+def maps_of(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    """``T`` and its inverse transposed of two second moments, of heads at once: (heads, width, width), float64.
+
+    >>> x = torch.diag(torch.tensor([1.0, 9.0])).double()[None]
+    >>> first, second = maps_of(x, torch.eye(2).double()[None])
+    >>> first[0].abs().round(decimals=2).tolist(), bool(((first @ second.mT)[0] - torch.eye(2)).abs().max() < 1e-9)
+    ([[0.0, 0.91], [1.58, 0.0]], True)
+    """
+
+    def regular(moment: Tensor) -> Tensor:
+        mean = moment.diagonal(dim1=-2, dim2=-1).mean(-1)[:, None, None]
+        eye = torch.eye(moment.shape[-1]).to(moment)
+        return moment / torch.where(mean > 0, mean, 1) + _SMALL * eye
+
+    size = first.diagonal(dim1=-2, dim2=-1).sum(-1)
+    first, second = regular(first), regular(second)
+    values, vectors = torch.linalg.eigh(first)
+    values = values.clamp_min(_SMALL)[:, None]  # which rounding may have missed
+    half, other = (vectors * values**power @ vectors.mT for power in (0.5, -0.5))
+    found, along = torch.linalg.eigh(half @ second @ half)
+    quarter, along = found.clamp_min(_SMALL**2).flip(-1)[:, :, None] ** 0.25, along.flip(-1).mT
+    one, two = quarter * along @ other, along @ half / quarter
+    left = (one @ first @ one.mT).diagonal(dim1=-2, dim2=-1).sum(-1)
+    by = torch.where(size > 0, first.diagonal(dim1=-2, dim2=-1).sum(-1) / left, 1).sqrt()[:, None, None]
+    return one * by, two / by
+
+
+@dataclass(frozen=True)
+class Rotated:
+    """What was rotated, in memory."""
+
+    rotations: Sequence[Rotation]
+    maps: Sequence[tuple[Tensor, Tensor]]
+    before: Mapping[str, Tensor]  # the values of all that moved
+
+    def values(self, names: Collection[str]) -> dict[str, Tensor]:
+        """Of all that moved the values if these groups alone are rotated, rounded once."""
+        new = dict(self.before)
+        for each, maps in zip(self.rotations, self.maps, strict=True):
+            if each.group in names:
+                new |= each.moved(new, *maps)
+        return {name: value.to(self.before[name].dtype) for name, value in new.items()}
+
+
+def rotate_heads(subject: PruningTarget, asked: Request, host: Host, undo: Undo) -> Rotated:
+    """Rotates dimensions that may leave.
+
+    Warns:
+        RuntimeWarning: there is nothing to rotate.
+    """
+    groups, why = groups_in_scope(subject.scope, asked), "no dimensions inside heads may leave that can be rotated"
+
+    def find() -> tuple[list[Rotation], str]:
+        try:
+            return rotations_of(subject, groups, host), why
+        except IncomparableError as error:
+            return [], str(error)
+
+    rotations, why = on_rank_zero(find)
+    if not rotations:
+        warnings.warn(f"nothing is rotated: {why}", RuntimeWarning, stacklevel=5)
+        return Rotated([], [], {})
+    slopes, _ = _slopes_in(host, {each.second[0].name for each in rotations if each.reads})
+    job = Rotating(rotations, slopes)
+    host.walk(job)
+    maps = on_rank_zero(lambda: job.maps)
+    names = {
+        each.name for number in maps for side in (rotations[number].first, rotations[number].second) for each in side
+    }
+    tensors = {name: host.model.get_parameter(name) for name in sorted(names)}
+    rotated = Rotated(
+        [rotations[number] for number in maps],
+        [*maps.values()],
+        dict(zip(tensors, undo.values(*tensors.values()), strict=True)),
+    )
+    _put(host, rotated, {each.group for each in rotated.rotations})
+    return rotated
+
+
+def _put(host: Host, rotated: Rotated, names: Collection[str]) -> None:
+    """These groups are rotated, and no others."""
+    values = on_rank_zero(lambda: rotated.values(names))
+    with host.prepared():
+        host.change(values)

@@ -51,22 +51,36 @@ def rows_of_groups(
 def _along(
     coupling: Coupling, groups: Iterable[Group], name: str, piece: WeightView, parameter: Tensor, *, outputs: bool
 ) -> dict[str, Columns]:
-    strides = parameter.stride()
-    along, across = (
-        piece.offset + np.arange(piece.shape[dim]) * piece.strides[dim] for dim in ((0, 1) if outputs else (1, 0))
-    )
+    places = positions_in(piece, parameter, outputs=outputs)
     found: dict[str, Columns] = {}
     for group in groups:
-        for at in [at for member, at in group.members if member == name and strides[at]]:
-            places, others = (each // strides[at] % parameter.shape[at] for each in (along, across))
-            units = coupling.indices(group, name, at)[places]
-            if (units[0] == units).all() or not (others == others[0]).all():
-                continue  # it runs the other way, or not within this matrix
+        for at in [at for member, at in group.members if member == name and at in places]:
+            units = coupling.indices(group, name, at)[places[at]]
+            if (units[0] == units).all():
+                continue  # it runs the other way
             members: Columns = [[] for _ in range(group.size)]
             for position, unit in enumerate(units.tolist()):
                 if unit >= 0:
                     members[unit].append(position)
             found[group.name] = members
+    return found
+
+
+def positions_in(piece: WeightView, parameter: Tensor, *, outputs: bool) -> dict[int, npt.NDArray[np.int64]]:
+    """``{dimension of the parameter: where along it each output of a matrix lies}``, or each input; not of dimensions
+    along which the matrix' other side runs.
+
+    >>> positions_in(WeightView("weight", 6, (3, 2), (2, 1)), torch.zeros(6, 2), outputs=True)
+    {0: array([3, 4, 5])}
+    """
+    along, across = (
+        piece.offset + np.arange(piece.shape[dim]) * piece.strides[dim] for dim in ((0, 1) if outputs else (1, 0))
+    )
+    found: dict[int, npt.NDArray[np.int64]] = {}
+    for at, stride in enumerate(parameter.stride()):
+        places, others = (each // max(stride, 1) % parameter.shape[at] for each in (along, across))
+        if stride and (others == others[0]).all():
+            found[at] = places
     return found
 
 

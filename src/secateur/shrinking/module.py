@@ -109,6 +109,7 @@ class Shrunk(ByText):
         plans: what left, in order: branches, then experts, then channels.
         gates: what gates came to where they chose, ``{"branches", "experts" or "units": Gated}``; ``lost`` is how far
             the outputs on the batches are from the dense ones in the end.
+        rotated: the groups of dimensions inside heads that were rotated before some left.
         in_blocks: ``{parameter: note}`` of the weights whose Gram matrix was too large, so that it was summed, and the
             weight repaired, in blocks of inputs.
         multiply_adds: those of the example before and after, as far as they are contractions.
@@ -138,6 +139,7 @@ class Shrunk(ByText):
     unmended: Mapping[str, str] = field(default_factory=dict, repr=False)
     gates: Mapping[str, Gated] = field(default_factory=dict, repr=False)
     lost: float | None = None
+    rotated: Sequence[str] = ()
     in_blocks: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def content(self) -> Iterable[Part]:
@@ -167,6 +169,7 @@ def shrink(
     uniform: bool = False,
     evidence: Mapping[str, Mapping[str, Tensor]] | None = None,
     repair: bool = True,
+    rotate: bool = False,
     forward: Forward | None = None,
     modes: Iterable[bool] | None = None,
     more_inputs: Iterable[Any] = (),
@@ -242,6 +245,9 @@ def shrink(
             matrix in a block multiplies what they give. They say which branches and experts leave, too.
         repair: move what stays, too: columns, what branches added is merged into the weights before them, and the last
             matrices of experts that stay. Without batches it means nothing.
+        rotate: before dimensions inside heads leave, rotate those of a module's values, and of its queries and keys,
+            so that what matters least leaves; where nothing lies between that is of each dimension by itself, such as
+            rotary positions. It asks for ``batches`` and ``repair``, and for one more walk over the blocks.
         forward: ``(model, batch) -> outputs``, how a batch is run; see `secateur.oneshot`.
         modes, more_inputs: which passes to watch; see `find_coupling`.
         optimizer: its state (moments, momentum) loses the same slices, so that training goes on.
@@ -316,6 +322,10 @@ def shrink(
     in_directory = isinstance(model, Path | str)
     if isinstance(example_inputs, float):
         raise TypeError(f"the second argument is what the model is called with; pass sparsity={example_inputs}.")
+    if rotate and (batches is None or not repair):
+        raise ValueError(
+            "rotate=True moves weights by real inputs; pass batches= and leave repair=True, or leave it out."
+        )
     asked = request(
         sparsity=sparsity,
         leave=leave,
@@ -329,13 +339,22 @@ def shrink(
         runtime=runtime,
         evidence=evidence,
         uniform=uniform or in_directory,
+        rotate=rotate,
         verify=verify,
     )
     if batches is None and asked.choose is not None:
         raise ValueError(f"{asked.choose} need real inputs; pass batches=, or leave out choose=.")
     if isinstance(model, Path | str):
         why = "is for modules: a directory is called as its configuration says; load the model for this."
-        refuse(why, evidence=evidence, modes=modes, more_inputs=more_inputs or None, optimizer=optimizer, report=report)
+        refuse(
+            why,
+            evidence=evidence,
+            modes=modes,
+            more_inputs=more_inputs or None,
+            optimizer=optimizer,
+            report=report,
+            rotate=rotate or None,
+        )
         if asked.gates and batches is not None:
             batches = list(batches)
         place = InDirectory(*places(model, out), batches, repair, forward, activations, device)
@@ -388,6 +407,7 @@ def shrink(
     facts: dict[str, Any] = {}  # on what left before units
     choice: Choice | None = None
     gates: dict[str, Gated] = {}
+    rotated: Sequence[str] = ()
     share, rest = 1.0, asked  # what is left of the target without that, and what is to leave of it
     first = [each for kind in LEAVE for each in asked.leave if isinstance(each, kind) and each.remove]
     if any(isinstance(each, Branches) for each in first):
@@ -421,6 +441,7 @@ def shrink(
                 found = calibrated_selection(subject, rest, host, repair=repair, known=known, undo=undo)
                 choice, saved = found.choice, found.before
                 gates |= {} if found.gates is None else {"units": found.gates}
+                rotated = found.rotated
             plans.append(choice.plan)
             undo.call(carry_out(model, choice.plan, optimizer, saved))
             if dense_outputs is not None and held is not None and choice.plan.tensors:
@@ -444,6 +465,7 @@ def shrink(
             nbytes=nbytes,
             gates=gates,
             lost=None if judge is None else judge.of(model),
+            rotated=rotated,
             in_blocks={} if choice is None else choice.in_blocks,
             reach=reach,
             **facts,

@@ -561,6 +561,63 @@ def wrong_groups(
     return on_calm_probes(model, look, inputs[0])
 
 
+Change = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]  # of a model's tensors: new values of some
+
+
+def wrong_changes(
+    model: nn.Module, coupling: Coupling, changes: Sequence[Sequence[Sequence[Change]]], inputs: Sequence[Any]
+) -> list[int]:
+    """The numbers of those changes of weights that make the model compute something else; found by halving.
+
+    Each is several at once, with a part of each, which by itself has to show on weights that were made smaller.
+
+    Raises:
+        IncomparableError: rounding alone makes the model compute something else, on all weights that were tried.
+    """
+
+    def look(probe: nn.Module, calm: float) -> list[int]:
+        runs = [
+            functools.partial(outputs, probe, inputs[number], training=training) for number, training in coupling.passes
+        ]
+        tensors = tensors_of(probe)
+        expected = all_of(runs)
+        if not _has_numbers(expected):
+            _check_numbers(probe, coupling, inputs)
+
+        def after(some: Sequence[Change]) -> list[Tensor]:
+            saved: dict[str, Tensor] = {}
+            try:
+                for change in some:
+                    for name, value in change(tensors).items():
+                        saved.setdefault(name, tensors[name].data)
+                        tensors[name].data = value
+                return all_of(runs)
+            finally:
+                for name, value in saved.items():
+                    tensors[name].data = value
+
+        def wrong_among(numbers: Sequence[int]) -> list[int]:
+            if not numbers:
+                return []
+            found = after([change for number in numbers for change in changes[number][0]])
+            if certain(compared(probe, expected, found, runs)) is None:
+                return []
+            half = len(numbers) // 2
+            return (wrong_among(numbers[:half]) + wrong_among(numbers[half:]) if half else []) or [*numbers]
+
+        wrong = wrong_among(range(len(changes)))
+        if calm < 1 and any(
+            difference(expected, after([part])) is None
+            for number in range(len(changes))
+            if number not in wrong
+            for part in changes[number][1]
+        ):
+            raise IncomparableError(BLIND)
+        return wrong
+
+    return on_calm_probes(model, look, inputs[0])
+
+
 def _check_numbers(probe: nn.Module, coupling: Coupling, inputs: Sequence[Any]) -> None:
     """IncomparableError where a probe returns nothing to compare; asked of the original where it is not found equal.
     ValueError where that is so by a weight that is not finite, or an example that holds nothing."""

@@ -51,6 +51,7 @@ class Request:
         round_to: counts are multiples of this, by default of the steps of a table of times; None: of 16 in groups of 64
             or more, where such a step is small.
         uniform: the counts are those that a configuration can say.
+        rotate: dimensions inside heads are rotated before some leave.
         verify: nothing leaves that is not proved to change nothing else.
         leave: what leaves before other units, at most one of each kind.
     """
@@ -66,6 +67,7 @@ class Request:
     exclude: tuple[str, ...] = ()
     round_to: int | None = None
     uniform: bool = False
+    rotate: bool = False
     verify: bool = True
     leave: tuple[Kind, ...] = ()
 
@@ -177,6 +179,8 @@ def request(
             "gates learn which units leave, or experts, branches or blocks; say by sparsity= or leave= how much that "
             "is, or leave out choose=."
         )
+    if made.rotate and made.sparsity is None:
+        raise ValueError("rotate=True is about dimensions that leave; say by sparsity= how much that is.")
     if made.branches and made.uniform:
         raise ValueError(
             "no configuration describes removed branches: leave out uniform, or Branches; of a directory whole blocks "

@@ -83,6 +83,13 @@ def model_content(done: Shrunk, *, full: bool) -> Iterator[Part]:
     }
     yield _with_share(_groups(done.scope.groups, kept, full=full))
     yield from _whole(done.scope.frozen, full=full)
+    if done.rotated:
+        yield ""
+        alike: dict[str, list[str]] = {}
+        for name in done.rotated:
+            alike.setdefault(_any_layer(name), []).append(name)
+        names = ", ".join(map(_counted, alike.values()))
+        yield f"Rotated before some left: dimensions of {printable(names, _LONG)}."
     yield ""
     yield totals({"parameters": done.parameters, "multiply-adds": done.multiply_adds, "bytes": done.nbytes})
     yield _asked_and_got(done.asked, done.got, done.beside)

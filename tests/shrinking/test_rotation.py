@@ -1,0 +1,313 @@
+"""Laws of dimensions inside heads that are rotated before they leave: the function stays, and less is lost."""
+
+import copy
+import itertools
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from secateur import shrink
+from secateur.coupling import Scope, find_coupling
+from secateur.kinds import Heads
+from secateur.models import InMemory
+from secateur.shrinking import Memory, calibrated, load_shrunken, remembering, save_shrunken, verify_shrunken
+from secateur.shrinking.calibrated import maps_of, rotate_heads
+from secateur.shrinking.request import pruning_target, request
+from secateur.support import Undo
+from support.measured import Words, answers, apart, text, words
+from support.unchanged import is_unchanged, state_of
+
+HEADS = ["*.up.bias", "*.first.weight"]  # left whole, so that nothing but attentions loses units
+
+
+class Fused(nn.Module):
+    """Attention whose queries, keys and values are of one matrix, as in timm; with a normalization of queries."""
+
+    def __init__(self, width=24, heads=3, normed=False):
+        super().__init__()
+        self.heads, self.qkv, self.proj = heads, nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.norm = nn.LayerNorm(width // heads) if normed else nn.Identity()
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        y = functional.scaled_dot_product_attention(self.norm(q), k, v)
+        return x + self.proj(y.transpose(1, 2).flatten(2))
+
+
+def tokens(**more):
+    generator = torch.Generator().manual_seed(0)
+    ids = [torch.randint(0, 32, (3, 9), generator=generator) for _ in range(4)]
+    names = ("input_ids", "decoder_input_ids")[: 1 + more.pop("decoder", False)]
+    return [{**dict.fromkeys(names, each), **more} for each in ids]
+
+
+def vectors():
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(3, 7, 24, generator=generator) for _ in range(4)]
+
+
+def bert():
+    from transformers import BertConfig, BertModel
+
+    sizes = {"hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 3}
+    return BertModel(BertConfig(vocab_size=32, **sizes)), tokens()
+
+
+def gpt2():
+    from transformers import GPT2Config, GPT2Model
+
+    config = GPT2Config(
+        vocab_size=32, n_embd=24, n_layer=2, n_head=3, n_positions=16, bos_token_id=None, eos_token_id=None
+    )
+    return GPT2Model(config), tokens(use_cache=False)
+
+
+def t5():
+    from transformers import T5Config, T5Model
+
+    config = T5Config(vocab_size=32, d_model=24, d_kv=8, d_ff=32, num_layers=1, num_heads=3)
+    return T5Model(config), tokens(use_cache=False, decoder=True)
+
+
+def llama(**more):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 6}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=32, head_dim=8, **sizes, **more)), tokens(use_cache=False)
+
+
+def fused(normed=False):
+    return nn.Sequential(Fused(normed=normed), Fused(normed=normed)), vectors()
+
+
+# what is made, and of each rotation whether it is of values, and (heads, heads that share one, width)
+VALUES, BOTH = (True, 3, 1, 8), {(True, 3, 1, 8), (False, 3, 1, 8)}
+MODELS = {
+    "bert": (bert, 4, BOTH),
+    "gpt2": (gpt2, 4, BOTH),
+    "t5": (t5, 6, BOTH),
+    "fused": (fused, 4, BOTH),
+    "normed queries": (lambda: fused(normed=True), 2, {VALUES}),
+    "rotary and grouped": (lambda: llama(num_key_value_heads=2), 2, {(True, 2, 3, 8)}),
+    "rotary, one key": (lambda: llama(num_key_value_heads=1), 2, {(True, 1, 6, 8)}),
+}
+
+
+def outputs(model, batch):
+    with torch.no_grad():
+        found = model(**batch) if isinstance(batch, dict) else model(batch)
+    return found if isinstance(found, torch.Tensor) else found[0]
+
+
+def rotated(model, batches, undo=None):
+    """What is rotated of a model, in place."""
+    coupling = find_coupling(model, batches[0])
+    subject = pruning_target(model, Scope.of(coupling), [batches[0]])
+    return rotate_heads(subject, request(sparsity=0.5, rotate=True), InMemory(model, batches), undo or Undo())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_rotation_alone_changes_nothing(name):
+    """But numbers of weights: of values, and of queries and keys between which no position or norm stands."""
+    make, count, shapes = MODELS[name]
+    torch.manual_seed(0)
+    model, batches = make()
+    model = model.eval()
+    with torch.no_grad():
+        for name, each in model.named_parameters():
+            if name.endswith("bias") and each.dim() == 1:  # many begin as zeros
+                each.normal_(0, 0.1)
+    before = outputs(model, batches[0])
+    wide = copy.deepcopy(model).double()
+    inputs = [each.double() if isinstance(each, torch.Tensor) else each for each in batches]
+    exact = outputs(wide, inputs[0])
+    found = rotated(wide, inputs)
+    assert len(found.rotations) == count
+    assert {(each.reads, *each.second[0].places.shape) for each in found.rotations} == shapes
+    moved = outputs(wide, inputs[0])
+    limit = 1e-10 if "rotary" not in name else 1e-6  # whose normalizations are in float32
+    assert (moved - exact).abs().max() <= limit * exact.abs().max()
+    for name, value in found.before.items():
+        assert not torch.allclose(wide.get_parameter(name), value)
+    rotated(model, batches)
+    assert (outputs(model, batches[0]) - before).abs().max() <= 1e-5 * before.abs().max()
+
+
+def moment(width, seed):
+    draw = torch.randn(3 * width, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return draw.T @ (draw * torch.linspace(1, 9, 3 * width, dtype=torch.float64)[:, None])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_first_dimensions_lose_no_more_than_any_others(seed):
+    """Not even than those of the old ones whose matrix is repaired for them."""
+    first, second = moment(5, seed), moment(5, seed + 10)
+    one, two = (each[0] for each in maps_of(first[None], second[None]))
+    assert torch.allclose(one @ two.T, torch.eye(5, dtype=torch.float64), atol=1e-9)
+    assert torch.isclose((one @ first @ one.T).trace(), first.trace(), rtol=1e-3)  # as large as it was, in all
+    assert (two @ second @ two.T).trace() <= second.trace() * 1.001  # and the other side is no larger
+    for count in range(1, 5):
+        gone = two[count:].T @ one[count:]
+        lost = (second @ gone @ first @ gone.T).trace()
+        for kept in itertools.combinations(range(5), count):
+            its = list(kept)
+            left = first - first[:, its] @ torch.linalg.solve(first[its][:, its], first[its])
+            assert lost <= (second @ left).trace() * 1.001
+
+
+def test_maps_of_what_is_nothing_are_finite():
+    """Of a head that is dead, of one token, and of numbers that are far from 1."""
+    zero, one = torch.zeros(1, 4, 4).double(), torch.ones(1, 4, 4).double()
+    for first, second in ((zero, zero), (zero, one), (one, zero), (1e-30 * one, 1e20 * one)):
+        for each in maps_of(first, second):
+            assert each.isfinite().all()
+        assert torch.linalg.cond(maps_of(first, second)[0]).max() <= (4 / 1e-4 + 1) ** 0.5 * 1.001
+
+
+def redundant(seed=0):
+    """A model of words in whose heads a half of the dimensions is made of the other half, mixed with it."""
+    model = words(seed=seed, width=16, heads=2, hidden=12)
+    with torch.no_grad():
+        for block in model.blocks:
+            for each in (block.q, block.k, block.v):
+                heads = each.weight.view(2, 8, 16)
+                heads.copy_(3 * torch.linalg.qr(torch.randn(2, 8, 8)).Q[:, :, :4] @ heads[:, :4])
+    return model
+
+
+def without_dimensions(model, batches, **how):
+    return shrink(model, batches[0], 0.28, batches=batches, exclude=HEADS, round_to=1, **how)
+
+
+def test_dimensions_that_are_mixed_with_others_leave_without_loss():
+    model, batches = redundant(), text()
+    wanted = answers(model, batches)
+    plain, turned = copy.deepcopy(model), copy.deepcopy(model)
+    done = without_dimensions(plain, batches)
+    assert not done.rotated
+    assert "Rotated" not in str(done)
+    done = without_dimensions(turned, batches, rotate=True)
+    assert sorted(done.rotated) == [f"blocks.{at}.{name}" for at in (0, 1) for name in ("q.weight:2", "v.weight")]
+    assert "Rotated before some left: dimensions of blocks.*.q.weight:2 (x2), blocks.*.v.weight (x2)." in str(done)
+    assert [block.v.weight.shape[0] for block in turned.blocks] == [8, 8]
+    assert apart(turned, batches, wanted) < 1e-3
+    assert apart(turned, batches, wanted) < apart(plain, batches, wanted) / 10
+    assert done.multiply_adds[1] < done.multiply_adds[0]
+
+
+def test_what_loses_no_dimension_is_not_rotated_bit_for_bit():
+    model, batches = redundant(), text()
+    state = state_of(model)
+    done = shrink(model, batches[0], 0.0, batches=batches, rotate=True)
+    assert not done.rotated
+    assert is_unchanged(model, state)
+
+
+def test_the_same_call_gives_the_same_model():
+    models, batches = [redundant(), redundant()], text()
+    for model in models:
+        without_dimensions(model, batches, rotate=True)
+    one, two = (model.state_dict() for model in models)
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_measurements_of_what_is_rotated_and_what_is_not_are_kept_apart():
+    batches = text()
+    alone = redundant()
+    without_dimensions(alone, batches, rotate=True)
+    with remembering(Memory()):
+        for rotate in (False, True):
+            model = redundant()
+            without_dimensions(model, batches, rotate=rotate)
+    assert apart(model, batches, answers(alone, batches)) < 1e-6
+
+
+@pytest.mark.parametrize("where", ["measured", "repaired", "reported"])
+def test_a_call_that_fails_changes_nothing(where, monkeypatch):
+    model, batches = redundant(), text()
+    state, before = state_of(model), model.blocks[0].v.weight.detach().clone()
+    how = {}
+
+    def fail(*_, **__):
+        assert not torch.equal(model.blocks[0].v.weight, before)  # it is rotated by then
+        raise RuntimeError("on purpose")
+
+    if where == "reported":
+        how["report"] = fail
+    else:
+        monkeypatch.setattr(calibrated, {"measured": "Measuring", "repaired": "Repairing"}[where], fail)
+    with pytest.raises(RuntimeError, match="on purpose"):
+        without_dimensions(model, batches, rotate=True, **how)
+    assert is_unchanged(model, state)
+
+
+def test_weights_that_layers_share_are_not_rotated():
+    model, batches = redundant(), text()
+    model.blocks[1].v.weight = model.blocks[0].v.weight
+    model.blocks[1].q.weight = model.blocks[0].q.weight
+    with pytest.warns(RuntimeWarning, match="nothing is rotated: no dimensions inside heads may leave"):
+        assert not rotated(model, batches).rotations
+
+
+def test_a_half_is_solved_in_float64_and_rounded_once():
+    model, batches = words(width=16, heads=2, dtype=torch.bfloat16), text()
+    wanted = answers(model, batches)
+    found = rotated(model, batches)
+    first = found.rotations[0]
+    exact = first.moved(found.before, *found.maps[0])
+    assert exact
+    for name, value in exact.items():
+        assert value.dtype == torch.float64
+        assert torch.equal(model.get_parameter(name), value.bfloat16())
+    assert apart(model, batches, wanted) < 0.02
+
+
+def test_what_is_left_is_saved_loaded_and_proved(tmp_path):
+    model, batches = redundant(), text()
+    dense = copy.deepcopy(model)
+    without_dimensions(model, batches, rotate=True)
+    verify_shrunken(dense, model, batches[0])
+    save_shrunken(model, tmp_path / "small")
+    loaded = load_shrunken(redundant(seed=1), tmp_path / "small")
+    assert torch.equal(answers(loaded, batches), answers(model, batches))
+
+
+def test_what_heads_left_is_rotated():
+    model, batches = redundant(), text()
+    done = without_dimensions(model, batches, rotate=True, leave=Heads({0: [1]}))
+    assert [*done.heads.values()] == [(2, 1)]
+    assert "blocks.1.v.weight" in done.rotated
+    assert model.blocks[1].v.weight.shape[0] < 16
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ({}, "rotate=True moves weights by real inputs; pass batches= and leave repair=True"),
+        ({"batches": text(), "repair": False}, "rotate=True moves weights by real inputs"),
+        ({"batches": text(), "sparsity": None}, "rotate=True is about dimensions that leave; say by sparsity="),
+    ],
+)
+def test_what_rotation_needs_is_asked_for(how, words):
+    with pytest.raises(ValueError, match=words):
+        shrink(Words(), text()[0], **{"sparsity": 0.3, **how}, rotate=True)
+
+
+def test_a_directory_is_to_be_loaded(tmp_path):
+    with pytest.raises((ValueError, TypeError), match="load the model"):
+        shrink(tmp_path, sparsity=0.3, batches=text(), rotate=True)
+
+
+@pytest.mark.parametrize("name", ["blocks.0.v", "blocks.1.o", "blocks.1.q"])
+def test_weights_that_are_not_finite_are_named(name):
+    model, batches = redundant(), text()
+    model.get_submodule(name).weight.data[0, 0] = float("nan")
+    before = copy.deepcopy(model)
+    with warnings.catch_warnings(), pytest.raises(ValueError, match="NaN"):
+        warnings.simplefilter("ignore")
+        without_dimensions(model, batches, rotate=True)
+    for one, other in zip(model.parameters(), before.parameters(), strict=True):
+        assert torch.equal(one.nan_to_num(7), other.nan_to_num(7))
