@@ -20,7 +20,7 @@ WITHOUT = {  # {reason: names that the reference has, and no example}
     "what is raised or warned": """
         solvers.SolverWarning models.AllMetError""",
     "what a verb returns, with the verb's example": """
-        inference.Packing inference.PackedFile models.Layer models.ByText models.Reach models.TextReach
+        inference.Packing inference.PackedFile models.Descended models.Layer models.ByText models.Reach models.TextReach
         coupling.Branch""",
     "called by pickle, and by nobody else": "prune.revive",
     "made by a verb of a model of the user's": "inference.FusedBlock",

@@ -3,12 +3,12 @@
 Law: all rows remove the same share and see the same batches; every start is the mask that `oneshot` chooses; a mask is
 then solved again by the same walk, which may not change it; what is judged is on data that no row saw.
 
-- **hard**: a number for each weight; forwards the best of each group stay, with noise of Gumbel; backwards the gates
-  are soft, at a temperature that falls (straight through).
+- **hard**: the library's gates (``oneshot(choose="gates")``): a number for each weight, the best of each group stay.
 - **soft**: a distribution over the patterns of each group of n:m, sampled soft by Gumbel softmax, with the settings of
   MaskLLM (arXiv:2409.17481) but for the rate and the number of steps.
 - **repaired**: hard, and what is frozen is the weights that `oneshot` repaired, the dense ones where it removed.
 - **recover**: the mask of `oneshot`, and as many steps in which the weights learn, by `recover`.
+- **wanda**, **wanda+gates**, and so with other solvers: what `oneshot` gives, without ``choose="gates"`` and with it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ import copy
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,35 +26,15 @@ from torch import Tensor, nn
 
 from benchmarks.support.tables import head, row
 from secateur import oneshot, recover
-from secateur.models import DenseOutputs, running
+from secateur.models import NUMBERS, DenseOutputs, WeightView
+from secateur.models.solving import Chosen, best_gates, learnt
 from secateur.patterns import NM, Pattern
-from secateur.selection import keep_largest
 from secateur.solvers import admm
 
-RATE, MOMENTA, HEAT = 0.03, (0.9, 0.95), (1.0, 0.1)  # hard: the temperature at the start and in the end
 SOFT_RATE, SOFT_HEAT, SCALE, PRIOR = 3e-4, (4.0, 0.05), (1e2, 5e2), 3.0
 WAYS = ("hard", "soft", "repaired", "recover")
+SOLVERS = ("wanda", "magnitude", "sparsegpt", "admm")
 Masks = Mapping[str, Tensor]
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """A mask as a pattern, so that a solver keeps what it keeps.
-
-    >>> mask = torch.tensor([[True, False]])
-    >>> admm(torch.tensor([[1.0, 3.0]]), None, Chosen(mask), gram=torch.eye(2))[0]
-    tensor([[1., 0.]])
-    """
-
-    mask: Tensor
-    density = 1.0
-
-    def pool(self, scores: Tensor) -> Tensor:
-        return scores.new_empty(0, 1)
-
-    def spread(self, keep: Tensor, shape: torch.Size) -> Tensor:
-        assert not keep.numel()  # nothing is left to choose
-        return self.mask.reshape(shape)
 
 
 def walked(
@@ -74,7 +53,7 @@ def walked(
     return dict(zip([layer.name for layer in done.layers], found, strict=True))  # a call a layer, in their order
 
 
-def learnt(
+def chosen(
     model: nn.Module,
     batches: Sequence[Any],
     start: Masks,
@@ -87,88 +66,30 @@ def learnt(
 ) -> tuple[dict[str, Tensor], float, float]:
     """Masks, and how far the outputs are from the dense ones with those of the start and with these; the model, which
     is a dense one to be spent, is left with the frozen weights under the new masks."""
-    dense = DenseOutputs(model, batches, forward, numbers=1 << 28)
-    draw, count = torch.Generator().manual_seed(0), len(dense.held)
-    order = torch.cat([torch.randperm(count, generator=draw) for _ in range(-(-steps // count))]).tolist()
-    weights = {name: model.get_parameter(name) for name in start}
-    kinds = [(_Soft if soft else _Hard)(mask, frozen[name], pattern, draw) for name, mask in start.items()]
-
-    def put(masks: Iterator[Tensor]) -> None:
-        for (name, weight), mask in zip(weights.items(), masks, strict=True):
-            weight.data = frozen[name] * mask
-
-    def lost() -> float:
-        with torch.no_grad():
-            return float(torch.cat([dense.rows_lost(at) for at in range(count)]).mean())
-
-    with running(model), torch.enable_grad():
-        model.requires_grad_(False)
-        put(iter(start.values()))
-        before = lost()
-        for step in range(steps):
-            put(kind.sampled(step / steps) for kind in kinds)
-            for weight in weights.values():
-                weight.requires_grad_()
-            loss = dense.rows_lost(order[step]).mean()
-            slopes = torch.autograd.grad(loss, [*weights.values()])
-            for kind, slope, name in zip(kinds, slopes, weights, strict=True):
-                kind.step(slope * frozen[name])
-        model.requires_grad_(False)
-        put(kind.mask() for kind in kinds)
-        after = lost()
-    return {name: kind.mask() for name, kind in zip(weights, kinds, strict=True)}, before, after
-
-
-class _Hard:
-    """A number for each weight; the best of each group stay."""
-
-    def __init__(self, start: Tensor, frozen: Tensor, pattern: Pattern, draw: torch.Generator) -> None:
-        self.pattern, self.shape, self.draw, self.at = pattern, start.shape, draw, 0
-        kept = pattern.pool(start.float())
-        self.keep = int(kept[0].sum())  # of each group
-        logs = pattern.pool(frozen.abs().clamp_min(1e-12).log())
-        worths = (logs - self._level(logs)).clamp(-3, 3)
-        self.worths = torch.where(kept > 0, worths.clamp_min(0), worths.clamp_max(0))  # begins with the mask
-        self.mean, self.square, self.heat = torch.zeros_like(self.worths), 0.0, HEAT[0]
-
-    def _level(self, worths: Tensor) -> Tensor:
-        """(groups, 1): below what stays."""
-        if worths.shape[1] > 64:
-            return worths.kthvalue(worths.shape[1] - self.keep, 1).values[:, None]
-        ranked = worths.sort(1, descending=True).values
-        return (ranked[:, self.keep - 1 : self.keep] + ranked[:, self.keep : self.keep + 1]) / 2
-
-    def sampled(self, progress: float) -> Tensor:
-        self.heat = HEAT[0] * (HEAT[1] / HEAT[0]) ** progress
-        return self._best(self.worths + self.heat * _gumbel(self.worths.shape, self.draw))
-
-    def step(self, slope: Tensor) -> None:
-        """Along which a group keeps as many; Adam's with one second moment for all, so that noise moves little."""
-        gates = torch.sigmoid((self.worths - self._level(self.worths)) / self.heat)
-        each, slopes = gates * (1 - gates), self.pattern.pool(slope)
-        slopes = slopes - (each * slopes).sum(1, keepdim=True) / each.sum(1, keepdim=True).clamp_min(1e-20)
-        slopes, (first, second) = each * slopes / self.heat, MOMENTA
-        self.at += 1
-        self.mean = first * self.mean + (1 - first) * slopes
-        self.square = second * self.square + (1 - second) * float(slopes.square().mean())
-        root = (self.square / (1 - second**self.at)) ** 0.5 + 1e-12
-        self.worths -= RATE * self.mean / (1 - first**self.at) / root
-
-    def _best(self, worths: Tensor) -> Tensor:
-        return self.pattern.spread(keep_largest(worths, self.keep), self.shape)
-
-    def mask(self) -> Tensor:
-        return self._best(self.worths)
+    dense, draw = DenseOutputs(model, batches, forward, numbers=NUMBERS), torch.Generator().manual_seed(0)
+    matrices = {
+        name: [(WeightView(name, 0, (mask.shape[0], mask.shape[1]), (mask.shape[1], 1)), pattern)]
+        for name, mask in start.items()
+    }
+    with torch.no_grad():
+        for name, each in frozen.items():
+            model.get_parameter(name).copy_(each)
+    gates_of = (lambda name, _: _Soft(start[name], pattern, draw)) if soft else best_gates(start, matrices)
+    found, masks = learnt(dense, start, gates_of, steps=steps)
+    with torch.no_grad():
+        for name, mask in masks.items():
+            model.get_parameter(name).mul_(mask)
+    return masks, found.before, found.after
 
 
 class _Soft:
     """A distribution over the patterns of each group."""
 
-    def __init__(self, start: Tensor, _: Tensor, pattern: Pattern, draw: torch.Generator) -> None:
+    def __init__(self, start: Tensor, pattern: Pattern, draw: torch.Generator) -> None:
         assert isinstance(pattern, NM)
         some = itertools.combinations(range(pattern.m), pattern.n)
         self.options = torch.tensor([[float(at in each) for at in range(pattern.m)] for each in some])
-        self.pattern, self.shape, self.draw = pattern, start.shape, draw
+        self.start, self.shape, self.draw, self.has_moved = start, start.shape, draw, False
         over = pattern.pool(start.float()) @ self.options.T
         logits = 0.01 * torch.randn(over.shape, generator=draw)
         self.logits = (logits + (over - pattern.n) * logits.std() * PRIOR).requires_grad_()
@@ -184,8 +105,11 @@ class _Soft:
         self.optimizer.zero_grad()
         self.given.backward(slope)
         self.optimizer.step()
+        self.has_moved = True
 
     def mask(self) -> Tensor:
+        if not self.has_moved:
+            return self.start
         return self.options[self.logits.detach().argmax(1)].reshape(self.shape).bool()
 
 
@@ -232,11 +156,15 @@ def _tried(
     if way == "recover":
         recover(model, subject.model, batches, steps=steps, local=0, forward=_named)
         return {"s": time.process_time() - began, "solved": subject.measure(model)["gap"]}
-    frozen = {name: subject.model.get_parameter(name).detach() for name in start}
+    solver, _, gates = way.partition("+")
+    if solver in SOLVERS:
+        oneshot(model, batches, how[0], pattern=how[1], solver=solver, choose=gates or None, forward=_named)
+        return {"s": time.process_time() - began, "solved": subject.measure(model)["gap"]}
+    frozen = {name: subject.model.get_parameter(name).detach().clone() for name in start}
     if way == "repaired":
         frozen = {name: torch.where(start[name], pruned.get_parameter(name), own) for name, own in frozen.items()}
         frozen = {name: each.detach() for name, each in frozen.items()}
-    new, before, after = learnt(model, batches, start, frozen, how[1], steps, soft=way == "soft", forward=_named)
+    new, before, after = chosen(model, batches, start, frozen, how[1], steps, soft=way == "soft", forward=_named)
     seconds, solved = time.process_time() - began, copy.deepcopy(subject.model)
     walked(solved, batches, how, new)
     changed = sum(int((new[name] != start[name]).sum()) for name in start)

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from secateur.checkpoints import verify_checkpoint
 from secateur.cli.commands import app
 from secateur.models import files as block_files
+from secateur.models import solving
 from support.families import make
 from support.forks import forked
 from support.tokenizers_of_words import VOCABULARY, WORDS, write_tokenizer
@@ -67,6 +68,21 @@ def test_a_pruned_directory_loads_and_verifies(folder, words):
     assert not verification.unchecked
     model = LlamaForCausalLM.from_pretrained(folder / "sparse")
     assert model(torch.arange(5)[None]).logits.isfinite().all()
+
+
+def test_masks_learn_where_gates_choose(folder, monkeypatch):
+    monkeypatch.setattr(solving, "STEPS", 20)
+    ended = call(folder, "--pattern", "2:4", "--solver", "wanda", "--choose", "gates", "--json")
+    assert ended.exit_code == 0, ended.stderr
+    (gates,) = json.loads(ended.stdout)["gates"]
+    assert gates["steps"] == 20
+    assert gates["lost"] <= gates["before"]
+    assert ended.stderr.count("removed, error") == 14, "each layer is told once"
+    assert json.loads((folder / "sparse/secateur.json").read_text())["choose"] == "gates"
+    assert not verify_checkpoint(folder / "sparse", folder / "dense").problems
+    refused = call(folder, "-s", "0.5", "--choose", "luck", out="other")
+    assert refused.exit_code == 2
+    assert "choose must be \"gates\", or left out, not 'luck'" in refused.stderr
 
 
 def language(count, seed):

@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from secateur import Blocks, Branches, Experts, shrink
 from secateur.coupling import Scope, find_coupling
-from secateur.models import InMemory
+from secateur.models import InMemory, distance
 from secateur.runtimes import parse
 from secateur.shrinking import calibrated, carry_out, gates, plan_of, pruning_target, tie_roles
 from secateur.shrinking.costs import TiedGroups, cost_of, timed_amount
@@ -406,11 +406,11 @@ def test_a_gate_of_a_block_is_1_bit_for_bit_and_0_without_it():
 @pytest.mark.parametrize("leave", [Experts(2), Branches(1)], ids=["experts", "branches"])
 def test_experts_and_branches_are_chosen_the_same_where_blocks_are_computed_again(leave, monkeypatch):
     calibration, found, checkpoints = mixed(2), [], []
-    checkpoint = gates.checkpoint
-    monkeypatch.setattr(gates, "checkpoint", lambda *its, **how: checkpoints.append(1) or checkpoint(*its, **how))
+    checkpoint = distance.checkpoint
+    monkeypatch.setattr(distance, "checkpoint", lambda *its, **how: checkpoints.append(1) or checkpoint(*its, **how))
     how = {"leave": leave, "batches": calibration, "choose": "gates", "verify": False, "repair": False}
-    for room in (gates.ROOM, 0):
-        monkeypatch.setattr(gates, "ROOM", room)
+    for room in (distance.ROOM, 0):
+        monkeypatch.setattr(distance, "ROOM", room)
         (its,) = shrink(experts(4), calibration[0], **how).gates.values()
         found.append(its)
         assert bool(checkpoints) is (room == 0)
@@ -425,8 +425,8 @@ def test_blocks_are_computed_once_more_where_a_backward_pass_would_hold_too_much
     for module in model.blocks:
         module.register_forward_hook(lambda *_: calls.append(torch.is_grad_enabled()))
     found = []
-    for room in (gates.ROOM, 0):
-        monkeypatch.setattr(gates, "ROOM", room)
+    for room in (distance.ROOM, 0):
+        monkeypatch.setattr(distance, "ROOM", room)
         calls.clear()
         found.append((shrink(copy.deepcopy(model), calibration[0], 0.4, **how).gates["units"], sum(calls)))
     (one, seldom), (other, often) = found
@@ -439,9 +439,9 @@ def test_blocks_are_computed_once_more_where_a_backward_pass_would_hold_too_much
 def test_what_a_backward_pass_holds_is_counted_by_the_first_block_that_runs():
     blocks = nn.Sequential(*(nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8)) for _ in range(3)))
     x = torch.randn(5, 8, requires_grad=True)
-    held = gates._held_by([*blocks], lambda: blocks(x))
+    held = distance.held_by([*blocks], lambda: blocks(x))
     assert held == 3 * 4 * 5 * (8 + 16 + 16)  # what each product is given, and what the GELU is
-    assert gates._held_by([*blocks], lambda: None) == 0
+    assert distance.held_by([*blocks], lambda: None) == 0
     assert all("forward" not in vars(each) for each in blocks)
 
 
@@ -485,11 +485,11 @@ def test_what_cannot_be_is_refused():
 
 
 def test_gates_of_other_groups_are_not_these():
-    found = gates.Gated(1, 0.5, 0.25, {"up": torch.zeros(3).double().numpy()})
+    found = gates.Gated(1, 0.5, 0.25, worths={"up": torch.zeros(3).double().numpy()})
     subject = placed(*SUBJECTS["words"]())[0]
     named = {group.name: group for group in subject.scope.groups}
     assert found.misfit(named) == "has of up gates of 3 units, which the model has not"
-    assert gates.Gated(1, 0.5, 0.25, {}).misfit(named) is None
+    assert gates.Gated(1, 0.5, 0.25, worths={}).misfit(named) is None
 
 
 # ---- of a directory -------------------------------------------------------------------------------------------------

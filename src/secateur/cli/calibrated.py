@@ -33,7 +33,8 @@ PAUSE = 10.0  # seconds between two lines about steps
 
 @command(
     "oneshot", "Prune a transformer block by block, with calibration text.", "directory",
-    *TEXT, "out", "sparsity", "pattern", "solver", "allocate", "values", "include", "exclude", "activations", "device",
+    *TEXT, "out", "sparsity", "pattern", "solver", "allocate", "values", "choose", "include", "exclude", "activations",
+    "device",
     verb="models/oneshot.py:oneshot", required=("data", "out"),
 )  # fmt: skip
 def oneshot(asked: Asked) -> Iterator[Any]:
@@ -60,7 +61,7 @@ def oneshot(asked: Asked) -> Iterator[Any]:
             pattern=chosen,
             allocate=shared,
             on_layer=functools.partial(_print_layer, started=time.monotonic()),
-            **asked.only("sparsity", "values", "include", "exclude", "out", "activations", "device"),
+            **asked.only("sparsity", "values", "choose", "include", "exclude", "out", "activations", "device"),
         )
     yield Answer(done, printed=[*done.by_text(), *lines_of(done)], title=", pruned block by block")
 

@@ -18,13 +18,16 @@ from secateur.models.blocks import choose_targets as choose_targets
 from secateur.models.blocks import find_blocks as find_blocks
 from secateur.models.blocks import full_name as full_name
 from secateur.models.blocks import parts_of as parts_of
+from secateur.models.distance import NUMBERS as NUMBERS
 from secateur.models.distance import OUTPUTS as OUTPUTS
 from secateur.models.distance import ROWS as ROWS
 from secateur.models.distance import DenseOutputs as DenseOutputs
+from secateur.models.distance import Descended as Descended
 from secateur.models.distance import answers_of as answers_of
 from secateur.models.distance import are_logits as are_logits
 from secateur.models.distance import divergence as divergence
 from secateur.models.distance import mean_of as mean_of
+from secateur.models.distance import recomputed as recomputed
 from secateur.models.distance import running as running
 from secateur.models.distance import unexplained as unexplained
 from secateur.models.files import BlockFiles as BlockFiles
@@ -38,6 +41,7 @@ from secateur.models.hosts import InMemory as InMemory
 from secateur.models.jobs import Job as Job
 from secateur.models.jobs import Layer as Layer
 from secateur.models.jobs import Pruned as Pruned
+from secateur.models.jobs import RunAlong as RunAlong
 from secateur.models.jobs import Solved as Solved
 from secateur.models.observation import in_place as in_place
 from secateur.models.observation import prepared as prepared
@@ -63,6 +67,7 @@ from secateur.models.replay import Replay as Replay
 from secateur.models.replay import Weights as Weights
 from secateur.models.replay import same_rows as same_rows
 from secateur.models.result import OneShot as OneShot
+from secateur.models.result import how_gates_chose as how_gates_chose
 from secateur.models.routing import MOST as MOST
 from secateur.models.routing import Routed as Routed
 from secateur.models.routing import has_forward as has_forward
@@ -75,7 +80,6 @@ from secateur.models.slopes import added_to as added_to
 from secateur.models.slopes import slopes as slopes
 from secateur.models.slopes import watched as watched
 from secateur.models.solving import MatrixJob as MatrixJob
-from secateur.models.solving import RunAlong as RunAlong
 from secateur.models.solving import Solve as Solve
 from secateur.models.solving import digest as digest
 from secateur.models.solving import held_batches as held_batches

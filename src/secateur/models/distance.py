@@ -1,4 +1,4 @@
-"""How far a model's outputs are from those of the dense one, on batches that are held.
+"""How far a model's outputs are from those of the dense one, on batches that are held; what descends on that.
 
 Law: the dense model is run once, and 0 is its own distance; more is worse; padding does not count; the model is run and
 left as it is.
@@ -7,23 +7,29 @@ left as it is.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import re
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Self
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from secateur.models.batches import check_finite, naming_batch
 from secateur.models.observation import prepared
-from secateur.models.products import Tokens
+from secateur.models.products import AllMetError, Tokens
 from secateur.models.replay import same_rows
 from secateur.support import (
+    Between,
     Forward,
     device_of,
     moved,
+    private,
     run_batch,
+    running_as,
     seeded,
     share_of,
     tensors_in,
@@ -35,6 +41,8 @@ _ANSWER = re.compile(r"(?!(enc|encoder|intermediate|aux|auxiliary|router|gate)_)
 OUTPUTS = "outputs"  # all of them, by `divergence`
 _Within = Callable[[Any], contextlib.AbstractContextManager[Any]]
 ROWS = 1024  # tokens, or examples of a classifier, that outputs are compared on: ranks move little with more
+NUMBERS = 1 << 28  # of the dense logits that are held where something descends on them: a gigabyte
+ROOM = 1 << 31  # bytes that a backward pass may hold: else it computes each block again
 
 
 @contextlib.contextmanager
@@ -142,6 +150,37 @@ class DenseOutputs:
         batch, dense, mask, rows = self.held[at]
         return distances(self.word, dense, self._compared(self._run(batch, rows), batch)[0], mask)
 
+    def to_descend(self, at: int, what: str) -> Tensor:
+        """The mean of `rows_lost`, along which what is learnt, such as a gate, descends.
+
+        Raises:
+            ValueError: no gradient of it reaches anything, or it is not finite.
+        """
+        loss = self.rows_lost(at).mean()
+        if not loss.requires_grad:
+            raise self.unfit(f"has no gradient along any {what}")
+        if not bool(loss.isfinite()):
+            raise self.unfit("is not finite")
+        return loss
+
+    def unfit(self, why: str) -> ValueError:
+        """The error where nothing can descend."""
+        return ValueError(
+            f"how far the outputs of {type(self.model).__name__} are from the dense ones {why}: leave out "
+            'choose="gates", or run the batches by a forward= that returns what the model computes with.'
+        )
+
+    def in_order(self, steps: int, draw: torch.Generator, *, without: Collection[int] = ()) -> list[int]:
+        """The numbers of the batches of so many steps, without some: each once in turn, in orders that are drawn."""
+        some = [at for at in range(len(self.held)) if at not in without]
+        turns = [torch.randperm(len(some), generator=draw) for _ in range(-(-steps // len(some)))]
+        return [some[at] for at in torch.cat(turns)[:steps].tolist()]
+
+    def to_compute_again(self, blocks: Sequence[nn.Module], run: Callable[[], object]) -> Sequence[nn.Module]:
+        """The blocks, if a backward pass through all of them would hold more than `ROOM`: see `recomputed`."""
+        selects = any(each.rows for each in self.held)  # which rows, a block may not be asked twice
+        return blocks if blocks and not selects and held_by(blocks, run) > ROOM else ()
+
     def of(self, model: nn.Module) -> float:
         """The distance of another model."""
         with self.instead(model):
@@ -215,6 +254,75 @@ def mean_of(found: Iterable[tuple[float, int]]) -> float:
     for more, count in found:
         total, rows = total + more, rows + count
     return max(0.0, total / rows) if rows and math.isfinite(total) else math.inf
+
+
+# ---- what descends on it --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Descended:
+    """What came of something that learnt on how far the outputs are from the dense ones, while the weights stayed.
+
+    Attributes:
+        steps: how often it moved, each time by one batch.
+        before, after: how far the outputs on the batches are from the dense ones without what would leave as it began,
+            and without what it chose; before any repair.
+        losses: of each step, on its batch.
+    """
+
+    steps: Annotated[int, Between(0)]
+    before: Annotated[float, Between(0)]
+    after: Annotated[float, Between(0)]
+    losses: tuple[Annotated[float, Between(0)], ...] = field(default=(), repr=False)
+
+
+@contextlib.contextmanager
+def recomputed(blocks: Iterable[nn.Module]) -> Iterator[None]:
+    """A context in which a backward pass holds of these what they are given alone, and computes them once more
+    (arXiv:1604.06174); it has to end within.
+
+    >>> block, x = nn.Sequential(nn.Linear(2, 2), nn.Tanh()), torch.ones(1, 2, requires_grad=True)
+    >>> with recomputed([block]):
+    ...     block(x).sum().backward()
+    >>> torch.equal(x.grad, torch.autograd.grad(block(x).sum(), x)[0])
+    True
+    """
+    with running_as({block: functools.partial(checkpoint, block.forward, use_reentrant=False) for block in blocks}):
+        yield
+
+
+def held_by(blocks: Sequence[nn.Module], run: Callable[[], object]) -> int:
+    """The bytes that a backward pass holds of all blocks, by those of the first that runs, beside their weights.
+
+    >>> block, x = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Tanh()), torch.ones(1, 2, requires_grad=True)
+    >>> held_by([block], lambda: block(x))  # what goes into the product, and what comes out of the tanh
+    16
+    """
+    weights = {
+        each.untyped_storage().data_ptr()
+        for block in blocks
+        for module in block.modules()
+        for each in private.parameters_of(module).values()
+        if each is not None
+    }
+    held: dict[int, int] = {}
+
+    def hold(tensor: Tensor) -> Tensor:
+        if tensor.layout == torch.strided and (at := tensor.untyped_storage().data_ptr()) not in weights:
+            held[at] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    def first(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        with torch.autograd.graph.saved_tensors_hooks(hold, lambda each: each):
+            its = forward(*args, **kwargs)  # noqa: F841  # or it is let go of, and another lies where it lay
+        raise AllMetError
+
+    with (
+        contextlib.suppress(AllMetError),
+        running_as({each: functools.partial(first, each.forward) for each in blocks}),
+    ):
+        run()
+    return sum(held.values()) * len(blocks)
 
 
 # ---- the distance of two outputs ------------------------------------------------------------------------------------

@@ -1,4 +1,5 @@
-"""What `oneshot` does with a model in memory, and with a directory; how it shares the sparsity out.
+"""What `oneshot` does with a model in memory, and with a directory; how gates choose its masks; how it shares the
+sparsity out.
 
 Law: of a model in memory what can be refused is refused before any weight changes; if a block fails, those before it
 stay pruned, and the error names them. Of a directory the source is not changed; a run that was killed goes on where it
@@ -8,16 +9,22 @@ was, to the same bytes.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import time
-from collections.abc import Iterable, Iterator, Mapping
+import warnings
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from secateur.allocation import uniform
 from secateur.checkpoints import (
+    CheckpointError,
     Run,
     check_new,
     check_places,
@@ -27,17 +34,31 @@ from secateur.checkpoints import (
     unfinished_copy,
 )
 from secateur.models.blocks import WHOLE, block_of, choose_targets, full_name
-from secateur.models.files import BlockFiles, Written
+from secateur.models.distance import NUMBERS, DenseOutputs
+from secateur.models.files import BlockFiles, Written, loaded_model
 from secateur.models.hosts import Host, InFiles, InMemory
 from secateur.models.jobs import Pruned, Solved
 from secateur.models.observation import observe
 from secateur.models.products import WeightView
 from secateur.models.replay import Replay, Weights
 from secateur.models.result import OneShot, PrunedBlock, PrunedTensor, Tally, write_record
-from secateur.models.solving import OneShotRequest, complete, digest, held_batches
+from secateur.models.solving import (
+    Competing,
+    LearntMasks,
+    MatrixJob,
+    OneShotRequest,
+    best_gates,
+    complete,
+    digest,
+    held_back,
+    held_batches,
+    holding,
+    in_turn,
+    learnt,
+)
 from secateur.models.walk import check_pruned, never_run, walk
 from secateur.selection import LazyScores
-from secateur.support import Between, on_rank_zero, printable, refuse_unloaded, track
+from secateur.support import Between, LazyTensors, Undo, everywhere, on_rank_zero, printable, refuse_unloaded, track
 from secateur.targets import stored_inputs_first
 
 _Share = Annotated[float, Between(0, 1)]
@@ -118,16 +139,19 @@ def _prune(host: Host, request: OneShotRequest, tally: Tally, run: Run | None = 
         blocks.append(_noted(host.files, pruned, new, written))
         return blocks[-1]
 
-    with host.replaying(dense=bool(request.aim)) as replay:
-
-        def share() -> dict[str, float | None]:
+    def share() -> dict[str, float | None]:
+        with host.replaying() as replay:
             return share_out(request, targets, replay)
 
-        def other(found: Mapping[str, Any]) -> str | None:
-            return None if found.keys() == targets.keys() else "is of other weights than those to prune"
+    def other(found: Mapping[str, Any]) -> str | None:
+        return None if found.keys() == targets.keys() else "is of other weights than those to prune"
 
-        sparsities = share() if run is None else run.stage("sparsities", dict[str, _Share | None], share, other)
-        job = request.job(sparsities)
+    sparsities = share() if run is None else run.stage("sparsities", dict[str, _Share | None], share, other)
+    job = request.job(sparsities)
+    if request.choose is not None:
+        tally.gates, masks = _by_gates(host, job, run)
+        job = replace(job, masks=masks)
+    with host.replaying(dense=bool(request.aim)) as replay:
         for pruned in walk(replay, job, host.written_by(run, note), already=already, form=host.form(job, run)):
             tally.add(pruned)
         tally.leave_alone(never_run(replay, job))
@@ -161,6 +185,127 @@ def _done_before(run: Run, blocks: Mapping[str, nn.Module], targets: Mapping[str
                     f"is {printable(layer.name)}, which is no weight to prune in {block.name}",
                 )
     return done
+
+
+# ---- How gates choose the masks: a walk says where they begin, they learn, and a walk says what is left on them.
+#
+# Law: all of it is done on a model in memory, which is as it was afterwards; of a directory the masks are on the disk
+# before the journal says so.
+
+
+class _Packed(LazyTensors):
+    """Masks of eight entries a byte, each unpacked where it is asked for."""
+
+    def __init__(self, packed: Mapping[str, npt.NDArray[np.uint8]], shapes: Mapping[str, torch.Size]) -> None:
+        self.packed, self.shapes = packed, shapes
+
+    @property
+    def known(self) -> Collection[str]:
+        return self.packed.keys()
+
+    def __getitem__(self, name: str) -> Tensor:
+        shape = self.shapes[name]
+        bits = np.unpackbits(self.packed[name], count=shape.numel())
+        return torch.from_numpy(bits.view(np.bool_)).reshape(shape)
+
+
+@dataclass(frozen=True)
+class _InState:
+    """What a run's journal says of masks that learnt, which are in its state; "" of none."""
+
+    gates: LearntMasks | None
+    sha256: str
+
+
+def _by_gates(host: Host, job: MatrixJob, run: Run | None) -> tuple[LearntMasks | None, Mapping[str, Tensor]]:
+    """What gates came to, and the masks that they chose; none where those of the walk are as good."""
+    shapes = {name: host.model.get_parameter(name).shape for name in job.targets}
+    if run is None:
+        gates, packed = _learn(host, job)
+        return gates, _Packed(packed, shapes)
+    from safetensors.numpy import load_file, save_file
+
+    def learn() -> _InState:
+        gates, packed = _learn(host, job)
+        if not packed:
+            return _InState(gates, "")
+        run.keep_state(lambda path: save_file(packed, path))
+        return _InState(gates, _sha256(run.state))
+
+    def read() -> dict[str, npt.NDArray[np.uint8]]:
+        if not run.state.exists() or _sha256(run.state) != noted.sha256:
+            raise CheckpointError(f"{run.state}: is not what was written there.{run.hint}")
+        found: dict[str, npt.NDArray[np.uint8]] = load_file(run.state)
+        return found
+
+    noted = run.stage("gates", _InState, learn)
+    return noted.gates, _Packed(everywhere(read) if noted.sha256 else {}, shapes)
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _learn(host: Host, job: MatrixJob) -> tuple[LearntMasks | None, dict[str, npt.NDArray[np.uint8]]]:
+    here, every = _in_memory(host), in_turn(host.batches)
+    if any(each.is_inference() for each in here.model.parameters()):
+        raise ValueError(
+            f"{type(here.model).__name__} was made in torch.inference_mode, where nothing learns; make it outside, or "
+            "leave choose out."
+        )
+    dense: list[DenseOutputs] = []  # of the first process
+    on_rank_zero(lambda: dense.append(DenseOutputs(here.model, every, here.forward, numbers=NUMBERS)))
+    matrices: dict[str, Competing] = {}
+    job = replace(job, on_layer=None)  # each is told once
+    begins = replace(job, solver=holding(job.solver), on_matrices=matrices.__setitem__)
+    start, before = _tried(here, begins, dense)
+    if not start:  # the walk will say why
+        return None, {}
+
+    def learn() -> tuple[Any, dict[str, npt.NDArray[np.uint8]]]:
+        blocks = [] if WHOLE in here.blocks else [*here.blocks.values()]
+        found, masks = learnt(dense[0], start, best_gates(start, matrices), blocks)
+        return found, {name: np.packbits(mask.reshape(-1).numpy(force=True)) for name, mask in masks.items()}
+
+    found, packed = on_rank_zero(learn)
+    after = None
+    if found.after < found.before:
+        shapes = {name: mask.shape for name, mask in start.items()}
+        after = _tried(here, replace(job, masks=_Packed(packed, shapes)), dense)[1]
+    gates = LearntMasks(found.steps, found.before, found.after, found.losses, solved_before=before, solved_after=after)
+    return gates, packed if gates.taken else {}
+
+
+def _in_memory(host: Host) -> InMemory:
+    """The same model with all of its weights in memory."""
+    if isinstance(host, InMemory):
+        return host
+    assert isinstance(host, InFiles)
+    model = loaded_model(host.source.root, host.device)
+    blocks = {name: model.get_submodule(name) for name in host.blocks}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what there is to say of few batches was said
+        return InMemory(model, in_turn(host.batches), forward=host.forward, activations=host.activations, blocks=blocks)
+
+
+def _tried(host: InMemory, job: MatrixJob, dense: list[DenseOutputs]) -> tuple[dict[str, Tensor], float]:
+    """The masks of a walk, and how far the outputs are from the dense ones then, on the batches that are held back;
+    the weights are as they were."""
+    masks: dict[str, Tensor] = {}
+
+    def commit(pruned: Pruned, new: Mapping[str, Solved]) -> None:
+        masks.update({full_name(pruned.block, name): solved.mask for name, solved in new.items()})
+        host.put(pruned.block, {name: solved.values for name, solved in new.items()})
+
+    with Undo() as undo:
+        undo.values(*(host.model.get_parameter(name) for name in job.targets))
+        with host.replaying(dense=job.beside_dense) as replay:
+            for _ in walk(replay, job, commit, form=host.form(job, None)):
+                pass
+        lost = on_rank_zero(lambda: dense[0](held_back(dense[0])))
+        undo.roll_back()
+    return masks, lost
 
 
 # ---- How a walk shares the sparsity out: an allocation from the dense model's scores.

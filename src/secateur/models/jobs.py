@@ -7,7 +7,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, NamedTuple, Protocol
+from typing import Annotated, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -152,6 +152,15 @@ def solved(
 # ---- Communication between processes: ranks, sums over all batches, and solved weights.
 #
 # Law: after each step here all processes hold the same values; an error of one is raised on all.
+
+
+class RunAlong(tuple[Any, ...]):
+    """The batches of a process without a share of its own: it runs them to stay in step with the others, but sums
+    nothing.
+
+    >>> len(RunAlong(["a batch"]))
+    1
+    """
 
 
 def reduced(products: Products) -> dict[WeightView, InputStats]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur.models.blocks import WHOLE, experts_owners, full_name
-from secateur.models.jobs import reduced
+from secateur.models.jobs import RunAlong, reduced
 from secateur.models.pairs import Order, PairedStats
 from secateur.models.products import (
     AllMetError,
@@ -28,7 +28,6 @@ from secateur.models.products import (
 )
 from secateur.models.recall import Recall
 from secateur.models.replay import RUNS_AGAIN, Replay
-from secateur.models.solving import RunAlong
 from secateur.support import all_gather, mapped, memory_format, private, share_of, tensors_in, track
 
 

@@ -42,6 +42,7 @@ def oneshot(
     values: str | None = None,
     stages: bool | None = None,
     aim: float | None = None,
+    choose: str | None = None,
     include: str | Iterable[str] | None = None,
     exclude: str | Iterable[str] | None = None,
     out: Path | str | None = None,
@@ -98,6 +99,11 @@ def oneshot(
             model is run beside the pruned one, and least squares fits this share of the residual, which is the dense
             output, or the dense stream that it is added to, minus the present one. By default one half in stages, if
             the solver names ``gram``, else 0.
+        choose: "gates" to choose masks by the loss of the whole model, which is in memory as a whole meanwhile. They
+            begin with those that the walk chooses, and learn for 200 steps of a batch while the weights stay, each
+            group keeping as many; then a walk solves on them. A quarter of the batches is held back; where they lose
+            no less there than the walk's, before repair or after, those are taken. It rarely pays: see
+            docs/guides/oneshot.md.
         include, exclude: globs over parameter names, as `find_targets` takes them; include can ask for routers.
         out: for a directory, the one to write, which must not exist.
         forward: ``(model, batch) -> outputs``; by default ``model(inputs)``, or ``model(**mapping)``.
@@ -110,7 +116,8 @@ def oneshot(
 
     Raises:
         ValueError: no blocks in a directory's model, no batches, a glob without a match, a sparsity or shape that does
-            not fit the pattern, another word for values, activations that are NaN; in a directory, blocks that run in
+            not fit the pattern, another word for values or choose, activations that are NaN; gates that no gradient
+            reaches, or a solver that does not keep the mask that they chose; in a directory, blocks that run in
             turns more than once.
         TypeError: the solver asks for what is not gathered here, or a batch is of no known kind.
         CheckpointError: a directory that cannot be read, or an ``out`` that cannot be written.
@@ -123,6 +130,8 @@ def oneshot(
     solver, allocate = solvers.parse(solver), allocation.parse(allocate)
     if values not in (None, "int8"):
         raise ValueError(f"values is 'int8' or None, not {values!r}.")
+    if choose not in (None, "gates"):
+        raise ValueError(f'choose must be "gates", or left out, not {choose!r}.')
     if values is not None:
         solver = solvers.with_rounding(solver)
     pattern = narrowest(solver) if pattern is None else patterns.parse(pattern)
@@ -156,6 +165,7 @@ def oneshot(
         on_layer,
         stages,
         float(aim),
+        choose,
     )
     if isinstance(model, Path | str):
         done = prune_directory(*directories(model, out), batches, request, device)

@@ -1,22 +1,23 @@
-"""The result of `oneshot`: each layer's error and sparsity, and what was left alone, as numbers and as a table.
-``secateur.json`` in a directory that `oneshot` pruned, and what its journal is begun with.
+"""The result of `oneshot`: each layer's error and sparsity, and what was left alone, as numbers and as a table; how
+gates chose. ``secateur.json`` in a directory that `oneshot` pruned, and what its journal is begun with.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 from secateur import patterns
 from secateur.checkpoints import RECORD, Run, TensorInspection, inspect_checkpoint, record_text
+from secateur.models.distance import Descended
 from secateur.models.files import BlockFiles
 from secateur.models.jobs import Count, Layer, Pruned
 from secateur.models.reach import ByText
-from secateur.models.solving import OneShotRequest
-from secateur.support import Between, Column, Part, Table, percent, printable
+from secateur.models.solving import LearntMasks, OneShotRequest
+from secateur.support import Between, Chart, Column, Part, Table, percent, printable
 
 # ---- The result of `oneshot`: each layer's error and sparsity, and what was left alone, as numbers and as a table.
 
@@ -25,7 +26,8 @@ WIDE = 1000  # letters of a line that is not a table's
 
 @dataclass(frozen=True)
 class OneShot(ByText):
-    """The result of `oneshot`: its layers in the order of the walk, and ``{reason: names}`` of the matrices left alone.
+    """The result of `oneshot`: its layers in the order of the walk, ``{reason: names}`` of the matrices left alone, and
+    with ``choose="gates"`` what masks came to that learnt.
 
     >>> import torch
     >>> from secateur import oneshot
@@ -39,6 +41,7 @@ class OneShot(ByText):
     left_alone: Mapping[str, tuple[str, ...]]
     seconds: float
     out: Path | None = None
+    gates: LearntMasks | None = None
 
     @property
     def sparsity(self) -> float:
@@ -80,6 +83,13 @@ class OneShot(ByText):
         )
         yield ""
         yield from self.by_text()
+        if self.gates is not None:
+            its = self.gates
+            lost = its.solved_before if its.solved_after is None else min(its.solved_before, its.solved_after)
+            yield from how_gates_chose(
+                {"masks": its}, lost, "What each mask loses that was tried, with the noise in it."
+            )
+            yield its.in_words()
         yield (
             f"Pruned {len(self.layers)} weights, {percent(self.sparsity)} of their entries; the mean squared relative "
             f"error of their outputs is {self.error:.4f}."
@@ -118,12 +128,59 @@ def _numbers(units: Iterable[int]) -> str:
     return ", ".join(map(str, units))
 
 
+def how_gates_chose(gates: Mapping[str, Descended], lost: float | None, more: str) -> Iterator[Part]:
+    """How far the outputs are from the dense ones before repair, by what has gates; and in the end.
+
+    Args:
+        lost: in the end, of the last of them.
+        more: on what the chart of the steps shows.
+
+    >>> next(how_gates_chose({}, None, ""), "no gates")
+    'no gates'
+    """
+    if gates:
+        yield ""
+        table = Table.of(
+            "gates",
+            [(name, its, lost if name == [*gates][-1] else None) for name, its in gates.items()],
+            Column.name("Gates of"),
+            Column.count("Steps", lambda its: its[1].steps),
+            Column.figure("Lost as they began", lambda its: its[1].before, key="before"),
+            Column.figure("Lost by gates, before repair", lambda its: its[1].after, key="after"),
+            Column.figure("Lost in the end", lambda its: its[2], key="lost"),
+            title="How gates chose",
+        ).filled()
+        yield replace(table, charts=[_descent(gates, more)])
+        yield ""
+
+
+def _descent(gates: Mapping[str, Descended], more: str) -> Chart:
+    """The loss over the steps, in means of tenths of them."""
+    steps = [
+        (what, at, sum(some) / len(some))
+        for what, its in gates.items()
+        for at in range(10)
+        if (some := its.losses[len(its.losses) * at // 10 : len(its.losses) * (at + 1) // 10])
+    ]
+    return Chart(
+        "What the outputs lose as gates learn",
+        f"On the batches of each tenth of the steps. {more}",
+        [f"{what}, tenth {at + 1}" for what, at, _ in steps],
+        [lost for *_, lost in steps],
+        "lost",
+        series=[what for what, *_ in steps],
+        places=[10.0 * (at + 1) for _, at, _ in steps],
+        along="percent of the steps",
+    )
+
+
 @dataclass
 class Tally:
     """What a walk has done so far; the one value of it that grows."""
 
     layers: list[Layer] = field(default_factory=list)
     left_alone: dict[str, list[str]] = field(default_factory=dict)
+    gates: LearntMasks | None = None
 
     def add(self, pruned: Pruned | PrunedBlock) -> None:
         self.layers.extend(pruned.layers)
@@ -135,7 +192,8 @@ class Tally:
             self.left_alone.setdefault(reason, []).extend(found)
 
     def outcome(self, seconds: float, out: Path | None = None) -> OneShot:
-        return OneShot(tuple(self.layers), {why: tuple(names) for why, names in self.left_alone.items()}, seconds, out)
+        alone = {why: tuple(names) for why, names in self.left_alone.items()}
+        return OneShot(tuple(self.layers), alone, seconds, out, self.gates)
 
 
 # ---- ``secateur.json`` in a directory that `oneshot` pruned, and what its journal is begun with.
@@ -194,6 +252,7 @@ def write_record(
         "allocate": said["allocate"],
         "stages": said["stages"],
         "aim": said["aim"],
+        "choose": said["choose"],
         "data": {"sha256": said["data"]},
         "sparsity": {
             "targets": sum(each.zeros or 0 for each in its) / max(sum(each.numel for each in its), 1),

@@ -25,9 +25,9 @@ from torch.overrides import TorchFunctionMode
 from secateur.coupling import Coupling, Group, name_of, operation, tensors_of_tree
 from secateur.models.batches import check_finite
 from secateur.models.hosts import Host
+from secateur.models.jobs import RunAlong
 from secateur.models.products import Tokens
 from secateur.models.replay import Replay
-from secateur.models.solving import RunAlong
 from secateur.support import Between, all_gather, mapped, tensors_in
 
 MOST = 1e300  # of a sum

@@ -1,5 +1,5 @@
-"""Solves a stage of a block: new values and masks of its matrices, and a `Layer` for each. The checked arguments of
-`oneshot`, and the batches of each process.
+"""Solves a stage of a block: new values and masks of its matrices, and a `Layer` for each. Masks that learn on the loss
+of the whole model. The checked arguments of `oneshot`, and the batches of each process.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,11 +19,24 @@ from torch import Tensor, nn
 from secateur.allocation import Allocation
 from secateur.criteria import magnitude
 from secateur.models.blocks import full_name
-from secateur.models.jobs import Job, Layer, Pruned, Solved
+from secateur.models.distance import DenseOutputs, Descended, recomputed, running
+from secateur.models.jobs import Job, Layer, Pruned, RunAlong, Solved
 from secateur.models.products import InputStats, WeightView
-from secateur.patterns import Pattern, Rows, Unstructured
+from secateur.patterns import Pattern, Rows, Unstructured, word_of
+from secateur.selection import keep_largest
 from secateur.solvers import aimed, best_mask, from_criterion
-from secateur.support import Forward, all_gather, broadcast, check_batches, check_data, rank_and_world
+from secateur.support import (
+    Between,
+    Forward,
+    Undo,
+    all_gather,
+    broadcast,
+    check_batches,
+    check_data,
+    name_of,
+    rank_and_world,
+    track,
+)
 from secateur.targets import is_expert
 
 _T = TypeVar("_T")
@@ -33,6 +46,7 @@ _T = TypeVar("_T")
 # Law: nothing is written here; a matrix that no token met is pruned by magnitude, and named.
 
 Solve = Callable[..., tuple[Tensor, Tensor]]
+Competing = Sequence[tuple[WeightView, Pattern]]  # the matrices of a parameter, and who competes with whom in each
 
 
 NOT_A_PRODUCT = "not a matrix that inputs are multiplied with"
@@ -55,6 +69,8 @@ class MatrixJob(Job):
     on_layer: Callable[[Layer], None] | None = None
     in_stages: bool = False
     aim: float = 0.0
+    masks: Mapping[str, Tensor] = field(default_factory=dict)  # by full name: those that are chosen already
+    on_matrices: Callable[[str, Competing], object] | None = None  # called with those of each parameter to be solved
 
     @property
     def targets(self) -> Collection[str]:
@@ -89,6 +105,8 @@ def _solve_stage(
         if (reason := _why_not(pieces, pattern)) is not None:
             left_alone[reason] = (*left_alone.get(reason, ()), full)
             continue
+        if job.on_matrices is not None:
+            job.on_matrices(full, [(piece, _pattern_for(parameter, piece, job.pattern)) for piece in pieces])
         solved = Solved(parameter.detach().clone(), torch.ones_like(parameter, dtype=torch.bool))
         owner = len(layers) % world  # each process solves its share
         said: Layer | Exception | None = None
@@ -196,9 +214,10 @@ def _solve_pieces(
     started = time.monotonic()
     zeros = lost = whole = 0.0
     tokens, unseen, said = 0, [], []
-    sparsities = _sparsities(parameter, pieces, found, job, full)
+    chosen = torch.empty_like(parameter, dtype=torch.bool).copy_(job.masks[full]) if full in job.masks else None
+    sparsities = _sparsities(parameter, pieces, found, job, full) if chosen is None else [None] * len(pieces)
     for number, (piece, sparsity) in enumerate(zip(pieces, sparsities, strict=True)):
-        pattern = _pattern_for(parameter, piece, job.pattern)
+        pattern = _pattern_for(parameter, piece, job.pattern) if chosen is None else Chosen(piece.of(chosen))
         # a copy: outputs first in memory, whatever the layout, and a solver of somebody's own may write into it
         matrix = piece.of(parameter).clone(memory_format=torch.contiguous_format)
         met = found.get(piece)
@@ -216,6 +235,8 @@ def _solve_pieces(
                     new, mask = job.solver(matrix, sparsity, pattern, **evidence)
         except (ValueError, TypeError) as error:
             raise type(error)(f"{full}: {error}") from error
+        if chosen is not None and not torch.equal(mask, piece.of(chosen)):
+            raise ValueError(f"{full}: {name_of(job.solver)} gave another mask than the one that was chosen.")
         if not bool(new.isfinite().all()):
             raise ValueError(f"{full}: the solver's new weight of shape {tuple(new.shape)} holds NaN or infinity.")
         said += [str(warning.message) for warning in caught]
@@ -256,6 +277,294 @@ def complete(pieces: Sequence[WeightView], parameter: Tensor) -> list[WeightView
     return whole if set(pieces) <= set(whole) and parameter.is_contiguous() else []
 
 
+# ---- Masks that learn on the loss of the whole model, while the weights stay.
+#
+# Law: a group keeps as many units as it began with, at each step; the same batches give the same masks; the model is
+# left as it was.
+
+STEPS = 200  # a few passes through some dozens of batches: what more of them find is of these batches alone
+RATE, MOMENTA = 0.03, (0.9, 0.95)  # of Adam, with one second moment a matrix, so that noise moves little
+HOT, COLD = 1.0, 0.1  # the temperatures of the noise and of the gates at the start and in the end
+APART = 3.0  # how far from the level of its group a unit begins at most
+_NEAR = 1e-4  # how far at least
+_FEW = 64  # units of a group that are sorted to find its level
+
+
+@dataclass(frozen=True, eq=False)
+class Chosen:
+    """A mask as a pattern: nothing is left to choose, and a solver keeps what it keeps.
+
+    >>> mask = torch.tensor([[True, False]])
+    >>> best_mask(torch.tensor([[1.0, 3.0]]), None, Chosen(mask))
+    tensor([[ True, False]])
+    """
+
+    mask: Tensor
+    density = 1.0
+
+    def pool(self, scores: Tensor) -> Tensor:
+        return scores.new_empty(0, 1)
+
+    def spread(self, keep: Tensor, shape: torch.Size) -> Tensor:
+        assert not keep.numel()
+        return self.mask.reshape(shape).clone(memory_format=torch.contiguous_format)
+
+
+@dataclass(frozen=True)
+class LearntMasks(Descended):
+    """What masks came to that learnt: those of the walk are where they began, and what is taken where they gain
+    nothing. Losses are those on the batches that were held back.
+
+    Attributes:
+        solved_before, solved_after: how far the outputs are from the dense ones once the solver has repaired what the
+            walk's masks keep, and what the learnt ones keep; None where these lose no less before.
+    """
+
+    solved_before: Annotated[float, Between(0)] = field(kw_only=True)
+    solved_after: Annotated[float, Between(0)] | None = field(kw_only=True)
+
+    @property
+    def taken(self) -> bool:
+        """Whether the learnt masks are those of the result."""
+        return self.solved_after is not None and self.solved_after < self.solved_before
+
+    def in_words(self) -> str:
+        """Which masks were taken, and why."""
+        if self.solved_after is None:
+            return "The masks are those of the walk: on batches held back the learnt ones lose no less, before repair."
+        return (
+            f"The masks are those {'that were learnt' if self.taken else 'of the walk'}: in the end the outputs lose "
+            f"{self.solved_after:.4g} on batches held back with the learnt ones, and {self.solved_before:.4g} with "
+            "the walk's."
+        )
+
+
+def holding(solve: Solve) -> Solve:
+    """A solver that is also asked, of the first matrix, to keep the mask that it chose, since later it will have to.
+
+    Raises:
+        ValueError: it can't.
+    """
+    has_held: list[bool] = []
+
+    def solved(weight: Tensor, sparsity: float | None, pattern: Pattern, **evidence: Tensor) -> tuple[Tensor, Tensor]:
+        same = weight.clone()
+        new, mask = solve(weight, sparsity, pattern, **evidence)
+        if not has_held:
+            why = "it changes it"
+            try:
+                has_held.append(torch.equal(solve(same, None, Chosen(mask), **evidence)[1], mask))
+            except (ValueError, TypeError) as error:
+                has_held.append(False)
+                why = str(error)
+            if not has_held[0]:
+                raise ValueError(
+                    f'{name_of(solve)} does not keep a mask that it is given, as choose="gates" needs ({why}): take '
+                    "another solver, such as admm, or leave choose out."
+                )
+        return new, mask
+
+    return solved
+
+
+class Gates(Protocol):
+    """What learns the mask of a weight."""
+
+    def sampled(self, progress: float) -> Tensor:
+        """The mask of a step, when so much of the steps is done."""
+
+    def step(self, slope: Tensor) -> None:
+        """Moves them, by the slope along the mask that was sampled."""
+
+    def mask(self) -> Tensor:
+        """What they say by now."""
+
+
+class BestGates:
+    """Gates of one weight: a number for each unit of its matrices, of which the best of each group stay.
+
+    Forwards Gumbel noise is added to the numbers; backwards the gates are soft (straight through, arXiv:1308.3432).
+
+    Args:
+        start: the mask to begin with, laid out as the weight.
+        weight: as it stays.
+        matrices: of it.
+        draw: of its device.
+
+    Raises:
+        ValueError: the units of a pattern can't learn.
+
+    >>> view, mask = WeightView("weight", 0, (1, 2), (2, 1)), torch.tensor([[False, True]])
+    >>> gates = BestGates(mask, torch.tensor([[1.0, 1.0]]), [(view, Unstructured())], torch.Generator())
+    >>> before, _ = gates.mask(), gates.sampled(0.0)
+    >>> for _ in range(99):
+    ...     gates.step(torch.tensor([[-1.0, 1.0]]))  # with more of the first the loss falls
+    >>> before, gates.mask()
+    (tensor([[False,  True]]), tensor([[ True, False]]))
+    """
+
+    def __init__(self, start: Tensor, weight: Tensor, matrices: Competing, draw: torch.Generator) -> None:
+        self.like = start
+        self.parts = [(view, _Numbers(view.of(start), view.of(weight), pattern, draw)) for view, pattern in matrices]
+
+    def sampled(self, progress: float) -> Tensor:
+        return self._spread(lambda its: its.sampled(progress))
+
+    def step(self, slope: Tensor) -> None:
+        slope = torch.empty_like(self.like, dtype=torch.float32).copy_(slope)
+        for view, its in self.parts:
+            its.step(view.of(slope))
+
+    def mask(self) -> Tensor:
+        return self._spread(_Numbers.mask)
+
+    def _spread(self, mask_of: Callable[[_Numbers], Tensor]) -> Tensor:
+        mask = torch.ones_like(self.like)
+        for view, its in self.parts:
+            view.of(mask).copy_(mask_of(its))
+        return mask
+
+
+class _Numbers:
+    """A number for each unit of a matrix, (groups, units), higher = keep."""
+
+    def __init__(self, start: Tensor, weight: Tensor, pattern: Pattern, draw: torch.Generator) -> None:
+        self.start, self.pattern, self.draw = start.clone(), pattern, draw
+        sizes = pattern.pool(weight.float().abs())
+        kept = pattern.pool(start.float()) > 0
+        self.keep = kept.sum(1)  # of each group
+        units = kept.shape[1]
+        self.is_free = bool(((self.keep > 0) & (self.keep < units)).any())
+        if not torch.equal(pattern.spread(kept, start.shape), start):
+            raise ValueError(f"the mask is not of whole units of {word_of(pattern)}, which gates learn.")
+        if not torch.equal(pattern.pool(-weight.float()), -pattern.pool(weight.float())):
+            raise ValueError(f"gates learn what a unit is worth by its sum; {word_of(pattern)} adds up something else.")
+        logs = sizes.clamp_min_(1e-12).log_()
+        self.worths = (logs - self._level(logs)).clamp_(-APART, APART) if self.is_free else logs
+        self.worths = torch.where(kept, self.worths.clamp_min(_NEAR), self.worths.clamp_max(-_NEAR))
+        self.mean, self.square, self.at, self.heat = torch.zeros_like(self.worths), 0.0, 0, HOT
+
+    def sampled(self, progress: float) -> Tensor:
+        if not self.is_free:
+            return self.start
+        self.heat = HOT * (COLD / HOT) ** progress
+        noise = torch.rand(self.worths.shape, generator=self.draw, device=self.worths.device)
+        noise.clamp_(1e-9, 1 - 1e-7).log_().neg_().log_().mul_(-self.heat)
+        return self._best(noise.add_(self.worths))
+
+    def step(self, slope: Tensor) -> None:
+        """Along which a group keeps as many."""
+        if not self.is_free:
+            return
+        gates = torch.sigmoid((self.worths - self._level(self.worths)) / self.heat)
+        each, slopes, (first, second) = gates * (1 - gates), self.pattern.pool(slope), MOMENTA
+        slopes = slopes - (each * slopes).sum(1, keepdim=True) / each.sum(1, keepdim=True).clamp_min(1e-20)
+        slopes = each * slopes / self.heat
+        self.at += 1
+        self.mean.mul_(first).add_(slopes, alpha=1 - first)
+        self.square = second * self.square + (1 - second) * float(slopes.square().mean())
+        root = (self.square / (1 - second**self.at)) ** 0.5 + 1e-12
+        self.worths.sub_(self.mean, alpha=RATE / (1 - first**self.at) / root)
+
+    def mask(self) -> Tensor:
+        return self._best(self.worths) if self.is_free else self.start
+
+    def _best(self, worths: Tensor) -> Tensor:
+        return self.pattern.spread(keep_largest(worths, self.keep), self.start.shape)
+
+    def _level(self, worths: Tensor) -> Tensor:
+        """(groups, 1): between what stays and what does not."""
+        units = worths.shape[1]
+        keep = self.keep.clamp(1, units - 1)
+        if units > _FEW and bool((keep == keep[0]).all()):
+            return worths.kthvalue(units - int(keep[0]), 1).values[:, None]
+        ranked = worths.sort(1, descending=True).values
+        return (ranked.gather(1, keep[:, None] - 1) + ranked.gather(1, keep[:, None])) / 2
+
+
+def held_back(dense: DenseOutputs) -> list[int]:
+    """The numbers of the batches that masks do not learn from, and are judged on: a quarter, or at least one; where
+    there is but one, that one. Of few batches masks are learnt by heart, and lose more elsewhere."""
+    count = len(dense.held)
+    return [*range(3, count, 4)] if count > 3 else [count - 1]
+
+
+def best_gates(start: Mapping[str, Tensor], matrices: Mapping[str, Competing]) -> Callable[[str, Tensor], BestGates]:
+    """``(name, weight) -> its gates``, which begin with these masks; see `learnt`."""
+    draws: dict[torch.device, torch.Generator] = {}
+
+    def made(name: str, weight: Tensor) -> BestGates:
+        draw = draws.setdefault(weight.device, torch.Generator(weight.device).manual_seed(1))
+        laid_out = torch.empty_like(weight, dtype=torch.bool).copy_(start[name])
+        try:
+            return BestGates(laid_out, weight, matrices[name], draw)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error} Take another pattern, or leave choose out.") from None
+
+    return made
+
+
+@torch.inference_mode(False)  # whatever mode the caller is in
+def learnt(
+    dense: DenseOutputs,
+    names: Iterable[str],
+    gates_of: Callable[[str, Tensor], Gates],
+    blocks: Sequence[nn.Module] = (),
+    steps: int | None = None,
+) -> tuple[Descended, dict[str, Tensor]]:
+    """What the gates of these weights came to on the batches that are `held_back`, and their masks, after so many steps
+    (`STEPS`) of a batch each of the others, on how far the outputs are from the dense ones.
+
+    Args:
+        dense: whose model has the weights that stay.
+        names: of parameters.
+        gates_of: ``(name, weight) -> gates``, whose mask is what they begin with.
+        blocks: those that a backward pass may compute again; see `DenseOutputs.to_compute_again`.
+
+    Raises:
+        ValueError: no gradient of the outputs reaches a weight, or something is not finite.
+    """
+    steps = STEPS if steps is None else steps
+    judged, losses = held_back(dense), list[float]()
+    order = dense.in_order(steps, torch.Generator().manual_seed(0), without=judged if len(dense.held) > 1 else ())
+    weights = {name: dense.model.get_parameter(name) for name in names}
+    with running(dense.model), torch.enable_grad(), Undo() as undo:
+        own = dict(zip(weights, undo.values(*weights.values()), strict=True))
+        gates = {name: gates_of(name, weight) for name, weight in own.items()}
+
+        def put(mask_of: Callable[[Gates], Tensor]) -> None:
+            for name, weight in weights.items():
+                masked = own[name] * mask_of(gates[name])
+                with torch.no_grad():
+                    weight.copy_(masked)
+
+        def lost(mask_of: Callable[[Gates], Tensor]) -> float:
+            put(mask_of)
+            return dense(judged)
+
+        before = lost(lambda its: its.mask())
+        dense.model.requires_grad_(False)
+        for weight in weights.values():
+            weight.requires_grad_()
+        again = dense.to_compute_again(blocks, lambda: dense.rows_lost(0))
+        for step, at in enumerate(track(order, "learning masks")):
+            put(lambda its: its.sampled(step / steps))  # noqa: B023  # called at once
+            with recomputed(again):
+                loss = dense.to_descend(at, "mask")
+                slopes: Sequence[Tensor | None] = torch.autograd.grad(loss, [*weights.values()], allow_unused=True)
+            for (name, its), slope in zip(gates.items(), slopes, strict=True):
+                if slope is None:  # an expert that no token of the batch was sent to
+                    continue
+                if not bool(slope.isfinite().all()):
+                    raise dense.unfit(f"has slopes along {name} that are not finite")
+                its.step(slope.float() * own[name])
+            losses.append(max(0.0, float(loss.detach())))
+        found = Descended(steps, before, lost(lambda its: its.mask()), tuple(losses))
+        masks = {name: its.mask() for name, its in gates.items()}
+        undo.roll_back()
+    return found, masks
+
+
 # ---- The checked arguments of `oneshot`, and the batches of each process.
 #
 # Law: what the bytes of a result depend on can be said as JSON, so that a run that goes on can be told from another.
@@ -277,21 +586,13 @@ class OneShotRequest:
     on_layer: Callable[[Layer], None] | None = field(default=None, compare=False)
     stages: bool = False
     aim: float = 0.0
+    choose: str | None = None
 
     def job(self, sparsities: Mapping[str, float | None]) -> MatrixJob:
         """What is asked of every block, given the sparsity of each weight."""
         return MatrixJob(
             self.solver, self.pattern, sparsities, self.words, self.on_layer, in_stages=self.stages, aim=self.aim
         )
-
-
-class RunAlong(tuple[Any, ...]):
-    """The batches of a process without a share of its own: it runs them to stay in step with the others, but sums
-    nothing.
-
-    >>> len(RunAlong(["a batch"]))
-    1
-    """
 
 
 def held_batches(batches: Iterable[Any]) -> tuple[Sequence[Any], Sequence[Any]]:

@@ -8,33 +8,29 @@ left. The same batches give the same gates, and the model is left as it was.
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from secateur.coupling import Group
-from secateur.models import AllMetError, DenseOutputs, full_name, running
+from secateur.models import NUMBERS, DenseOutputs, Descended, full_name, recomputed, running
 from secateur.shrinking.costs import CostPolynomial, TiedGroups, amount_of, timed_amount
 from secateur.shrinking.counting import rounded_ties
 from secateur.shrinking.measure import Curve, Measured
 from secateur.shrinking.request import PruningTarget, Request
-from secateur.support import Between, Forward, private, running_as, track
+from secateur.support import Forward, private, track
 
 STEPS, RATE, MOMENTA = 200, 0.1, (0.9, 0.95)  # of Adam
 WARM, COLD = 1.0, 0.1  # the temperatures at the start and in the end
 RAMP = 0.5  # of the steps until as much is gone as was asked
 REACH = 6.0  # how far from the level a gate begins at most
-NUMBERS = 1 << 28  # of the dense logits that are held: a gigabyte
 JUDGED = 20  # steps, after which what gates would take is judged where that has to be looked at
-ROOM = 1 << 31  # bytes that a backward pass may hold: else it computes each block again
 _HALVINGS, _HARD = 60, 1e-4  # a temperature at which gates are 0 or 1
 
 Worths = Mapping[str, npt.NDArray[np.float64]]  # of each group's units
@@ -42,22 +38,14 @@ Gates = Mapping[str, Tensor]  # of each group's units, in [0, 1], or exactly 0 a
 
 
 @dataclass(frozen=True)
-class Gated:
-    """What gates came to.
+class Gated(Descended):
+    """What gates came to, which begin such as by local losses.
 
     Attributes:
-        steps: how often they moved, each time by one batch.
-        before, after: how far the outputs on the batches are from the dense ones without what would leave as gates
-            begin, such as by local losses, and without what they choose; before any repair.
         worths: of the units of each group: the logarithm of what one is worth over what it costs, higher = keep.
-        losses: of each step, on its batch.
     """
 
-    steps: Annotated[int, Between(0)]
-    before: Annotated[float, Between(0)]
-    after: Annotated[float, Between(0)]
-    worths: Worths = field(repr=False)
-    losses: tuple[Annotated[float, Between(0)], ...] = field(default=(), repr=False)
+    worths: Worths = field(repr=False, kw_only=True)
 
     def misfit(self, named: Mapping[str, Group]) -> str | None:
         """Why they are not of this model's groups."""
@@ -254,50 +242,6 @@ def learnt(
     )
 
 
-@contextlib.contextmanager
-def recomputed(blocks: Iterable[nn.Module]) -> Iterator[None]:
-    """A context in which a backward pass holds of these what they are given alone, and computes them once more
-    (arXiv:1604.06174); it has to end within.
-
-    >>> block, x = nn.Sequential(nn.Linear(2, 2), nn.Tanh()), torch.ones(1, 2, requires_grad=True)
-    >>> with recomputed([block]):
-    ...     block(x).sum().backward()
-    >>> torch.equal(x.grad, torch.autograd.grad(block(x).sum(), x)[0])
-    True
-    """
-    with running_as({block: functools.partial(checkpoint, block.forward, use_reentrant=False) for block in blocks}):
-        yield
-
-
-def _held_by(blocks: Sequence[nn.Module], run: Callable[[], object]) -> int:
-    """The bytes that a backward pass holds of all blocks, by those of the first that runs, beside their weights."""
-    weights = {
-        each.untyped_storage().data_ptr()
-        for block in blocks
-        for module in block.modules()
-        for each in private.parameters_of(module).values()
-        if each is not None
-    }
-    held: dict[int, int] = {}
-
-    def hold(tensor: Tensor) -> Tensor:
-        if tensor.layout == torch.strided and (at := tensor.untyped_storage().data_ptr()) not in weights:
-            held[at] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    def first(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        with torch.autograd.graph.saved_tensors_hooks(hold, lambda each: each):
-            its = forward(*args, **kwargs)  # noqa: F841  # or it is let go of, and another lies where it lay
-        raise AllMetError
-
-    with (
-        contextlib.suppress(AllMetError),
-        running_as({each: functools.partial(first, each.forward) for each in blocks}),
-    ):
-        run()
-    return sum(held.values()) * len(blocks)
-
-
 def descended(
     dense: DenseOutputs,
     budget: GateBudget,
@@ -327,8 +271,7 @@ def descended(
         ValueError: no gradient of the outputs reaches a gate, or one is not finite.
     """
     worths = start.clone().requires_grad_()
-    draw, count = torch.Generator().manual_seed(0), len(dense.held)  # each batch once in turn, in orders that are drawn
-    order = torch.cat([torch.randperm(count, generator=draw) for _ in range(-(-STEPS // count))]).tolist()
+    order, count = dense.in_order(STEPS, torch.Generator().manual_seed(0)), len(dense.held)
     optimizer = torch.optim.Adam([worths], lr=RATE, betas=MOMENTA)
     losses: list[float] = []
 
@@ -346,20 +289,14 @@ def descended(
         before = loses(start)
         best = before, start
         gates = budget.split(budget.gates(worths, WARM, budget.goal))
-        again = blocks if blocks and _held_by(blocks, lambda: lost(0, gates)) > ROOM else []
+        again = dense.to_compute_again(blocks, lambda: lost(0, gates))
         for step in track(range(STEPS), "learning gates"):
             temperature = WARM * (COLD / WARM) ** (step / STEPS)
             goal = budget.whole - (budget.whole - budget.goal) * min(1.0, (step + 1) / (RAMP * STEPS))
             hard = budget.gates(worths.detach(), _HARD, goal).round()
             gates = budget.split(hard + _change(budget.gates(worths, temperature, goal)))
-            with within(gates), recomputed([] if dense.held[order[step]].rows else again):  # else a block may select
-                loss = dense.rows_lost(order[step]).mean()
-                if not loss.requires_grad or not bool(loss.isfinite()):
-                    why = "is not finite" if loss.requires_grad else "has no gradient along any gate"
-                    raise ValueError(
-                        f"how far the outputs of {type(dense.model).__name__} are from the dense ones {why}: leave out "
-                        'choose="gates", or run the batches by a forward= that returns what the model computes with.'
-                    )
+            with within(gates), recomputed(again):
+                loss = dense.to_descend(order[step], "gate")
                 optimizer.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
@@ -368,7 +305,7 @@ def descended(
             if judges or step + 1 == STEPS:
                 best = min(best, (loses(worths.detach()), worths.detach().clone()), key=lambda each: each[0])
     found = {name: its.numpy() for name, its in budget.split(best[1]).items()}
-    return Gated(STEPS, before, best[0], found, tuple(losses))
+    return Gated(STEPS, before, best[0], tuple(losses), worths=found)
 
 
 def ranked_start(scores: Iterable[Tensor]) -> Tensor:

@@ -24,6 +24,7 @@ from secateur.coupling import Branch, Coupling, Scope, find_coupling
 from secateur.criteria import magnitude
 from secateur.kinds import Blocks, Branches, Experts, Heads, Kind, Outputs
 from secateur.models import (
+    NUMBERS,
     ByText,
     DenseOutputs,
     InMemory,
@@ -41,7 +42,7 @@ from secateur.shrinking.apply import carry_out
 from secateur.shrinking.calibrated import calibrated_selection
 from secateur.shrinking.costs import SECONDS, cost_of
 from secateur.shrinking.directory import CheckpointShrinking, shrink_units_directory
-from secateur.shrinking.gates import NUMBERS, Gated
+from secateur.shrinking.gates import Gated
 from secateur.shrinking.kinds.blocks_directory import ShrunkDepth, shrink_blocks_directory
 from secateur.shrinking.kinds.branches import OutputCosts
 from secateur.shrinking.kinds.experts import leave_experts

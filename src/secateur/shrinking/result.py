@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from secateur.coupling import Group
-from secateur.models import ByText
+from secateur.models import ByText, how_gates_chose
 from secateur.shrinking.kinds.branches import KEPT
 from secateur.support import Chart, Column, Part, Table, percent, printable, some, totals
 
 if TYPE_CHECKING:
     from secateur.shrinking.directory import CheckpointShrinking
-    from secateur.shrinking.gates import Gated
     from secateur.shrinking.kinds.blocks_directory import ShrunkDepth
     from secateur.shrinking.kinds.experts_directory import ShrunkExperts
     from secateur.shrinking.kinds.mixtures import Profile
@@ -93,48 +92,10 @@ def model_content(done: Shrunk, *, full: bool) -> Iterator[Part]:
     yield ""
     yield totals({"parameters": done.parameters, "multiply-adds": done.multiply_adds, "bytes": done.nbytes})
     yield _asked_and_got(done.asked, done.got, done.beside)
-    yield from _chosen_by(done.gates, done.lost)
+    yield from how_gates_chose(done.gates, done.lost, "In the first half more and more leaves.")
     yield from in_blocks_parts(done.in_blocks)
     yield from done.by_text()
     yield "Proved on random weights that nothing else changed." if done.asked.verify else "Not proved, as asked."
-
-
-def _chosen_by(gates: Mapping[str, Gated], lost: float | None) -> Iterator[Part]:
-    """How gates chose: how far the outputs are from the dense ones before repair, and in the end."""
-    if gates:
-        yield ""
-        table = Table.of(
-            "gates",
-            [(name, its, lost if name == [*gates][-1] else None) for name, its in gates.items()],
-            Column.name("Gates of"),
-            Column.count("Steps", lambda its: its[1].steps),
-            Column.figure("Lost as they began", lambda its: its[1].before, key="before"),
-            Column.figure("Lost by gates, before repair", lambda its: its[1].after, key="after"),
-            Column.figure("Lost in the end", lambda its: its[2], key="lost"),
-            title="How gates chose",
-        ).filled()
-        yield replace(table, charts=[_descent(gates)])
-        yield ""
-
-
-def _descent(gates: Mapping[str, Gated]) -> Chart:
-    """The loss over the steps, in means of tenths of them."""
-    steps = [
-        (what, at, sum(some) / len(some))
-        for what, its in gates.items()
-        for at in range(10)
-        if (some := its.losses[len(its.losses) * at // 10 : len(its.losses) * (at + 1) // 10])
-    ]
-    return Chart(
-        "What the outputs lose as gates learn",
-        "On the batches of each tenth of the steps. In the first half more and more leaves.",
-        [f"{what}, tenth {at + 1}" for what, at, _ in steps],
-        [lost for *_, lost in steps],
-        "lost",
-        series=[what for what, *_ in steps],
-        places=[10.0 * (at + 1) for _, at, _ in steps],
-        along="percent of the steps",
-    )
 
 
 def in_blocks_parts(in_blocks: Mapping[str, str]) -> Iterator[str]:
@@ -242,7 +203,7 @@ def directory_content(done: CheckpointShrinking, *, full: bool) -> Iterator[Part
         widest = max((size for size, _ in done.counts.values()), default=0)
         if done.tokens < widest:  # there are as many unknowns as tokens, so that they can be fitted nearly exactly
             yield f"That is less than the {widest:,} units of a group: other text will lose more. Give a longer one."
-    yield from _chosen_by(done.gates, done.lost)
+    yield from how_gates_chose(done.gates, done.lost, "In the first half more and more leaves.")
     yield from in_blocks_parts(done.in_blocks)
     if full and done.errors:
         told = "The squared error of each weight's outputs, as a share of the variance of what they are added to."
@@ -431,7 +392,7 @@ def experts_content(done: ShrunkExperts, *, full: bool) -> Iterator[Part]:
         yield _text_line(found)
     else:
         yield f"Ranked by {done.rank}, without data."
-    yield from _chosen_by(done.gates, done.lost)
+    yield from how_gates_chose(done.gates, done.lost, "In the first half more and more leaves.")
     yield from _mended(done.mended, done.unmended)
     if found is not None:
         yield from _lost(found)

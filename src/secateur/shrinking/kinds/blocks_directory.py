@@ -33,10 +33,10 @@ from secateur.checkpoints import (
     write_sliced,
 )
 from secateur.coupling import Axis, Group, may_leave
-from secateur.models import DenseOutputs, InFiles, digest, example_for, held_batches, loaded_model
+from secateur.models import NUMBERS, DenseOutputs, InFiles, digest, example_for, held_batches, loaded_model
 from secateur.shrinking.configuration import Described, has_configuration
 from secateur.shrinking.directory import config_text, facts_of, origins_text
-from secateur.shrinking.gates import NUMBERS, GateBudget, Gated, Gates, descended, ranked_start
+from secateur.shrinking.gates import GateBudget, Gated, Gates, descended, ranked_start
 from secateur.shrinking.kinds.blocks import (
     AT_ONCE,
     DepthCosts,

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from secateur.coupling import Axis, Branch, Coupling, Group, SameDraws, may_leave
-from secateur.models import OUTPUTS, ROWS, DenseOutputs, InMemory, running
+from secateur.models import NUMBERS, OUTPUTS, ROWS, DenseOutputs, InMemory, running
 from secateur.shrinking.apply import carry_out
-from secateur.shrinking.gates import NUMBERS, GateBudget, Gated, descended, ranked_start
+from secateur.shrinking.gates import GateBudget, Gated, descended, ranked_start
 from secateur.shrinking.plan import plan_without
 from secateur.shrinking.proof import right_branches
 from secateur.shrinking.select import least, select, too_few

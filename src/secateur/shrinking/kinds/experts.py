@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from secateur.coupling import Coupling, Group, Scope
 from secateur.kinds import Experts
-from secateur.models import DenseOutputs, InMemory, Routed, in_turn, last_products, routed_by, scores_by
+from secateur.models import NUMBERS, DenseOutputs, InMemory, Routed, in_turn, last_products, routed_by, scores_by
 from secateur.shrinking.costs import by_tie
-from secateur.shrinking.gates import NUMBERS, GateBudget, Gated, descended, gated, ranked_start
+from secateur.shrinking.gates import GateBudget, Gated, descended, gated, ranked_start
 from secateur.shrinking.kinds.expert_repair import mend_mixtures
 from secateur.shrinking.oracle import without_experts
 from secateur.shrinking.request import PruningTarget, Request
