@@ -286,7 +286,7 @@ STEPS = 200  # a few passes through some dozens of batches: what more of them fi
 RATE, MOMENTA = 0.03, (0.9, 0.95)  # of Adam, with one second moment a matrix, so that noise moves little
 HOT, COLD = 1.0, 0.1  # the temperatures of the noise and of the gates at the start and in the end
 APART = 3.0  # how far from the level of its group a unit begins at most
-_NEAR = 1e-4  # how far at least
+NEAR = 0.6  # how far at least: at 0 the first noise moves all of which magnitude says other than the mask
 _FEW = 64  # units of a group that are sorted to find its level
 
 
@@ -441,7 +441,7 @@ class _Numbers:
             raise ValueError(f"gates learn what a unit is worth by its sum; {word_of(pattern)} adds up something else.")
         logs = sizes.clamp_min_(1e-12).log_()
         self.worths = (logs - self._level(logs)).clamp_(-APART, APART) if self.is_free else logs
-        self.worths = torch.where(kept, self.worths.clamp_min(_NEAR), self.worths.clamp_max(-_NEAR))
+        self.worths = torch.where(kept, self.worths.clamp_min(NEAR), self.worths.clamp_max(-NEAR))
         self.mean, self.square, self.at, self.heat = torch.zeros_like(self.worths), 0.0, 0, HOT
 
     def sampled(self, progress: float) -> Tensor:
