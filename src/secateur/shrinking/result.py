@@ -19,6 +19,7 @@ from secateur.support import Chart, Column, Part, Table, percent, printable, som
 
 if TYPE_CHECKING:
     from secateur.shrinking.directory import CheckpointShrinking
+    from secateur.shrinking.gates import Gated
     from secateur.shrinking.kinds.blocks_directory import ShrunkDepth
     from secateur.shrinking.kinds.experts_directory import ShrunkExperts
     from secateur.shrinking.kinds.mixtures import Profile
@@ -92,7 +93,7 @@ def model_content(done: Shrunk, *, full: bool) -> Iterator[Part]:
     yield ""
     yield totals({"parameters": done.parameters, "multiply-adds": done.multiply_adds, "bytes": done.nbytes})
     yield _asked_and_got(done.asked, done.got, done.beside)
-    yield from how_gates_chose(done.gates, done.lost, "In the first half more and more leaves.")
+    yield from _gates(done.gates, done.lost)
     yield from in_blocks_parts(done.in_blocks)
     yield from done.by_text()
     yield "Proved on random weights that nothing else changed." if done.asked.verify else "Not proved, as asked."
@@ -203,7 +204,7 @@ def directory_content(done: CheckpointShrinking, *, full: bool) -> Iterator[Part
         widest = max((size for size, _ in done.counts.values()), default=0)
         if done.tokens < widest:  # there are as many unknowns as tokens, so that they can be fitted nearly exactly
             yield f"That is less than the {widest:,} units of a group: other text will lose more. Give a longer one."
-    yield from how_gates_chose(done.gates, done.lost, "In the first half more and more leaves.")
+    yield from _gates(done.gates, done.lost)
     yield from in_blocks_parts(done.in_blocks)
     if full and done.errors:
         told = "The squared error of each weight's outputs, as a share of the variance of what they are added to."
@@ -243,6 +244,10 @@ def _fields(fields: Mapping[str, tuple[Any, Any]]) -> Table:
     )
 
 
+def _gates(gates: Mapping[str, Gated], lost: float | None) -> Iterator[Part]:
+    return how_gates_chose(gates, lost, "In the first half more and more leaves.")
+
+
 def blocks_content(done: ShrunkDepth) -> Iterator[Part]:
     """What a `ShrunkDepth` says: blocks that left, repaired weights, fields, totals, and where it is."""
     yield Table.of("stacks", done.counts.items(), Column.name("Stack"), Column.change("Blocks", lambda each: each[1]))
@@ -251,7 +256,7 @@ def blocks_content(done: ShrunkDepth) -> Iterator[Part]:
         yield f"{printable(name)} stays: {printable(why, 300)}."
     if done.patched:
         yield _made_up_for(done.patched)
-    yield from _chosen_by(done.gates, None)
+    yield from _gates(done.gates, None)
     yield ""
     yield _fields(done.fields)
     yield ""
@@ -392,7 +397,7 @@ def experts_content(done: ShrunkExperts, *, full: bool) -> Iterator[Part]:
         yield _text_line(found)
     else:
         yield f"Ranked by {done.rank}, without data."
-    yield from how_gates_chose(done.gates, done.lost, "In the first half more and more leaves.")
+    yield from _gates(done.gates, done.lost)
     yield from _mended(done.mended, done.unmended)
     if found is not None:
         yield from _lost(found)
