@@ -51,6 +51,7 @@ from secateur.models import divergence
 from secateur.search import fit, fitting
 
 FIXED = ("uniform", "erk", "owl", "progression", "everywhere")
+SEARCHES = ("gates", "fit", "fit-gates")
 SETTINGS = ("60%", "70%", "-20%", "-30%")
 LOADED = ("minilm", "smollm2", "gpt")
 FINE = tuple(round(0.05 * step, 2) for step in range(1, 20))
@@ -223,8 +224,8 @@ def methods(
             shrink(model, example_of(batches), share, batches=batches, **more)
             return {}
 
-        def fitted(model: nn.Module, batches: list[Any], seed: int) -> dict[str, Any]:
-            return found(model, batches, seed, 1 - share, "shrink", shares=how.shares)
+        def fitted(model: nn.Module, batches: list[Any], seed: int, choose: str | None = None) -> dict[str, Any]:
+            return found(model, batches, seed, 1 - share, "shrink", shares=how.shares, choose=choose)
 
         return {
             "shrink": lambda model, batches, _: shrunk(model, batches),
@@ -232,6 +233,7 @@ def methods(
             "gates": lambda model, batches, _: shrunk(model, batches, choose="gates"),
             **({"fastnas": lambda model, batches, _: fastnas(model, batches, share)} if _has_peer(name) else {}),
             "fit": fitted,
+            "fit-gates": lambda model, batches, seed: fitted(model, batches, seed, "gates"),
         }
 
     def pruned(model: nn.Module, batches: list[Any], allocate: str) -> dict[str, float]:
@@ -336,7 +338,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _share(rows: Sequence[Mapping[str, Any]], seed: int) -> float | None:
     mine = [each["gap"] for each in rows if each["seed"] == seed and each["method"] == "fit"]
-    others = [each["gap"] for each in rows if each["seed"] == seed and each["method"] not in ("fit", "gates")]
+    others = [each["gap"] for each in rows if each["seed"] == seed and each["method"] not in SEARCHES]
     return mine[0] / min(others) if mine and others and min(others) > 0 else None
 
 

@@ -25,7 +25,7 @@ from secateur.models.result import OneShot
 from secateur.models.solving import OneShotRequest, Solve
 from secateur.patterns import Pattern
 from secateur.solvers import admm
-from secateur.support import Forward, directories, for_directories, globs_of, name_of, refuse_sharded
+from secateur.support import Forward, check_choose, directories, for_directories, globs_of, name_of, refuse_sharded
 
 AIM = 0.5  # in benchmarks/oneshot the best of 0, 0.5 and 1
 GATHERED = frozenset(["gram", "input_norm", "input_mean", "input_var"])
@@ -130,8 +130,7 @@ def oneshot(
     solver, allocate = solvers.parse(solver), allocation.parse(allocate)
     if values not in (None, "int8"):
         raise ValueError(f"values is 'int8' or None, not {values!r}.")
-    if choose not in (None, "gates"):
-        raise ValueError(f'choose must be "gates", or left out, not {choose!r}.')
+    check_choose(choose, "gates")
     if values is not None:
         solver = solvers.with_rounding(solver)
     pattern = narrowest(solver) if pattern is None else patterns.parse(pattern)

@@ -13,7 +13,7 @@ import functools
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -68,7 +68,7 @@ _SMALLER = 0.96  # of a budget, from one try to keep the score to the next
 _TRIES = 4
 _NEAR_ENOUGH = 0.01  # of what a model costs: two shares are one
 ERRORS = "errors"  # what the sum of the levels' errors chooses
-SEARCHED, DEFAULT = "searched", "shrink, by itself"
+SEARCHED, DEFAULT, GATES = "searched", "shrink, by itself", "gates"
 _ALONE = 1 / 3  # of the passes, that groups are measured alone in
 _WORSE = 2.0  # times the loss of the best fixed allocation: what loses more is not finished
 _OF_WEIGHTS = {"linear", "embedding", "conv1d", "conv2d", "conv3d"}
@@ -89,17 +89,29 @@ def kept_by(lost: float, most: float) -> bool:
     return lost <= most + 1e-9 * max(1.0, abs(most))
 
 
+def _taken(judged: Mapping[str, Judged], fixed: Collection[str]) -> str:
+    """Which of the finished models is taken (see `taken_of`). Gates were learnt on batches that judge them: theirs is
+    believed where it loses less by more than noise than what is taken without it.
+
+    >>> _taken({"gates": Judged(0.1), "searched": Judged(0.2)}, ()), _taken({"gates": Judged(0.1)}, ())
+    ('gates', 'gates')
+    """
+    others = {name: its for name, its in judged.items() if name != GATES}
+    best = taken_of(others, fixed) if others else GATES
+    return GATES if GATES in judged and judged[GATES].beats(judged[best]) else best
+
+
 @dataclass(frozen=True)
 class ByItself:
     """The result of `secateur.shrink` at a budget, without a search.
 
     Attributes:
-        judged: the loss of the finished model.
+        judged: the loss of the finished model; None where it was not asked for, or costs more than it may.
         units: ``{group of the coupling: how many stay}``.
         costs: of the finished model.
     """
 
-    judged: Judged
+    judged: Judged | None
     units: Mapping[str, int]
     costs: Mapping[str, float]
 
@@ -116,6 +128,9 @@ class Finishing(Protocol):
     def by_itself(self, limits: Mapping[str, float], *, by_all: bool = False) -> ByItself | None:
         """What a verb makes of the budget, by what levels were made of or by all batches; None where none takes such a
         budget."""
+
+    def by_gates(self, limits: Mapping[str, float], *, judge: bool) -> ByItself:
+        """What gates make of the budget, by what levels were made of."""
 
 
 @dataclass(frozen=True)
@@ -167,6 +182,7 @@ class LevelSearch:
     """What is asked, and what is known of the model so far; the parameters are those of `secateur.fit`.
 
     Attributes:
+        choose: "gates" where these are learnt, too: ``gated`` is what they chose.
         scope: ``{"include": globs or None, "exclude": globs or None}``: what may leave of all that has levels.
         in_directory: that `shrink` of a directory carries it out, which watches the model on the meta device.
         stays: ``{group: why}`` of what has levels and stays whole all the same.
@@ -182,6 +198,7 @@ class LevelSearch:
     forward: Forward | None = None
     uniform: bool = False
     over: tuple[str, ...] = ("shrink", "oneshot")
+    choose: str | None = None
     seed: int = 0
     passes: float = PASSES
     folder: Path | None = None
@@ -191,6 +208,7 @@ class LevelSearch:
     starts: dict[str, Choice] = field(default_factory=dict)  # that the last search began with
     alike: Mapping[str, Choice] = field(default_factory=dict)  # all of the model in so many bits
     default: ByItself | None = None
+    gated: ByItself | None = None
     known: Sensitivity | None = None  # that was measured before
     scope: Mapping[str, Any] = field(default_factory=dict)
     in_directory: bool = False
@@ -672,8 +690,9 @@ class LevelSearch:
             for name, choice in self.alike.items()
             if self.space.fits(choice, limits)
         }
-        if self.default is not None and (near := self.space.nearest(self.default.units, limits)) is not None:
-            self.starts["shrink"] = near
+        for name, its in (("shrink", self.default), (GATES, self.gated)):
+            if its is not None and (near := self.space.nearest(its.units, limits)) is not None:
+                self.starts[name] = near
         return self.starts
 
     def _measure_alone(self) -> None:
@@ -767,12 +786,14 @@ class LevelSearch:
             self.default = None if finishing is None else finishing.by_itself(limits)
             if finishing is None or self.default is None:
                 raise
-            return self._without_levels(limits, self.default, finishing)
+            self._learn(limits, finishing, judge=True)
+            return self._without_levels(limits, finishing)
         if self._mixed is None:
             self._measure_alone()
         curve = self._curve(word)
-        if finishing is not None and finals > 1:
-            self.default = finishing.by_itself(limits)
+        if finishing is not None:
+            self.default = finishing.by_itself(limits) if finals > 1 else None
+            self._learn(limits, finishing, judge=finals > 1)
         found = self._searched(limits, max(1.0, self.passes - self.spent))
         finished: dict[str, float] = {}
         taken = None
@@ -780,23 +801,36 @@ class LevelSearch:
             found, finished, taken = self._finished(limits, found, finals, finishing)
         at = self._point(self.space.cost(found.choice, word) / dense[word], found.loss)
         chosen = replace(self._chosen(limits, found, [at, *curve]), finals=finished, taken=taken)
-        if finishing is not None and taken == DEFAULT:
-            assert self.default is not None
-            chosen = self._by_default(chosen, self.default, finishing)
-        return chosen
+        return chosen if finishing is None else self._by_verb(chosen, finishing)
 
-    def _by_default(self, chosen: Chosen, default: ByItself, finishing: Finishing) -> Chosen:
-        """What `shrink` makes of the budget by all batches, as it does without a search."""
-        default = finishing.by_itself(chosen.limits, by_all=True) or default
-        return replace(chosen, units=dict(default.units), predicted={**chosen.predicted, **default.costs})
+    def _learn(self, limits: Mapping[str, float], finishing: Finishing, *, judge: bool) -> None:
+        """What gates make of the budget, where these are asked for."""
+        self.gated = finishing.by_gates(limits, judge=judge) if self.choose is not None else None
 
-    def _without_levels(self, limits: Mapping[str, float], default: ByItself, finishing: Finishing) -> Chosen:
-        """What `shrink` makes of a budget that no choice of levels meets: it takes of groups that have none, too, such
-        as the width of a residual stream."""
-        loss = default.judged.loss
-        found = Evolved(self.space.near(default.units), loss, {DEFAULT: loss}, 0.0, 0)
-        chosen = replace(self._chosen(limits, found, []), finals={DEFAULT: loss}, taken=DEFAULT, stays={})
-        return self._by_default(chosen, default, finishing)
+    def _verbs(self) -> dict[str, ByItself]:
+        """What `shrink` made of the budget by itself and by gates, as far as it was judged."""
+        its = {DEFAULT: self.default, GATES: self.gated}
+        return {name: each for name, each in its.items() if each is not None and each.judged is not None}
+
+    def _by_verb(self, chosen: Chosen, finishing: Finishing) -> Chosen:
+        """Where a verb's counts were taken, these: of gates what was judged, of `shrink` by itself what it makes of the
+        budget by all batches, as it does without a search."""
+        its = self._verbs().get(chosen.taken or "")
+        if its is None:
+            return chosen
+        if chosen.taken == DEFAULT:
+            its = finishing.by_itself(chosen.limits, by_all=True) or its
+        return replace(chosen, units=dict(its.units), predicted={**chosen.predicted, **its.costs})
+
+    def _without_levels(self, limits: Mapping[str, float], finishing: Finishing) -> Chosen:
+        """What verbs make of a budget that no choice of levels meets: they take of groups that have none, too, such as
+        the width of a residual stream."""
+        named = {name: its.judged for name, its in self._verbs().items() if its.judged is not None}
+        taken = _taken(named, {DEFAULT})
+        losses = {name: each.loss for name, each in named.items()}
+        found = Evolved(self.space.near(self._verbs()[taken].units), losses[taken], losses, 0.0, 0)
+        chosen = replace(self._chosen(limits, found, []), finals=losses, taken=taken, stays={})
+        return self._by_verb(chosen, finishing)
 
     def _finished(
         self, limits: Mapping[str, float], found: Evolved, finals: int, finishing: Finishing
@@ -805,14 +839,16 @@ class LevelSearch:
 
         What was found and the best fixed allocations come first, and then what the curves say is best near the best of
         these, or one step beside it. (Weights of the curves, learnt from what finished models lost, gained nothing.)
+        What gates found is one more.
         """
-        named = {} if self.default is None else {DEFAULT: self.default.judged}
-        fixed = sorted((name for name in found.losses if name != ERRORS), key=lambda name: found.losses[name])
+        named = {name: its.judged for name, its in self._verbs().items() if its.judged is not None}
+        half, finals = finals // 2 - (DEFAULT in named), finals + (GATES in named)
+        fixed = sorted((name for name in found.losses if name not in (ERRORS, GATES)), key=found.losses.__getitem__)
         most = _WORSE * found.losses[fixed[0]] if fixed else 0.0
         first = {found.choice: SEARCHED}
         for name in fixed:
             choice = self.starts[name]
-            if len(first) > max(1, finals // 2 - len(named)) or found.losses[name] > most:
+            if len(first) > max(1, half) or found.losses[name] > most:
                 break
             if len(first) + len(named) == finals:
                 break
@@ -825,17 +861,23 @@ class LevelSearch:
         several = side_by_side(lambda choice: self._judged(choice, finishing), [*first], "finishing the best")
         for (choice, name), found_of_it in zip(first.items(), several, strict=True):
             named[name], its[name], judged[choice] = found_of_it, choice, found_of_it.loss
+
+        def near(word: str) -> Choice:
+            choice = self.starts.get(word, self.space.dense)
+            return choice if self.space.fits(choice, limits) else min(judged, key=judged.__getitem__)
+
+        if GATES in named:  # then what is beside these is finished, too, where nothing else is better
+            its[GATES] = near(GATES)
+            judged.setdefault(its[GATES], named[GATES].loss)
         for number in track(range(1, finals - len(named) + 1), "finishing others"):
             step = self._proposed(judged, limits)
             if step is None:
                 break
             (named[f"step {number}"],) = side_by_side(lambda choice: self._judged(choice, finishing), [step])
             its[f"step {number}"], judged[step] = step, named[f"step {number}"].loss
-        its[DEFAULT] = self.starts.get("shrink", self.space.dense)
-        if not self.space.fits(its[DEFAULT], limits):
-            its[DEFAULT] = min(judged, key=lambda choice: judged[choice])
+        its[DEFAULT] = near("shrink")
         allocations = {self.starts[name] for name in fixed}
-        taken = taken_of(named, {DEFAULT, *(name for name, choice in its.items() if choice in allocations)})
+        taken = _taken(named, {DEFAULT, *(name for name, choice in its.items() if choice in allocations)})
         best = its[taken]
         loss = found.known[best] if best in found.known else found.loss if best == found.choice else self._all(best)
         return replace(found, choice=best, loss=loss), {name: each.loss for name, each in named.items()}, taken
@@ -843,9 +885,8 @@ class LevelSearch:
     def _judged(self, choice: Choice, finishing: Finishing) -> Judged:
         named = self.space.named(choice)
         counts = {name: int(mask.sum()) for name, mask in self.levels.kept(named).items()}
-        if self.default is not None and counts == self.default.units and len(counts) == len(named):
-            return self.default.judged  # it is that model
-        return finishing.judged(named)
+        same = [each.judged for each in self._verbs().values() if counts == each.units and len(counts) == len(named)]
+        return finishing.judged(named) if not same or same[0] is None else same[0]  # else it is that model
 
     def _proposed(self, judged: Mapping[Choice, float], limits: Mapping[str, float]) -> Choice | None:
         """What the curves say is best of what was not finished yet, near the best that was; None where nothing else

@@ -46,8 +46,8 @@ from secateur.search.fitting import (
     check_counts,
     counted,
     pattern_of,
+    told_by,
     told_entries,
-    told_of,
 )
 from secateur.search.levels import Levels
 from secateur.search.result import Chosen, Fitted
@@ -124,6 +124,7 @@ def fit_directory(
                 "target": budget.target,
                 "runtime": str(budget.runtime),
                 "score": described(asked.score) if callable(asked.score) else asked.score,
+                "choose": asked.choose,
                 "finals": asked.finals,
                 "seed": asked.seed,
             }
@@ -210,8 +211,8 @@ def _written(
     Raises:
         ValueError: nothing has to leave, or other than was chosen did.
     """
-    told = told_of(levels, chosen.choice)
-    units, entries = told.units if chosen.units is None else chosen.units, told.entries
+    told = told_by(levels, chosen)
+    units, entries = told.units, told.entries
     if not units and not entries:  # of a budget alone: what keeps a score is smaller, or an error
         raise ValueError(f"{source}: costs no more than the budget as it is; nothing was written.")
     where, result, smaller = source, folder / f"result-{made_of}", folder / f"shrunk-{made_of}"

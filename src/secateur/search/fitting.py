@@ -24,7 +24,7 @@ from secateur.models import NamedTexts, OneShot, Solve, example_of, naming_batch
 from secateur.patterns import Pattern
 from secateur.runtimes import Elsewhere, Runtime, is_mixed, rounding
 from secateur.search.choosing import PASSES, ByItself, LevelSearch, kept_by
-from secateur.search.costs import BESIDE, TARGETS, Budget, Judged, beside, nonzeros, parse_budget
+from secateur.search.costs import BESIDE, TARGETS, Budget, Judged, beside, holds, nonzeros, parse_budget
 from secateur.search.latency import step_of
 from secateur.search.levels import Levels
 from secateur.search.making import FINE, UNSTRUCTURED, check_alike, check_values, made_by_all, make_levels
@@ -38,6 +38,7 @@ from secateur.support import (
     Forward,
     Undo,
     alone,
+    check_choose,
     check_data,
     described,
     directories,
@@ -55,6 +56,7 @@ FINALS = 12
 SHARES = tuple(round(0.1 * at, 2) for at in range(1, 10))
 ROUNDED_FROM = 64  # units of a group
 _TRIES = 3
+_UNPROVED = (ValueError, RuntimeError, TypeError, IndexError)  # as of a weight that is normalized over one input
 _SMALL = 0.01  # of the parameters: where 16 units are more, counts are not rounded
 
 
@@ -71,6 +73,7 @@ def fit(
     keep: float | Mapping[str, float] | None = None,
     score: Score | None = None,
     over: str | Sequence[str] = ("shrink",),
+    choose: str | None = None,
     target: str = "params",
     uniform: bool = False,
     shares: Sequence[float] | None = None,
@@ -138,6 +141,12 @@ def fit(
             are made for (see `secateur.search.ModelLoss`).
         over: ``"shrink"``, units that leave; ``"oneshot"``, entries that become zero; or both. Zeros are no faster by
             themselves, so a latency asks for ``"shrink"``.
+        choose: "gates" also learns on the loss of the whole model which units leave, as `secateur.shrink` does with it
+            (of several budgets by the tightest): once, in 200 steps of a batch each, which take a backward pass. The
+            levels nearest to the counts that they choose join what the search begins with. Finished with these counts
+            the model is one more of the candidates, beside the ``finals`` if these are more than one, and is taken
+            where it is better by more than noise. Of what is counted, not of a latency, and not with ``keep``. None: no
+            gates.
         target: which cost is to get small, with ``keep``.
         uniform: keep what the model's configuration can say, so that ``from_pretrained`` loads what is saved.
         shares: the levels: how much leaves, each in (0, 1); by default 5 % to 90 % in steps of five, of
@@ -197,6 +206,7 @@ def fit(
     asked = FitRequest(
         budget=parse_budget(budget, keep, target=target, runtime=runtime),
         over=(over,) if isinstance(over, str) else tuple(over),
+        choose=choose,
         score=score,
         shares=shares,
         scope={"include": globs_of(include), "exclude": globs_of(exclude)},
@@ -282,6 +292,7 @@ class FitRequest:
 
     budget: Budget
     over: tuple[str, ...]
+    choose: str | None
     score: Score | None
     shares: Sequence[float] | None
     scope: Mapping[str, Any]
@@ -306,12 +317,35 @@ class FitRequest:
             )
         if is_mixed(self.budget.runtime) and {*self.over} != {"shrink"}:
             raise ValueError('bits are chosen of what stays where units leave: with them over= is ("shrink",).')
+        self._check_choose()
         if self.finals < 1:
             raise ValueError(f"finals must be at least 1, the number of models that are finished; not {self.finals}.")
         if self.score is not None and not isinstance(self.score, str) and not callable(self.score):
             raise TypeError(f"score is a function (model) -> float, higher is better, not {self.score!r}.")
         if isinstance(self.score, str):
             check_word(self.score)
+
+    def _check_choose(self) -> None:
+        check_choose(self.choose, "gates")
+        if self.choose is None:
+            return
+        if "shrink" not in self.over:
+            raise ValueError(
+                'gates choose which units leave, not which entries become zero: with choose="gates" over= names '
+                '"shrink", alone or beside "oneshot".'
+            )
+        if self.budget.keep is not None:
+            raise ValueError(
+                "gates learn what leaves at a budget, and with keep= that is what is searched for: give budget=, or "
+                "leave out choose=."
+            )
+        if is_mixed(self.budget.runtime):
+            raise ValueError("gates choose no bits, and with a mixed runtime these are chosen, too; leave out choose=.")
+        if "latency" in self.budget.words:
+            raise ValueError(
+                "gates hold a budget at each step, by what is counted, and a latency is measured: give a budget of "
+                "macs, or leave out choose=."
+            )
 
     def given(self, model: nn.Module) -> Sensitivity | None:
         """The levels that are made already; ValueError where they are to be others."""
@@ -388,7 +422,7 @@ class FitRequest:
     ) -> Executor:
         """The search of these levels, and what carries out what it finds."""
         budget = self.budget.limits, self.budget.keep, self.budget.target, str(self.budget.runtime)
-        asked = *budget, self.over, self.scope, self.uniform, self.finals, self.seed
+        asked = *budget, self.over, self.choose, self.scope, self.uniform, self.finals, self.seed
         check_alike(levels, model, every, *asked, self.score if isinstance(self.score, str) else None)
         rest, back = split(every)
         choosing = LevelSearch(
@@ -402,6 +436,7 @@ class FitRequest:
             forward=self.forward,
             uniform=self.uniform,
             over=self.over,
+            choose=self.choose,
             seed=self.seed,
             passes=PASSES,
             folder=folder,
@@ -485,6 +520,11 @@ def told_of(levels: Levels, choice: Mapping[str, int]) -> Told:
     return Told(units, {name.removesuffix(LAYER): 1 - level.kept / level.of for name, level in layers.items()})
 
 
+def told_by(levels: Levels, chosen: Chosen) -> Told:
+    """The arguments of the verbs that carry out what was chosen."""
+    return told_of(levels, chosen.choice) if chosen.units is None else Told(chosen.units)
+
+
 @dataclass(eq=False)
 class Executor:
     """Carries out a choice on the module by the verbs; if the result is wrong, the module is restored."""
@@ -506,9 +546,7 @@ class Executor:
             _MissedError: it loses more than ``most``.
         """
         task = self.choosing
-        told = told_of(task.levels, chosen.choice)
-        if chosen.units is not None:
-            told = Told(chosen.units)
+        told = told_by(task.levels, chosen)
         result: list[tuple[OneShot | None, tuple[float, float | None], dict[str, float]]] = []
 
         def then(shrunk: Shrunk | None) -> None:
@@ -537,23 +575,23 @@ class Executor:
     def judged(self, choice: Mapping[str, int]) -> Judged:
         """What is lost when a choice is carried out on a copy, by what levels were made of: on these batches, and as
         much again on those held back. Of these alone a few would say which is the best, mostly by chance."""
-        copied = self._copied(choice, self.choosing.rest)
+        copied = self._copied(told_of(self.choosing.levels, choice), self.choosing.rest)
         with rounding(unwrapped(copied), self.choosing.bits(choice)):
             return self._lost(copied)
 
     def held(self, choice: Mapping[str, int]) -> float:
         """What is lost on the batches held back when a choice is carried out on a copy, by the others."""
-        return self.choosing.measured.of(self._copied(choice, self.choosing.rest))
+        return self.choosing.measured.of(self._copied(told_of(self.choosing.levels, choice), self.choosing.rest))
 
     def lost_of(self, choice: Mapping[str, int]) -> float:
         """What is lost on the batches held back when a choice is carried out on a copy, by all there are."""
-        return self.choosing.measured.of(self._copied(choice, self.every))
+        return self.choosing.measured.of(self._copied(told_of(self.choosing.levels, choice), self.every))
 
-    def _copied(self, choice: Mapping[str, int], batches: Sequence[Any]) -> nn.Module:
-        copied, told = copy.deepcopy(self.choosing.model), told_of(self.choosing.levels, choice)
+    def _copied(self, told: Told, batches: Sequence[Any], *, verify: bool = False) -> nn.Module:
+        copied = copy.deepcopy(self.choosing.model)
         if told.units:
             with remembering(self.memory):
-                self._shrunk(copied, told, batches, verify=False)
+                self._shrunk(copied, told, batches, verify=verify)
         if told.entries:
             self._pruned(copied, told.entries, batches)
         return copied
@@ -574,40 +612,75 @@ class Executor:
             return None
         if is_mixed(self.asked.budget.runtime):
             return None  # it chooses no bits
-        dense = task.dense
+        try:
+            copied, units, costs = self._asked(limits, self.every if by_all else task.rest, verify=verify)
+        except ValueError:
+            return None  # not so much can leave by its rules
+        if not holds(limits, costs):
+            return None
+        try:
+            return ByItself(self._lost(copied), units, costs)
+        except _UNPROVED:
+            if verify or not self.asked.verify:
+                raise
+            return self.by_itself(limits, by_all=by_all, verify=True)
+
+    def by_gates(self, limits: Mapping[str, float], *, judge: bool) -> ByItself:
+        """The counts of units that gates choose at a budget, learnt on a copy by what levels were made of; and, where
+        that is to be judged and within the budget, what such a model loses, carried out as any choice is."""
+
+        rest = self.choosing.rest
+
+        def found(*, verify: bool) -> ByItself:
+            try:
+                _, units, costs = self._asked(limits, rest, verify=verify, choose=self.asked.choose)
+            except ValueError as error:
+                raise ValueError(f'choose="gates": {error}') from error
+            if not judge or not holds(limits, costs):
+                return ByItself(None, units, costs)
+            try:
+                return ByItself(self._lost(self._copied(Told(units), rest, verify=verify)), units, costs)
+            except _UNPROVED:
+                if verify or not self.asked.verify:
+                    raise
+                return found(verify=True)
+
+        def by_one() -> ByItself:
+            with alone():
+                return found(verify=False)
+
+        return on_rank_zero(by_one)  # what others learn may be other gates
+
+    def _asked(
+        self, limits: Mapping[str, float], batches: Sequence[Any], *, verify: bool, choose: str | None = None
+    ) -> tuple[nn.Module, dict[str, int], dict[str, float]]:
+        """A copy from which `shrink` took as much as the tightest of these limits says, and a little more until all of
+        them hold, if that comes soon; its counts and costs."""
+        task, dense = self.choosing, self.choosing.dense
         word = min(limits, key=lambda word: limits[word] / dense[word])
         share = 1 - limits[word] / dense[word]
         for _ in range(_TRIES):
-            copied = copy.deepcopy(task.model)
-            try:
-                with alone(), remembering(self.memory):  # in each process: its first copy begins with what is measured
-                    done = shrink(
-                        copied,
-                        task.example,
-                        share,
-                        target="params" if word == "bytes" else word,
-                        batches=self.every if by_all else task.rest,
-                        forward=task.forward,
-                        uniform=self.asked.uniform,
-                        verify=verify,
-                        **self.asked.scope,
-                    )
-            except ValueError:
-                return None  # not so much can leave by its rules
+            # in each process: its first copy begins with what is measured; copies of inference mode have no gradients
+            with alone(), remembering(self.memory), torch.inference_mode(False):
+                copied = copy.deepcopy(task.model)
+                done = shrink(
+                    copied,
+                    task.example,
+                    share,
+                    target="params" if word == "bytes" else word,
+                    batches=batches,
+                    forward=task.forward,
+                    choose=choose,
+                    uniform=self.asked.uniform,
+                    verify=verify,
+                    **self.asked.scope,
+                )
             costs = _costs_of(done) | beside(copied, task.example, limits)
             over = max((costs[word] - limit) / dense[word] for word, limit in limits.items())
             if over <= 0:
                 break
             share = max(share + 1.5 * over, done.beside[1])  # what is nearest is more: the next smaller one that is
-        else:
-            return None
-        units = {name: int(mask.sum()) for name, mask in done.kept.items() if not mask.all()}
-        try:
-            return ByItself(self._lost(copied), units, costs)
-        except (ValueError, RuntimeError, TypeError, IndexError):  # as a weight that is normalized over one input
-            if verify or not self.asked.verify:
-                raise
-            return self.by_itself(limits, by_all=by_all, verify=True)
+        return copied, {name: int(mask.sum()) for name, mask in done.kept.items() if not mask.all()}, costs
 
     def _shrunk(
         self,

@@ -149,7 +149,12 @@ def calibrated_selection(
             model = loaded_model(host.source.root, host.device) if isinstance(host, InFiles) else host.model
             blocks = {name: model.get_submodule(name) for name in host.blocks}
             its = subject, budget, groups, measured, model, blocks, in_turn(host.batches), host.forward
-            return on_rank_zero(lambda: learnt(*its))
+            way = "gates", asked.target
+            found: Gated | None = recalled(model, groups, host.batches, way)
+            if found is None:
+                found = on_rank_zero(lambda: learnt(*its))
+                remember(model, groups, host.batches, found, way)
+            return found
 
         gates = _stage(run, "gates", Gated, learn, lambda its: its.misfit(named))
         measured = by_gates(budget, measured, gates)

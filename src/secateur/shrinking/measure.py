@@ -387,14 +387,15 @@ def _ranks(order: Sequence[int]) -> Tensor:
 
 # ---- A cache of measurements on a dense model, for several copies of it that are shrunken in turn.
 #
-# Law: a cached measurement is used only for the same weights, groups and batches, bit for bit.
+# Law: a cached measurement is used only for the same weights, groups and batches, bit for bit; and so are gates, of
+# which the first budget's stand for others.
 
 
 @dataclass(eq=False)
 class Memory:
     """A cache of measurements, for models that are run by one ``forward``."""
 
-    known: dict[tuple[Hashable, ...], Measured] = field(default_factory=dict)
+    known: dict[tuple[Hashable, ...], Any] = field(default_factory=dict)
 
 
 _MEMORY: ContextVar[Memory | None] = ContextVar("secateur_measured", default=None)
@@ -403,7 +404,8 @@ _MEMORY: ContextVar[Memory | None] = ContextVar("secateur_measured", default=Non
 @contextlib.contextmanager
 def remembering(memory: Memory) -> Iterator[None]:
     """A context in which `shrink` with data takes measurements from the memory, and puts new ones there. A search
-    finishes a dozen models that begin alike: only the differences are computed, and the numbers are the same.
+    finishes a dozen models that begin alike: only the differences are computed, and the numbers are the same. But gates
+    are learnt once: at a share that is a little larger, the next of their units leave.
 
     Whoever holds the memory runs all batches by the same ``forward``.
     """
@@ -414,16 +416,14 @@ def remembering(memory: Memory) -> Iterator[None]:
         _MEMORY.reset(token)
 
 
-def recalled(
-    model: nn.Module, groups: Sequence[Group], batches: Sequence[Any], way: Hashable = None
-) -> Measured | None:
+def recalled(model: nn.Module, groups: Sequence[Group], batches: Sequence[Any], way: Hashable = None) -> Any:
     """The cached measurement of these groups of this model; None where there is none, or no cache is open."""
     memory = _MEMORY.get()
     return None if memory is None else memory.known.get(_key(model, groups, batches, way))
 
 
 def remember(
-    model: nn.Module, groups: Sequence[Group], batches: Sequence[Any], measured: Measured, way: Hashable = None
+    model: nn.Module, groups: Sequence[Group], batches: Sequence[Any], measured: Any, way: Hashable = None
 ) -> None:
     """Puts a measurement into the open cache, if there is one."""
     if (memory := _MEMORY.get()) is not None:

@@ -24,7 +24,7 @@ from secateur.runtimes import Elsewhere, Runtime
 from secateur.shrinking.configuration import Configured
 from secateur.shrinking.costs import TARGETS
 from secateur.shrinking.proof import wrong_groups
-from secateur.support import Forward, globs_of
+from secateur.support import Forward, check_choose, globs_of
 
 CHOOSE = ("gates", "swaps")
 
@@ -169,8 +169,7 @@ def request(
         raise ValueError(f"target must be one of {', '.join(map(repr, TARGETS))}, not {made.target!r}.")
     if made.sparsity is not None:
         check_sparsity(made.sparsity)
-    if made.choose not in (None, *CHOOSE):
-        raise ValueError(f'choose must be "gates" or "swaps", or left out, not {made.choose!r}.')
+    check_choose(made.choose, *CHOOSE)
     counted = made.experts.remove or made.blocks or (isinstance(made.branches, int | float) and made.branches)
     if made.choose == "swaps" and made.sparsity is None:
         raise ValueError("swaps are of units; say by sparsity= how many leave, or leave out choose=.")

@@ -38,6 +38,7 @@ from secateur.support.running import NewTensors as NewTensors
 from secateur.support.running import Returns as Returns
 from secateur.support.running import batch_inputs as batch_inputs
 from secateur.support.running import check_batches as check_batches
+from secateur.support.running import check_choose as check_choose
 from secateur.support.running import check_data as check_data
 from secateur.support.running import device_of as device_of
 from secateur.support.running import directories as directories

@@ -151,6 +151,18 @@ def refuse(why: str, **given: Any) -> None:
             raise ValueError(f"{name}= {why}")
 
 
+def check_choose(word: object, *words: str) -> None:
+    """`ValueError` where what chooses is none of these words, or none at all.
+
+    >>> check_choose("luck", "gates", "swaps")
+    Traceback (most recent call last):
+    ValueError: choose must be "gates" or "swaps", or left out, not 'luck'.
+    """
+    if word is not None and word not in words:
+        said = " or ".join(f'"{each}"' for each in words)
+        raise ValueError(f"choose must be {said}, or left out, not {word!r}.")
+
+
 # ---- How a batch is run, what its loss is, and how a model is left as it was.
 #
 # Law: after `unchanged`, modes, gradients, requires_grad, buffers and random states are what they were before, also
