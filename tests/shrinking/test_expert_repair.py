@@ -110,6 +110,9 @@ def test_in_inference_mode_they_are_repaired_alike_and_can_be_trained():
     for one, other in zip(plain.parameters(), model.parameters(), strict=True):
         assert not other.is_inference()
         assert torch.equal(one, other)
+    with torch.inference_mode():  # as what is made in it always was
+        made = shrink(copy.deepcopy(model), inputs, 0.1).model
+    assert all(each.is_inference() for each in made.parameters())
 
 
 def test_one_batch_is_enough():

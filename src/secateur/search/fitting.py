@@ -145,8 +145,8 @@ def fit(
             (of several budgets by the tightest): once, in 200 steps of a batch each, which take a backward pass. The
             levels nearest to the counts that they choose join what the search begins with. Finished with these counts
             the model is one more of the candidates, beside the ``finals`` if these are more than one, and is taken
-            where it is better by more than noise. Of what is counted, not of a latency, and not with ``keep``. None: no
-            gates.
+            where it is better by more than noise. A latency they hold where it is the tightest; else, where there is
+            one, they are a start alone. Not with ``keep``. None: no gates.
         target: which cost is to get small, with ``keep``.
         uniform: keep what the model's configuration can say, so that ``from_pretrained`` loads what is saved.
         shares: the levels: how much leaves, each in (0, 1); by default 5 % to 90 % in steps of five, of
@@ -341,11 +341,6 @@ class FitRequest:
             )
         if is_mixed(self.budget.runtime):
             raise ValueError("gates choose no bits, and with a mixed runtime these are chosen, too; leave out choose=.")
-        if "latency" in self.budget.words:
-            raise ValueError(
-                "gates hold a budget at each step, by what is counted, and a latency is measured: give a budget of "
-                "macs, or leave out choose=."
-            )
 
     def given(self, model: nn.Module) -> Sensitivity | None:
         """The levels that are made already; ValueError where they are to be others."""
@@ -636,7 +631,7 @@ class Executor:
                 _, units, costs = self._asked(limits, rest, verify=verify, choose=self.asked.choose)
             except ValueError as error:
                 raise ValueError(f'choose="gates": {error}') from error
-            if not judge or not holds(limits, costs):
+            if not judge or not {*limits} <= {*costs} or not holds(limits, costs):
                 return ByItself(None, units, costs)
             try:
                 return ByItself(self._lost(self._copied(Told(units), rest, verify=verify)), units, costs)
@@ -658,16 +653,17 @@ class Executor:
         them hold, if that comes soon; its counts and costs."""
         task, dense = self.choosing, self.choosing.dense
         word = min(limits, key=lambda word: limits[word] / dense[word])
-        share = 1 - limits[word] / dense[word]
+        share, timed = 1 - limits[word] / dense[word], word == "latency"
         for _ in range(_TRIES):
             # in each process: its first copy begins with what is measured; copies of inference mode have no gradients
             with alone(), remembering(self.memory), torch.inference_mode(False):
                 copied = copy.deepcopy(task.model)
                 done = shrink(
                     copied,
-                    task.example,
+                    task.timed_on if timed else task.example,
                     share,
                     target="params" if word == "bytes" else word,
+                    runtime=self.asked.budget.runtime if timed else None,
                     batches=batches,
                     forward=task.forward,
                     choose=choose,
@@ -676,7 +672,8 @@ class Executor:
                     **self.asked.scope,
                 )
             costs = _costs_of(done) | beside(copied, task.example, limits)
-            over = max((costs[word] - limit) / dense[word] for word, limit in limits.items())
+            costs |= {"latency": (1 - done.got) * dense[word]} if timed else {}
+            over = max((costs[word] - limit) / dense[word] for word, limit in limits.items() if word in costs)
             if over <= 0:
                 break
             share = max(share + 1.5 * over, done.beside[1])  # what is nearest is more: the next smaller one that is

@@ -6,12 +6,13 @@ the model as it was.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -73,6 +74,9 @@ from secateur.support import (
     tensors_of,
     unwrapped,
 )
+
+_Given = ParamSpec("_Given")
+_Made = TypeVar("_Made")
 
 # what leaves before units, in this order: the value that `leave=` takes, and who chooses, proves and repairs
 LEAVE: dict[type[Any], Callable[[Leaving, Any], Left]] = {
@@ -150,8 +154,22 @@ class Shrunk(ByText):
         return model_content(self, full=False)
 
 
+def _out_of_inference(verb: Callable[_Given, _Made]) -> Callable[_Given, _Made]:
+    """A verb outside of a caller's inference mode, since what is made in it can neither be told apart by versions nor
+    trained; a model that was made in it stays in it."""
+
+    @functools.wraps(verb)
+    def called(*args: _Given.args, **kwargs: _Given.kwargs) -> _Made:
+        model = args[0] if args else kwargs.get("model")
+        stays = isinstance(model, nn.Module) and any(each.is_inference() for each in model.parameters())
+        with contextlib.nullcontext() if stays else torch.inference_mode(False):
+            return verb(*args, **kwargs)
+
+    return called
+
+
 @Returns[Shrunk, CheckpointShrinking | ShrunkExperts | ShrunkDepth]()
-@torch.inference_mode(False)  # what is made in that mode can neither be told apart by versions nor trained
+@_out_of_inference
 def shrink(
     model: nn.Module | Path | str,
     example_inputs: Any = None,
