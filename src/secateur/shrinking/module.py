@@ -12,7 +12,7 @@ import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -74,9 +74,6 @@ from secateur.support import (
     tensors_of,
     unwrapped,
 )
-
-_Given = ParamSpec("_Given")
-_Made = TypeVar("_Made")
 
 # what leaves before units, in this order: the value that `leave=` takes, and who chooses, proves and repairs
 LEAVE: dict[type[Any], Callable[[Leaving, Any], Left]] = {
@@ -154,22 +151,7 @@ class Shrunk(ByText):
         return model_content(self, full=False)
 
 
-def _out_of_inference(verb: Callable[_Given, _Made]) -> Callable[_Given, _Made]:
-    """A verb outside of a caller's inference mode, since what is made in it can neither be told apart by versions nor
-    trained; a model that was made in it stays in it."""
-
-    @functools.wraps(verb)
-    def called(*args: _Given.args, **kwargs: _Given.kwargs) -> _Made:
-        model = args[0] if args else kwargs.get("model")
-        stays = isinstance(model, nn.Module) and any(each.is_inference() for each in model.parameters())
-        with contextlib.nullcontext() if stays else torch.inference_mode(False):
-            return verb(*args, **kwargs)
-
-    return called
-
-
 @Returns[Shrunk, CheckpointShrinking | ShrunkExperts | ShrunkDepth]()
-@_out_of_inference
 def shrink(
     model: nn.Module | Path | str,
     example_inputs: Any = None,
@@ -377,7 +359,8 @@ def shrink(
         if asked.gates and batches is not None:
             batches = list(batches)
         place = InDirectory(*places(model, out), batches, repair, forward, activations, device)
-        smaller = _shrunk_directory(place, asked, example_inputs)
+        with torch.inference_mode(False):
+            smaller = _shrunk_directory(place, asked, example_inputs)
         if isinstance(smaller, CheckpointShrinking | ShrunkExperts) and smaller.gates and place.out is not None:
             smaller = replace(smaller, lost=on_rank_zero(functools.partial(_lost_in, place)))
         return smaller.over_texts(model, batches, forward=forward, activations=activations, device=device)
@@ -431,7 +414,7 @@ def shrink(
     first = [each for kind in LEAVE for each in asked.leave if isinstance(each, kind) and each.remove]
     if any(isinstance(each, Branches) for each in first):
         known |= {name for name, _ in (*model.named_modules(), *model.named_parameters())}
-    with Undo() as undo:
+    with _out_of_inference(model), Undo() as undo:
         leaving = functools.partial(
             Leaving, model, inputs=inputs, known=known, batches=held, forward=forward, repair=repair, undo=undo
         )
@@ -547,9 +530,17 @@ def _check_values(model: nn.Module) -> None:
     refuse_unloaded(model)
 
 
+def _out_of_inference(model: nn.Module) -> contextlib.AbstractContextManager[None]:
+    """A context outside of a caller's inference mode, since what is made in it can neither be told apart by versions
+    nor trained; a model that was made in it stays in it."""
+    made = any(each.is_inference() for each in model.parameters())
+    return contextlib.nullcontext() if made else torch.inference_mode(False)
+
+
 def _held(batches: Iterable[Any]) -> list[Any]:
     check_batches(batches)
-    held = [mapped(batch, lambda each: each.clone() if each.is_inference() else each) for batch in batches]
+    with torch.inference_mode(False):
+        held = [mapped(batch, lambda each: each.clone() if each.is_inference() else each) for batch in batches]
     check_data(held, "or leave batches out to rank by the criterion")
     return held
 
