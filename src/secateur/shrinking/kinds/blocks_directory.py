@@ -12,7 +12,7 @@ import functools
 import math
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -94,6 +94,19 @@ class _Deep:
     stacks: Sequence[Stack]
     prefix: str
 
+    @functools.cached_property
+    def _lost(self) -> tuple[DepthCosts, dict[tuple[str, ...], dict[str | None, float]]]:
+        """What says what the outputs lose, and what it has said."""
+        return DepthCosts(self.place, self.place.batches), {}
+
+    def cost(self, gone: Sequence[str], more: Sequence[str]) -> Mapping[str | None, float]:
+        """What the outputs lose without those that are gone, under None, and without each one more."""
+        costs, known = self._lost
+        found = known.setdefault(tuple(gone), {})
+        if not found or any(each not in found for each in more):
+            found.update(costs([*gone], [each for each in more if each not in found]))
+        return found
+
     def fields(self, gone: Sequence[str]) -> dict[Any, Any]:
         return {at: value for stack in self.stacks for at, value in stack.fields(self.described, gone).items()}
 
@@ -152,8 +165,14 @@ def shrink_blocks_directory(place: InDirectory, asked: Request, example_inputs: 
     target = int(amount) if amount >= 1 else math.ceil(amount * every_block - 1e-9)
 
     def learn() -> Gated:
+        def free(gone: Sequence[str]) -> dict[str, int]:
+            return {each: 1 for each in candidates if each not in gone}
+
+        first, _ = least(deep.cost, free, target, at_once=AT_ONCE)
+        alone = deep.cost([], candidates)
+        order = [*first, *sorted(free(first), key=lambda each: alone[each])]
         model = loaded_model(place.source, place.device)
-        return learnt_blocks(model, candidates, target, every, place.forward, DepthCosts(deep.place, held))
+        return learnt_blocks(model, candidates, target, every, place.forward, order)
 
     def choose(gates: Gated | None) -> _Chosen:
         worths = {} if gates is None else dict(zip(candidates, gates.worths["blocks"].tolist(), strict=True))
@@ -206,18 +225,16 @@ def learnt_blocks(
     target: int,
     batches: Sequence[Any],
     forward: Forward | None,
-    costs: Callable[[Sequence[str], Sequence[str]], Mapping[str | None, float]],
+    order: Sequence[str],
 ) -> Gated:
-    """Gates of the blocks that may leave, which begin with what the outputs lose without each alone. A gate is
+    """Gates of the blocks that may leave, so many of them; they begin with an order in which these would. A gate is
     multiplied into what its block adds to the stream.
 
     Args:
         model: in memory, with its weights.
-        costs: ``(gone, more)``: what the outputs lose without those that are gone and each one more.
     """
     group = Group("blocks", Axis(len(blocks)), len(blocks), (), 0, ())
     budget = GateBudget.counting([[group]], target / len(blocks))
-    alone = costs([], blocks)
     places = {name: at for at, name in enumerate(blocks)}
 
     def within(gates: Gates) -> contextlib.AbstractContextManager[None]:
@@ -225,7 +242,7 @@ def learnt_blocks(
             model, blocks, lambda name, args, kwargs, out: passed_on(args, kwargs, out, gates["blocks"][places[name]])
         )
 
-    start = ranked_start([torch.tensor([alone[name] for name in blocks])])
+    start = ranked_start([torch.tensor([float(order.index(name)) for name in blocks])])
     dense = DenseOutputs(model, batches, forward, numbers=NUMBERS)
     return descended(dense, budget, start, within, [model.get_submodule(name) for name in blocks])
 
@@ -242,14 +259,6 @@ def _chosen(
     """With ``worths`` those that are worth least leave; else next that without which the outputs move least."""
     small = narrowed(deep.described, deep.stacks) if verify else {}
     proof = deep.described.proved_on(small) if verify else "not proved, as asked"
-    costs = DepthCosts(deep.place, deep.place.batches)
-    known: dict[tuple[str, ...], dict[str | None, float]] = {}
-
-    def cost(gone: Sequence[str], more: Sequence[str]) -> Mapping[str | None, float]:
-        found = known.setdefault(tuple(gone), {})
-        if not found or any(each not in found for each in more):
-            found.update(costs([*gone], [each for each in more if each not in found]))
-        return found
 
     def propose(stayed: Mapping[str, str]) -> tuple[list[str], float]:
         left = [each for each in candidates if each not in stayed]
@@ -263,9 +272,9 @@ def _chosen(
             gone = list[str]()
             while len(gone) < target and (free := leaving(gone)):
                 gone.append(min(free, key=worths.__getitem__))
-            lost = cost(gone, [])[None]
+            lost = deep.cost(gone, [])[None]
         else:
-            gone, lost = least(cost, leaving, target, at_once=AT_ONCE)
+            gone, lost = least(deep.cost, leaving, target, at_once=AT_ONCE)
         if len(gone) < target:
             blocks = sum(len(stack.blocks) for stack in deep.stacks)
             raise too_few(f"{len(gone)} of the {blocks} blocks", target, stayed)
