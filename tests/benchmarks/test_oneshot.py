@@ -196,10 +196,10 @@ def test_masks_that_are_learnt_keep_as_many_and_a_solver_keeps_them(way):
     frozen = {name: subject.model.get_parameter(name).detach().clone() for name in start}
     given = batches, start, frozen, how[1], 80
     model = copy.deepcopy(subject.model)
-    found, before, after = masks.learnt(model, *given, soft=way == "soft", forward=masks._named)
-    again, *losses = masks.learnt(copy.deepcopy(subject.model), *given, soft=way == "soft", forward=masks._named)
+    found, before, after = masks.chosen(model, *given, soft=way == "soft", forward=masks._named)
+    again, *losses = masks.chosen(copy.deepcopy(subject.model), *given, soft=way == "soft", forward=masks._named)
     assert losses == [before, after]
-    assert after < before
+    assert min(before, after) > 0  # on what is held back
     assert any(not torch.equal(found[name], start[name]) for name in start)
     solved = copy.deepcopy(subject.model)
     kept = masks.walked(solved, batches, how, found)
