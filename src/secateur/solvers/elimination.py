@@ -287,20 +287,15 @@ class Elimination:
         found = self.weight.new_zeros(len(units))
         if not every:
             return found
-        crossed, given, schur = self._behind(every)
-        del given
+        crossed, among, given = self._behind(every)
         counted, places = self._counted(crossed), {column: at for at, column in enumerate(every)}
-        alike = {len(unit) for unit in back} == {1}
-        if alike:
-            found = counted.square().sum(0) / schur.diagonal()
-        else:
-            for at, unit in enumerate(back):
-                its = [places[column] for column in unit]
-                if its:
-                    half = torch.linalg.solve_triangular(
-                        torch.linalg.cholesky(schur[its][:, its]), counted[:, its].T, upper=False
-                    )
-                    found[at] = half.square().sum()
+        if all(len(unit) == 1 for unit in back):
+            return self._scale * counted.square().sum(0) / (among[every].diagonal() - (among * given).sum(0))
+        for number, unit in enumerate(back):
+            at = [places[column] for column in unit]
+            if at:
+                lower = torch.linalg.cholesky(among[unit][:, at] - among[:, at].T @ given[:, at])
+                found[number] = torch.linalg.solve_triangular(lower, counted[:, at].T, upper=False).square().sum()
         return self._scale * found
 
     def restore(self, columns: Sequence[int]) -> None:
@@ -309,8 +304,8 @@ class Elimination:
         if not columns:
             return
         inverse, at = self._inverse, torch.as_tensor(columns, device=self.weight.device)
-        crossed, given, schur = self._behind(columns)
-        lower = torch.linalg.cholesky(schur)
+        crossed, among, given = self._behind(columns)
+        lower = torch.linalg.cholesky(among[at] - among.T @ given)
         self._lost -= float(
             self._scale * torch.linalg.solve_triangular(lower, self._counted(crossed).T, upper=False).square().sum()
         )
@@ -330,13 +325,12 @@ class Elimination:
         return [column for column in dict.fromkeys(columns) if column in self._gone]
 
     def _behind(self, columns: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-        """Of columns that left: (outputs, columns), what the others do not give them; (inputs, columns), what these
-        give; (columns, columns), what is left of their squares."""
+        """Of columns that left: (outputs, columns), what the others do not give them; (inputs, columns), their products
+        with all inputs, and what the others give of these."""
         at = torch.as_tensor(columns, device=self.weight.device)
         among = self._gram[:, at].clone()
         among[at, torch.arange(len(at), device=at.device)] += self._light[at]
-        given = self._inverse @ among
-        return (self._aim - self.weight) @ among, given, among[at] - among.T @ given
+        return (self._aim - self.weight) @ among, among, self._inverse @ among
 
     def leave(self, columns: Sequence[int]) -> None:
         """These columns leave, for `settled` alone: what the others cost, and where they move, is not kept up."""

@@ -95,16 +95,18 @@ class _Deep:
     prefix: str
 
     @functools.cached_property
-    def _lost(self) -> tuple[DepthCosts, dict[tuple[str, ...], dict[str | None, float]]]:
-        """What says what the outputs lose, and what it has said."""
-        return DepthCosts(self.place, self.place.batches), {}
+    def costs(self) -> DepthCosts:
+        return DepthCosts(self.place, self.place.batches)
+
+    @functools.cached_property
+    def _known(self) -> dict[tuple[str, ...], dict[str | None, float]]:
+        return {}
 
     def cost(self, gone: Sequence[str], more: Sequence[str]) -> Mapping[str | None, float]:
         """What the outputs lose without those that are gone, under None, and without each one more."""
-        costs, known = self._lost
-        found = known.setdefault(tuple(gone), {})
+        found = self._known.setdefault(tuple(gone), {})
         if not found or any(each not in found for each in more):
-            found.update(costs([*gone], [each for each in more if each not in found]))
+            found.update(self.costs([*gone], [each for each in more if each not in found]))
         return found
 
     def fields(self, gone: Sequence[str]) -> dict[Any, Any]:
@@ -302,11 +304,9 @@ def _patched(run: Run, deep: _Deep, gone: Sequence[str]) -> dict[str, float]:
 
     def patch() -> dict[str, float]:
         patched = patched_in_directory(deep.place, deep.stacks, gone)
-        if patched:
-            costs = DepthCosts(deep.place, deep.place.batches)
-            if not costs(gone, written=True)[None] <= costs(gone)[None]:
-                deep.place.files.restore(patched)
-                return {}
+        if patched and not deep.costs(gone, written=True)[None] <= deep.cost(gone, [])[None]:
+            deep.place.files.restore(patched)
+            return {}
         return patched
 
     def misnamed(found: dict[str, float]) -> str | None:
