@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import json
 import warnings
 
 import pytest
@@ -10,13 +11,17 @@ from torch import nn
 from torch.nn import functional
 
 from secateur import shrink
+from secateur.checkpoints import CheckpointError, verify_checkpoint
+from secateur.checkpoints.run import JOURNAL
 from secateur.coupling import Scope, find_coupling
 from secateur.kinds import Heads
 from secateur.models import InMemory
 from secateur.shrinking import Memory, calibrated, load_shrunken, remembering, save_shrunken, verify_shrunken
 from secateur.shrinking.calibrated import maps_of, rotate_heads
+from secateur.shrinking.configuration import Configured
 from secateur.shrinking.request import pruning_target, request
 from secateur.support import Undo
+from support.damaged import resealed
 from support.measured import Words, answers, apart, text, words
 from support.unchanged import is_unchanged, state_of
 
@@ -296,11 +301,6 @@ def test_what_rotation_needs_is_asked_for(how, words):
         shrink(Words(), text()[0], **{"sparsity": 0.3, **how}, rotate=True)
 
 
-def test_a_directory_is_to_be_loaded(tmp_path):
-    with pytest.raises((ValueError, TypeError), match="load the model"):
-        shrink(tmp_path, sparsity=0.3, batches=text(), rotate=True)
-
-
 @pytest.mark.parametrize("name", ["blocks.0.v", "blocks.1.o", "blocks.1.q"])
 def test_weights_that_are_not_finite_are_named(name):
     model, batches = redundant(), text()
@@ -311,3 +311,170 @@ def test_weights_that_are_not_finite_are_named(name):
         without_dimensions(model, batches, rotate=True)
     for one, other in zip(model.parameters(), before.parameters(), strict=True):
         assert torch.equal(one.nan_to_num(7), other.nan_to_num(7))
+
+
+# ---- of a directory, whose configuration says how wide heads are ----------------------------------------------------
+
+D_KV = {"include": ["*SelfAttention.q.weight", "*SelfAttention.v.weight"], "sparsity": 0.25, "round_to": 1}
+
+
+def encoder(dtype=torch.float32, layers=2):
+    """In whose heads a half of the dimensions is made of the other half, mixed with it."""
+    from transformers import T5Config, T5EncoderModel
+
+    torch.manual_seed(0)
+    model = T5EncoderModel(T5Config(vocab_size=32, d_model=24, d_kv=8, d_ff=32, num_layers=layers, num_heads=3))
+    with torch.no_grad():
+        for block in model.encoder.block:
+            attention = block.layer[0].SelfAttention
+            for each in (attention.q, attention.k, attention.v):
+                heads = torch.randn(3, 4, 24) / 5
+                each.weight.view(3, 8, 24).copy_(torch.linalg.qr(torch.randn(3, 8, 8)).Q[:, :, :4] @ heads)
+            attention.o.weight.normal_(0, 0.2)
+    return model.to(dtype).eval()
+
+
+def read(folder):
+    return type(encoder()).from_pretrained(folder, dtype="auto").eval()
+
+
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("encoder") / "dense"
+    encoder().save_pretrained(folder)
+    return folder
+
+
+def lost(folder, model):
+    wanted, found = (outputs(each, tokens()[0]) for each in (model, read(folder)))
+    return float((wanted - found).square().sum() / wanted.square().sum())
+
+
+def test_dimensions_leave_a_directory_without_loss(dense, tmp_path):
+    model, bytes_before = read(dense), {path.name: path.read_bytes() for path in dense.iterdir()}
+    plain = shrink(dense, out=tmp_path / "plain", batches=tokens(), **D_KV)
+    done = shrink(dense, out=tmp_path / "small", batches=tokens(), rotate=True, **D_KV)
+    assert {path.name: path.read_bytes() for path in dense.iterdir()} == bytes_before
+    assert not plain.rotated
+    assert done.counts == plain.counts
+    assert set(done.rotated) == set(done.counts)
+    assert read(tmp_path / "small").config.d_kv == 4
+    assert "Rotated before some left: dimensions of encoder.block.0.layer.0.SelfAttention.q.weight:2, " in str(done)
+    assert lost(tmp_path / "small", model) < 1e-4 < lost(tmp_path / "plain", model)
+    record = json.loads((tmp_path / "small" / "secateur.json").read_text())
+    names = [f"encoder.block.{at}.layer.0.SelfAttention.{name}.weight" for at in (0, 1) for name in "koqv"]
+    assert record["calibration"]["rotated"] == names
+    seen = verify_checkpoint(tmp_path / "small", dense)
+    assert seen.ok
+    assert {each.name for each in seen.tensors if each.unchanged is None} >= set(names)
+
+
+def test_of_a_directory_it_is_what_it_is_of_the_loaded_model(dense, tmp_path):
+    model = read(dense)
+    mine = shrink(model, tokens()[0], batches=tokens(), rotate=True, uniform=True, **D_KV)
+    done = shrink(dense, out=tmp_path / "small", batches=tokens(), rotate=True, **D_KV)
+    assert sorted(mine.rotated) == sorted(done.rotated)
+    assert done.got == pytest.approx(mine.got)
+    assert (outputs(model, tokens()[0]) - outputs(read(tmp_path / "small"), tokens()[0])).abs().max() < 1e-3
+
+
+def test_in_bfloat16_what_leaves_is_said_by_the_same_configuration(tmp_path):
+    encoder(torch.bfloat16).save_pretrained(tmp_path / "dense")
+    shrink(tmp_path / "dense", out=tmp_path / "small", batches=tokens(), rotate=True, **D_KV)
+    small = read(tmp_path / "small")
+    assert {each.dtype for each in small.parameters()} == {torch.bfloat16}
+    assert lost(tmp_path / "small", read(tmp_path / "dense")) < 0.01
+    assert verify_checkpoint(tmp_path / "small", tmp_path / "dense").ok
+
+
+def test_a_small_model_of_the_class_says_where_a_large_one_can_be_rotated(tmp_path, monkeypatch):
+    encoder(layers=3).save_pretrained(tmp_path / "dense")
+    sizes = []
+    looked = calibrated._right_ways
+    monkeypatch.setattr(calibrated, "PROVED", 7000)
+    monkeypatch.setattr(
+        calibrated, "_right_ways", lambda model, *its: sizes.append(count(model)) or looked(model, *its)
+    )
+    done = shrink(tmp_path / "dense", out=tmp_path / "small", batches=tokens(), rotate=True, **D_KV)
+    assert sizes[0] <= 7000 < count(read(tmp_path / "dense"))
+    assert len(done.rotated) == 6
+    assert lost(tmp_path / "small", read(tmp_path / "dense")) < 1e-4
+
+
+def count(model):
+    return sum(each.numel() for each in model.parameters())
+
+
+@pytest.mark.parametrize("why", ["no model of this class was small enough", "no dimensions inside heads may leave"])
+def test_where_no_small_model_says_so_nothing_is_rotated(dense, monkeypatch, why):
+    if why.startswith("no model"):
+        monkeypatch.setattr(Configured, "reduced", lambda *_: None)
+    else:  # roles of which the small model has none
+        monkeypatch.setattr(calibrated, "_right_roles", lambda *_: {})
+    with pytest.warns(RuntimeWarning, match=f"nothing is rotated: {why}"):
+        done = shrink(dense, batches=tokens(), rotate=True, **D_KV)
+    assert not done.rotated
+
+
+def test_layers_of_one_role_that_differ_are_not_rotated(dense, monkeypatch):
+    """Such as where some layers rotate positions and others do not."""
+    looked = calibrated._right_ways
+
+    def differing(*its):
+        right = looked(*its)
+        return {name: at for name, at in right.items() if "block.0" not in name}
+
+    monkeypatch.setattr(calibrated, "_right_ways", differing)
+    with pytest.warns(RuntimeWarning, match="nothing is rotated"):
+        done = shrink(dense, batches=tokens(), rotate=True, **D_KV)
+    assert not done.rotated
+
+
+def test_a_directory_that_loses_no_dimension_is_what_it_is_without(dense, tmp_path):
+    for rotate in (False, True):
+        done = shrink(dense, out=tmp_path / str(rotate), sparsity=0.05, batches=tokens(), rotate=rotate)
+        assert done.counts
+        assert not done.rotated
+    for each in ("model.safetensors", "config.json", "plan.json"):
+        assert (tmp_path / "True" / each).read_bytes() == (tmp_path / "False" / each).read_bytes()
+
+
+@pytest.mark.parametrize("stops", ["Measuring", "Repairing", "rescaled"])
+def test_a_run_that_is_stopped_goes_on_with_the_same_rotations(dense, tmp_path, monkeypatch, stops):
+    how = {"batches": tokens(), "rotate": True, "verify": False, **D_KV}
+    shrink(dense, out=tmp_path / "whole", **how)
+
+    def stopped(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(calibrated, stops, stopped)
+        shrink(dense, out=tmp_path / "again", **how)
+    monkeypatch.setattr(calibrated, "Rotating", stopped)  # it is in the journal
+    shrink(dense, out=tmp_path / "again", **how)
+    for each in ("model.safetensors", "config.json", "plan.json", "secateur.json"):
+        assert (tmp_path / "again" / each).read_bytes() == (tmp_path / "whole" / each).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda j: j["facts"]["rotated"][0].update(number=9), "names rotation 9 of 4"),
+        (lambda j: j["facts"]["rotated"][0]["first"].pop(), "has of rotation 0 not 3 maps of 8 dimensions"),
+        (lambda j: j["facts"]["rotated"][0]["second"].append("1"), "must be a number"),
+        (lambda j: j["facts"].update(rotated=[]), "written is not what blocks and facts say of"),
+    ],
+)
+def test_a_journal_of_other_rotations_is_refused(dense, tmp_path, monkeypatch, damage, message):
+    how = {"batches": tokens(), "rotate": True, "verify": False, **D_KV}
+
+    def stopped(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(calibrated, "Repairing", stopped)
+        shrink(dense, out=tmp_path / "out", **how)
+    resealed(tmp_path / "out.unfinished" / JOURNAL, damage)
+    with pytest.raises(CheckpointError, match=rf"journal\.json: damaged: .*{message}"):
+        shrink(dense, out=tmp_path / "out", **how)
+    assert not (tmp_path / "out").exists()

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -234,6 +234,7 @@ class Checkpoint(LazyTensors):
 
     ``entries`` tells shape, dtype and place without reading a tensor. ``files`` are the safetensors files in order,
     ``metadata`` each one's ``__metadata__``, ``config`` the directory's ``config.json`` (``{}`` where there is none).
+    ``moved`` are functions of tensors that are read otherwise than they are stored; bytes are read as they are.
 
     >>> import pathlib, tempfile, torch
     >>> from safetensors.torch import save_file
@@ -250,13 +251,15 @@ class Checkpoint(LazyTensors):
     metadata: Mapping[Path, Mapping[str, str]]
     config: Mapping[str, object] = field(default_factory=dict)
     index: Path | None = None
+    moved: dict[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Tensor:
         entry = self.entries[name]
         dtype = entry.torch_dtype
         if dtype is None:
             raise CheckpointError(f"{printable(name)} in {entry.path} is {entry.dtype}, which this torch cannot read.")
-        return self.raw(name).view(dtype).reshape(entry.shape)
+        stored = self.raw(name).view(dtype).reshape(entry.shape)
+        return self.moved[name](stored) if name in self.moved else stored
 
     @property
     def known(self) -> Mapping[str, TensorEntry]:

@@ -147,6 +147,9 @@ OPTIONS = {
         least=1,
     ),
     "uniform": Option("Keep what the model's config can say, so that from_pretrained loads it. Directories: always."),
+    "rotate": Option(
+        "With data: rotate dimensions inside heads before some of them leave, so that those left hold more."
+    ),
     "values": Option("int8: round what is kept to 8 bits, and say what that changes.", "WORD"),
     "no_verify": Option("Do not prove that nothing else changed: faster, in less memory."),
     "no_repair": Option("With data: leave what stays as it is."),

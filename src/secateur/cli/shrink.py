@@ -22,8 +22,8 @@ from secateur.cli.terminal import Answer, Asked, join_processes, read_data, resu
 @command(
     "shrink", "Take channels and heads out of a model, which gets smaller.", "model",
     "sparsity", "example", "out", "target", "criterion", "choose", "allocate", "include", "exclude", "round_to",
-    "weights", "leave", "profile", "plan", "uniform", "without_data", *TEXT, "no_repair", "no_verify", "activations",
-    "device", "dry_run",
+    "weights", "leave", "profile", "plan", "uniform", "rotate", "without_data", *TEXT, "no_repair", "no_verify",
+    "activations", "device", "dry_run",
     verb="shrinking/module.py:shrink",
 )  # fmt: skip
 def shrink(asked: Asked) -> Iterator[Any]:
@@ -58,7 +58,7 @@ def shrink(asked: Asked) -> Iterator[Any]:
     yield from _factory(asked)
 
 
-HOW = ("target", "criterion", "choose", "allocate", "include", "exclude", "round_to")
+HOW = ("target", "criterion", "choose", "allocate", "include", "exclude", "round_to", "rotate")
 
 
 def _directory(asked: Asked) -> Answer:
@@ -78,7 +78,7 @@ def _directory(asked: Asked) -> Answer:
         asked.data is not None and asked.criterion == "magnitude"
     ):  # data chooses: what the criterion is if left out is not what was asked
         asked["criterion"] = None
-    how = asked.only("include", "exclude", "choose")
+    how = asked.only("include", "exclude", "choose", "rotate")
     if not leave:
         how = {**asked.only(*HOW), "criterion": asked.criterion or "magnitude", "sparsity": asked.sparsity}
     with calibration(asked, needed=not needs_none) as calibrated, asked.recorded():

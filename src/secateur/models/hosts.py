@@ -21,7 +21,7 @@ from secateur.checkpoints import HEADER_KEY, Checkpoint, CheckpointError, Run, b
 from secateur.models.batches import naming_batch, passes, which
 from secateur.models.blocks import find_blocks, parts_of, widened
 from secateur.models.bounds import Form, form_of
-from secateur.models.files import BlockFiles, Written, build_on_meta
+from secateur.models.files import BlockFiles, Written, build_on_meta, loaded_model
 from secateur.models.jobs import Job, Pruned, Solved
 from secateur.models.observation import prepared
 from secateur.models.products import WeightView
@@ -355,6 +355,25 @@ class InFiles(Host):
 
     def change(self, new: Mapping[str, Tensor]) -> None:
         on_rank_zero(lambda: self.files.put(new))
+
+    def read_as(self, moved: Mapping[str, Callable[[Tensor], Tensor]]) -> None:
+        """What is read of these parameters of the source, and of no others, is what these functions make of it."""
+        self.source.moved.clear()
+        self.source.moved.update({self.files.sources_of(name)[0]: change for name, change in moved.items()})
+
+    def rewritten(self) -> list[str]:
+        """Writes into the copy what is read otherwise than the source has it; the names of these tensors in files."""
+        names = {name: target for target, group in self.files.group_of.items() for name in group.sources}
+        self.change({names[name]: self.source[name] for name in self.source.moved})
+        return sorted(self.source.moved)
+
+    def loaded(self) -> nn.Module:
+        """The whole model in memory, with the weights that are read here."""
+        model = loaded_model(self.source.root, self.device)
+        for name, group in self.files.group_of.items():
+            if group.sources[0] in self.source.moved:
+                model.get_parameter(name).data.copy_(self.source[group.sources[0]])
+        return model
 
 
 def _run_of_directory(root: Path, batches: Sequence[Any], model: nn.Module, batch: Any) -> Any:

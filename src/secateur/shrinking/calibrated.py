@@ -22,24 +22,23 @@ import torch
 from torch import Tensor, nn
 
 from secateur.checkpoints import Run
-from secateur.coupling import Axis, Group
+from secateur.coupling import Axis, Coupling, Group, find_coupling
 from secateur.models import (
+    Bias,
     Host,
     InFiles,
     InMemory,
     InputStats,
     Job,
-    Products,
     Pruned,
     Solved,
-    Tokens,
     WeightView,
     check_finite,
     convolutions_in_files,
     full_name,
     in_turn,
-    loaded_model,
 )
+from secateur.shrinking.configuration import PROVED
 from secateur.shrinking.gates import GateBudget, Gated, by_gates, learnt
 from secateur.shrinking.grading import GroupAblation
 from secateur.shrinking.measure import (
@@ -60,9 +59,9 @@ from secateur.shrinking.plan import plan_of
 from secateur.shrinking.proof import Change, IncomparableError, wrong_changes
 from secateur.shrinking.repair import Repairing, free_in, rescaled
 from secateur.shrinking.request import PruningTarget, Request
-from secateur.shrinking.select import Choice, check_globs, choose, groups_in_scope, names_of
+from secateur.shrinking.select import Choice, check_globs, choose, groups_in_scope, layer_signature, names_of
 from secateur.shrinking.select import counts_of as counts_kept
-from secateur.support import Between, Undo, moved, on_rank_zero, rank_and_world, run_batch
+from secateur.support import Between, Undo, alone, on_rank_zero, rank_and_world, run_example
 from secateur.targets import computed_weights
 
 _Named = Mapping[str, Group]
@@ -124,9 +123,7 @@ def calibrated_selection(
     named = {group.name: group for group in coupling.groups}
     free = free_in(host.model, host.blocks)
 
-    rotated: Rotated | None = None
-    if asked.rotate and repair and undo is not None and isinstance(host, InMemory):
-        rotated = rotate_heads(subject, asked, host, undo)
+    rotated = rotate_heads(subject, asked, host, undo, run) if asked.rotate and repair else None
 
     def measure() -> _Walked:
         measured, tokens = _measured(subject, asked, host, None, named, stacklevel=7 + (run is not None))
@@ -146,7 +143,7 @@ def calibrated_selection(
             budget = budget.meeting(counts_kept(_choice(subject, asked, known, measured).kept))
 
         def learn() -> Gated:
-            model = loaded_model(host.source.root, host.device) if isinstance(host, InFiles) else host.model
+            model = host.loaded() if isinstance(host, InFiles) else host.model
             blocks = {name: model.get_submodule(name) for name in host.blocks}
             its = subject, budget, groups, measured, model, blocks, in_turn(host.batches), host.forward
             way = "gates", asked.target
@@ -163,8 +160,10 @@ def calibrated_selection(
     turned: Sequence[str] = ()
     if rotated is not None and rotated.rotations:  # what loses nothing stays as it was
         names = {group.name for group in left}
-        turned = [*dict.fromkeys(each.group for each in rotated.rotations if each.group in names)]
-        _put(host, rotated, turned)
+        turned = tuple(dict.fromkeys(each.group for each in rotated.rotations if each.group in names))
+        rotated.put(host, turned)
+        if run is not None and isinstance(host, InFiles):
+            run.stage("rewritten", list[str], host.rewritten)
     if run is not None:
         counts = {name: int(choice.kept[name].sum()) for name in named if name in choice.kept}
         other = "has other counts than the measurements give"
@@ -540,55 +539,130 @@ class _Part:
         return tuple(replace(each, places=each.places.transpose(order).reshape(shape)) for each in self.entries)
 
 
-def rotations_of(subject: PruningTarget, groups: Iterable[Group], host: Host) -> list[Rotation]:
-    """Where dimensions of these groups can be rotated: values, or queries and keys. Of weights that several layers
-    share there is nothing, nor where something between is of each dimension by itself, as rotary positions are.
+@dataclass(eq=False)
+class _Pieces(Job):
+    """The job of a walk that asks where matrices lie in parameters, and which bias is theirs; nothing is summed."""
 
-    Raises:
-        IncomparableError: rounding alone changes what the model computes, so that nothing can be found.
-    """
-    coupling, free = subject.coupling, free_in(host.model, host.blocks)
-    parameters = {name: each for name, each in host.model.named_parameters() if name in free}
-    matrices = {name: each for name, each in parameters.items() if each.dim() == 2}
-    watched, batch = Products(matrices, frozenset()), moved(host.batches[0], host.device)
-    with host.prepared(), torch.no_grad(), watched.watching(Tokens.of(batch)):
-        run_batch(host.model, batch, host.forward)
-    biases = watched.biases_in(parameters)
-    pieces: dict[str, list[WeightView]] = {}
-    for piece in watched.found():
-        pieces.setdefault(piece.name, []).append(piece)
+    names: Collection[str]
+    words = ()
+    changes = False
+    found: dict[str, list[tuple[WeightView, Bias | None]]] = field(default_factory=dict)
 
-    def part(name: str, at: int, axes: tuple[Axis, ...], places: npt.NDArray[np.int64]) -> _Part | None:
-        own = HeadEntries(name, at, places)
-        for piece in pieces.get(name, ()):
-            for outputs in (True, False):
-                if (rows := own.within(piece, matrices[name], outputs=outputs)) is not None:
-                    bias = biases.get(piece) if outputs else None
-                    its = () if bias is None else (HeadEntries(bias.name, 0, bias.offset + rows),)
-                    return _Part(axes, (own, *its), outputs)
-        return None
+    @property
+    def targets(self) -> Collection[str]:
+        return self.names
 
-    inner = {group.axis for group in coupling.groups}
-    left: list[list[tuple[Rotation, ...]]] = []
-    for group in groups:
-        terms = [
+    def solve_stage(
+        self, block: str, module: nn.Module, stage: Mapping[str, Tensor], found: Mapping[WeightView, InputStats]
+    ) -> tuple[Mapping[str, Solved], Pruned]:
+        del module, stage
+        for piece, met in found.items():
+            bias = None if met.bias is None else met.bias._replace(name=full_name(block, met.bias.name))
+            self.found.setdefault(full_name(block, piece.name), []).append((piece, bias))
+        return {}, Pruned(block)
+
+
+_Ways = list[tuple[Rotation, ...]]  # of a group, what may be rotated together; what is likely, and much, comes first
+_Role = tuple[Any, ...]  # of a group and its ways, in a model of any size
+
+
+def _ways_in(coupling: Coupling, groups: Iterable[Group], host: Host) -> dict[str, tuple[_Role, _Ways]]:
+    """How dimensions of these groups might be rotated: values, or queries and keys; by the names of groups. Of weights
+    that several layers share there is nothing."""
+    free = free_in(host.model, host.blocks)
+    terms = {
+        group: [
             (name, at, *term)
             for name, at in group.members
             if len(coupling.dims(name)) == 2
             for term in coupling.terms(name, at)
             if group.axis in term[0]
         ]
-        if len(terms) > _MOST_PARTS or group.chosen or group.returned or any(len({*a}) < len(a) for *_, a, _ in terms):
-            continue
-        parts = [part(*term) if term[0] in matrices else None for term in terms]
-        left.append([] if None in parts else _ways(group, [each for each in parts if each is not None], inner))
-    found: list[Rotation] = []
-    while left := [ways for ways in left if ways]:
-        changes = [tuple(zip(*(each.at_random() for each in ways[0]), strict=True)) for ways in left]
-        wrong = wrong_changes(host.model, coupling, changes, subject.inputs)
-        found += [each for number, ways in enumerate(left) if number not in wrong for each in ways[0]]
-        left = [left[number][1:] for number in wrong]
+        for group in groups
+        if not (group.chosen or group.returned)
+    }
+    terms = {
+        group: its
+        for group, its in terms.items()
+        if len(its) <= _MOST_PARTS and all(each[0] in free and len({*each[2]}) == len(each[2]) for each in its)
+    }
+    job = _Pieces({name for its in terms.values() for name, *_ in its})
+    if job.targets:
+        host.over(host.batches[:1]).walk(job)
+
+    def part(name: str, at: int, axes: tuple[Axis, ...], places: npt.NDArray[np.int64]) -> _Part | None:
+        own = HeadEntries(name, at, places)
+        for piece, bias in job.found.get(name, ()):
+            for outputs in (True, False):
+                if (rows := own.within(piece, host.model.get_parameter(name), outputs=outputs)) is not None:
+                    its = () if bias is None or not outputs else (HeadEntries(bias.name, 0, bias.offset + rows),)
+                    return _Part(axes, (own, *its), outputs) if all(each.name in free for each in its) else None
+        return None
+
+    inner, found = {group.axis for group in coupling.groups}, {}
+    for group, its in terms.items():
+        parts = [each for each in itertools.starmap(part, its) if each is not None]
+        if len(parts) == len(its) and (ways := _ways(group, parts, inner)):
+            kinds = [
+                [(each.reads, *(size > 1 for size in each.second[0].places.shape)) for each in way] for way in ways
+            ]
+            shapes = [(each.outputs, len(each.entries), len(each.axes)) for each in parts]
+            found[group.name] = (layer_signature(coupling, group), str((kinds, shapes))), ways
     return found
+
+
+def _right_ways(
+    model: nn.Module, coupling: Coupling, ways: Mapping[str, _Ways], inputs: Sequence[Any]
+) -> dict[str, int]:
+    """Which way it is, of the groups that can be rotated: the first by which the model computes the same.
+
+    Raises:
+        IncomparableError: rounding alone changes what the model computes, so that nothing can be found.
+    """
+    right: dict[str, int] = {}
+    left = [(name, 0) for name in ways]
+    while left := [(name, at) for name, at in left if at < len(ways[name])]:
+        changes = [tuple(zip(*(each.at_random() for each in ways[name][at]), strict=True)) for name, at in left]
+        wrong = wrong_changes(model, coupling, changes, inputs)
+        right |= dict(each for number, each in enumerate(left) if number not in wrong)
+        left = [(name, at + 1) for name, at in map(left.__getitem__, wrong)]
+    return right
+
+
+def rotations_of(subject: PruningTarget, groups: Sequence[Group], host: Host) -> list[Rotation]:
+    """Where dimensions of these groups can be rotated: not where something between is of each dimension by itself, as
+    rotary positions are. Of a model in files a small one of its class says so, role by role.
+
+    Raises:
+        IncomparableError: nothing can be compared, or no model was small enough.
+    """
+    found = _ways_in(subject.coupling, groups, host)
+    if isinstance(host, InMemory):
+        its = {name: ways for name, (_, ways) in found.items()}
+        right = on_rank_zero(lambda: _right_ways(host.model, subject.coupling, its, subject.inputs))
+    elif found:
+        roles = on_rank_zero(lambda: _right_roles(subject))
+        right = {name: at for name, (role, _) in found.items() if (at := roles.get(role)) is not None}
+    else:
+        right = {}
+    return [each for name, at in right.items() for each in found[name][1][at]]
+
+
+def _right_roles(subject: PruningTarget) -> dict[_Role, int | None]:
+    """Which way is right of each role in a small model of the class; None where that is not one for all its layers."""
+    assert subject.configured is not None
+    small = subject.configured.reduced(PROVED)
+    if small is None:
+        raise IncomparableError("no model of this class was small enough to look at it")
+    model, inputs = subject.configured.build(small, "cpu"), subject.inputs[:1]
+    coupling = find_coupling(model, inputs[0])
+    with alone():
+        found = _ways_in(coupling, coupling.groups, InMemory(model, inputs, forward=run_example))
+    right = _right_ways(model, coupling, {name: ways for name, (_, ways) in found.items()}, inputs)
+    roles: dict[_Role, int | None] = {}
+    for name, (role, _) in found.items():
+        roles[role] = right.get(name) if roles.setdefault(role, right.get(name)) == right.get(name) else None
+    return roles
 
 
 _MOST_PARTS = 4  # queries, keys, values and what reads them
@@ -736,60 +810,102 @@ def maps_of(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
     return one * by, two / by
 
 
+class _Maps(NamedTuple):
+    """Of a rotation both sides' maps, one entry after the other."""
+
+    number: Annotated[int, Between(0)]
+    first: npt.NDArray[np.float64]
+    second: npt.NDArray[np.float64]
+
+    def misfit(self, rotations: Sequence[Rotation]) -> str | None:
+        """Why it is not of this model."""
+        if self.number >= len(rotations):
+            return f"names rotation {self.number} of {len(rotations)}"
+        heads, _, width = rotations[self.number].first[0].places.shape
+        fits = self.first.size == self.second.size == heads * width**2
+        return None if fits else f"has of rotation {self.number} not {heads} maps of {width} dimensions"
+
+
 @dataclass(frozen=True)
 class Rotated:
-    """What was rotated, in memory."""
+    """What was rotated.
+
+    Attributes:
+        rotations, maps: each with both sides' maps.
+        before: in memory the values of all that moved.
+    """
 
     rotations: Sequence[Rotation]
     maps: Sequence[tuple[Tensor, Tensor]]
-    before: Mapping[str, Tensor]  # the values of all that moved
+    before: Mapping[str, Tensor] = field(default_factory=dict)
 
-    def values(self, names: Collection[str]) -> dict[str, Tensor]:
-        """Of all that moved the values if these groups alone are rotated, rounded once."""
-        new = dict(self.before)
+    def names(self, groups: Collection[str]) -> list[str]:
+        """The parameters that move if these groups are rotated."""
+        its = [(*each.first, *each.second) for each in self.rotations if each.group in groups]
+        return [*dict.fromkeys(entries.name for each in its for entries in each)]
+
+    def moved(self, name: str, groups: Collection[str], values: Tensor) -> Tensor:
+        """A parameter if these groups are rotated, and no others; rounded once."""
+        new = values
         for each, maps in zip(self.rotations, self.maps, strict=True):
-            if each.group in names:
-                new |= each.moved(new, *maps)
-        return {name: value.to(self.before[name].dtype) for name, value in new.items()}
+            for side, its in zip((each.first, each.second), maps, strict=True):
+                for entries in side if each.group in groups else ():
+                    new = entries.moved(new, its) if entries.name == name else new
+        return new.to(values.dtype)
+
+    def put(self, host: Host, groups: Collection[str]) -> None:
+        """These groups are rotated, and no others: of a model in files when its weights are read."""
+        if isinstance(host, InFiles):
+            host.read_as({name: partial(self.moved, name, groups) for name in self.names(groups)})
+            return
+        values = on_rank_zero(lambda: {name: self.moved(name, groups, each) for name, each in self.before.items()})
+        with host.prepared():
+            host.change(values)
 
 
-def rotate_heads(subject: PruningTarget, asked: Request, host: Host, undo: Undo) -> Rotated:
+def rotate_heads(
+    subject: PruningTarget, asked: Request, host: Host, undo: Undo | None = None, run: Run | None = None
+) -> Rotated:
     """Rotates dimensions that may leave.
+
+    Args:
+        undo: takes it back, of a model in memory.
+        run: notes the maps, of a model in files.
 
     Warns:
         RuntimeWarning: there is nothing to rotate.
     """
     groups, why = groups_in_scope(subject.scope, asked), "no dimensions inside heads may leave that can be rotated"
-
-    def find() -> tuple[list[Rotation], str]:
-        try:
-            return rotations_of(subject, groups, host), why
-        except IncomparableError as error:
-            return [], str(error)
-
-    rotations, why = on_rank_zero(find)
+    rotations: list[Rotation] = []
+    try:
+        rotations = rotations_of(subject, groups, host)
+    except IncomparableError as error:
+        why = str(error)
     if not rotations:
-        warnings.warn(f"nothing is rotated: {why}", RuntimeWarning, stacklevel=5)
-        return Rotated([], [], {})
-    slopes, _ = _slopes_in(host, {each.second[0].name for each in rotations if each.reads})
-    job = Rotating(rotations, slopes)
-    host.walk(job)
-    maps = on_rank_zero(lambda: job.maps)
-    names = {
-        each.name for number in maps for side in (rotations[number].first, rotations[number].second) for each in side
-    }
-    tensors = {name: host.model.get_parameter(name) for name in sorted(names)}
-    rotated = Rotated(
-        [rotations[number] for number in maps],
-        [*maps.values()],
-        dict(zip(tensors, undo.values(*tensors.values()), strict=True)),
-    )
-    _put(host, rotated, {each.group for each in rotated.rotations})
+        warnings.warn(f"nothing is rotated: {why}", RuntimeWarning, stacklevel=5 + (run is not None))
+        return Rotated([], [])
+
+    def solve() -> list[_Maps]:
+        slopes, _ = _slopes_in(host, {each.second[0].name for each in rotations if each.reads})
+        job = Rotating(rotations, slopes)
+        host.walk(job)
+        found = on_rank_zero(lambda: job.maps)
+        return [_Maps(at, *(each.flatten().numpy(force=True) for each in maps)) for at, maps in found.items()]
+
+    def misfit(found: Sequence[_Maps]) -> str | None:
+        return next(filter(None, (each.misfit(rotations) for each in found)), None)
+
+    known = _stage(run, "rotated", list[_Maps], solve, misfit)
+    its = [rotations[each.number] for each in known]
+    shapes = [(heads, width, width) for heads, _, width in (each.first[0].places.shape for each in its)]
+    maps = [
+        (torch.from_numpy(each.first).reshape(shape), torch.from_numpy(each.second).reshape(shape))
+        for each, shape in zip(known, shapes, strict=True)
+    ]
+    rotated = Rotated(its, maps)
+    every = {each.group for each in its}
+    if undo is not None:
+        tensors = {name: host.model.get_parameter(name) for name in rotated.names(every)}
+        rotated = replace(rotated, before=dict(zip(tensors, undo.values(*tensors.values()), strict=True)))
+    rotated.put(host, every)
     return rotated
-
-
-def _put(host: Host, rotated: Rotated, names: Collection[str]) -> None:
-    """These groups are rotated, and no others."""
-    values = on_rank_zero(lambda: rotated.values(names))
-    with host.prepared():
-        host.change(values)

@@ -96,6 +96,7 @@ def _without(row: dict[Any, Fraction], variable: Any, pivot: Mapping[Any, Fracti
 _Key = tuple[Any, ...]  # of a size: of a dimension, of an integer that a module uses, of a real number that it holds
 
 
+PROVED = 1 << 24  # parameters of the model that the proof is made on: its copies in float64 stay below a gigabyte
 _NARROW = 16  # fields are not made smaller than this for a proof
 
 

@@ -45,7 +45,7 @@ from secateur.kinds import Outputs
 from secateur.models import InFiles, digest, example_for, find_blocks, groups_of, held_batches
 from secateur.shrinking.apply import Place, with_fields
 from secateur.shrinking.calibrated import Calibrated, calibrated_selection
-from secateur.shrinking.configuration import Configured, Described, has_configuration
+from secateur.shrinking.configuration import PROVED, Configured, Described, has_configuration
 from secateur.shrinking.files import json_of_plans
 from secateur.shrinking.gates import Gated
 from secateur.shrinking.kinds.outputs import choose_outputs
@@ -77,8 +77,6 @@ from secateur.support import (
 # Law: the output is what `shrink` makes of the loaded model, tensor for tensor, but no more than one tensor is ever
 # in memory, or with data one block; it appears under its name complete or not at all.
 
-PROVED = 1 << 24  # parameters of the model that the proof is made on: its copies in float64 stay below a gigabyte
-
 
 @dataclass(frozen=True)
 class CheckpointShrinking(ShrunkDirectory):
@@ -96,6 +94,7 @@ class CheckpointShrinking(ShrunkDirectory):
         biases: the tensors in the files that are biases and moved with them.
         normalizations: those that are weights and biases of normalizations over a width that lost entries, and moved.
         gates, lost: of gates, as in `Shrunk`.
+        rotated: the groups that lost dimensions which were rotated before.
         in_blocks: ``{tensor in the files: note}`` of those whose Gram matrix was summed in blocks of inputs.
     """
 
@@ -110,6 +109,7 @@ class CheckpointShrinking(ShrunkDirectory):
     normalizations: tuple[str, ...] = ()
     gates: Mapping[str, Gated] = field(default_factory=dict, repr=False)
     lost: float | None = None
+    rotated: Sequence[str] = ()
     in_blocks: Mapping[str, str] = field(default_factory=dict)
 
     def content(self) -> Iterable[Part]:
@@ -192,7 +192,7 @@ def shrink_units_directory(place: InDirectory, asked: Request, example_inputs: A
 
         def publish() -> None:
             if repair:  # else columns are zeros that leave
-                run.check_said({*planned.errors, *planned.biases, *planned.normalizations})
+                run.check_said({*planned.errors, *planned.biases, *planned.normalizations, *checkpoint.moved})
             calibration = {
                 "data": {"sha256": run.request["data"]},
                 "tokens": found.tokens,
@@ -200,6 +200,7 @@ def shrink_units_directory(place: InDirectory, asked: Request, example_inputs: A
                 "errors": planned.errors,
                 "biases": list(planned.biases),
                 "normalizations": list(planned.normalizations),
+                "rotated": sorted(checkpoint.moved),
             }
             folder = run.remade()
             digests = _write_directory(open_checkpoint(run.folder), folder, dense, planned, found.choice)
@@ -311,6 +312,7 @@ def _calibrated(planned: CheckpointShrinking, dense: _Dense, found: Calibrated) 
         biases=biases,
         normalizations=norms,
         gates={} if found.gates is None else {"units": found.gates},
+        rotated=found.rotated,
         in_blocks=in_blocks,
     )
 

@@ -354,7 +354,6 @@ def shrink(
             more_inputs=more_inputs or None,
             optimizer=optimizer,
             report=report,
-            rotate=rotate or None,
         )
         if asked.gates and batches is not None:
             batches = list(batches)

@@ -83,13 +83,7 @@ def model_content(done: Shrunk, *, full: bool) -> Iterator[Part]:
     }
     yield _with_share(_groups(done.scope.groups, kept, full=full))
     yield from _whole(done.scope.frozen, full=full)
-    if done.rotated:
-        yield ""
-        alike: dict[str, list[str]] = {}
-        for name in done.rotated:
-            alike.setdefault(_any_layer(name), []).append(name)
-        names = ", ".join(map(_counted, alike.values()))
-        yield f"Rotated before some left: dimensions of {printable(names, _LONG)}."
+    yield from _rotated(done.rotated)
     yield ""
     yield totals({"parameters": done.parameters, "multiply-adds": done.multiply_adds, "bytes": done.nbytes})
     yield _asked_and_got(done.asked, done.got, done.beside)
@@ -194,6 +188,7 @@ def directory_content(done: CheckpointShrinking, *, full: bool) -> Iterator[Part
     """What a `CheckpointShrinking` says: groups, what stays whole and why, fields, totals, and where it is."""
     yield _with_share(_counts("groups", done.counts, "Group", "Units", full=full, title="Group by group"))
     yield from _whole(done.frozen, full=full)
+    yield from _rotated(done.rotated)
     yield ""
     yield _fields(done.fields)
     yield ""
@@ -242,6 +237,16 @@ def _fields(fields: Mapping[str, tuple[Any, Any]]) -> Table:
         Column("before", show=shown, side="right", none="not set"),
         Column("after", show=shown, side="right"),
     )
+
+
+def _rotated(groups: Sequence[str]) -> Iterator[Part]:
+    alike: dict[str, list[str]] = {}
+    for name in groups:
+        alike.setdefault(_any_layer(name), []).append(name)
+    if alike:
+        yield ""
+        names = ", ".join(map(_counted, alike.values()))
+        yield f"Rotated before some left: dimensions of {printable(names, _LONG)}."
 
 
 def _gates(gates: Mapping[str, Gated], lost: float | None) -> Iterator[Part]:

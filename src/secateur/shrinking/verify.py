@@ -111,7 +111,8 @@ def _repaired(read: Fields) -> set[str]:
     calibration = read.inner("calibration") if "calibration" in read.values else read
     if not calibration.optional("repair", bool):
         return set()
-    moved = [calibration.each(key, str) for key in ("biases", "normalizations") if key in calibration.values]
+    keys = ("biases", "normalizations", "rotated")
+    moved = [calibration.each(key, str) for key in keys if key in calibration.values]
     return {*calibration.each_named("errors", float), *(name for names in moved for name in names)}
 
 

@@ -32,8 +32,7 @@ from secateur.models import (
     watched,
 )
 from secateur.shrinking.apply import Place, fields_in, integer_fields
-from secateur.shrinking.configuration import Described, halved, same_constants
-from secateur.shrinking.directory import PROVED
+from secateur.shrinking.configuration import PROVED, Described, halved, same_constants
 from secateur.shrinking.kinds.patching import LinearSite, LinearSites, as_rows, fitted, given_to
 from secateur.shrinking.proof import difference, outputs, probe_of
 from secateur.shrinking.repair import free_in

@@ -32,8 +32,7 @@ from secateur.models import (
 )
 from secateur.report import Reported
 from secateur.shrinking.apply import carry_out
-from secateur.shrinking.configuration import Configured, has_configuration
-from secateur.shrinking.directory import PROVED
+from secateur.shrinking.configuration import PROVED, Configured, has_configuration
 from secateur.shrinking.kinds.experts import choose_experts, tied_mixtures
 from secateur.shrinking.plan import Plan, plan_of
 from secateur.shrinking.request import PruningTarget, Request, pruning_target
