@@ -291,9 +291,9 @@ def test_what_heads_left_is_rotated():
 @pytest.mark.parametrize(
     ("how", "words"),
     [
-        ({}, "rotate=True moves weights by real inputs; pass batches= and leave repair=True"),
-        ({"batches": text(), "repair": False}, "rotate=True moves weights by real inputs"),
-        ({"batches": text(), "sparsity": None}, "rotate=True is about dimensions that leave; say by sparsity="),
+        ({}, r"rotate moves weights by real inputs; pass batches= \(--data\), with repair"),
+        ({"batches": text(), "repair": False}, "rotate moves weights by real inputs"),
+        ({"batches": text(), "sparsity": None}, "rotate is about dimensions that leave; say by sparsity="),
     ],
 )
 def test_what_rotation_needs_is_asked_for(how, words):

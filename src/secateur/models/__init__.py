@@ -50,7 +50,6 @@ from secateur.models.pairs import PairedStats as PairedStats
 from secateur.models.pairs import ProductCall as ProductCall
 from secateur.models.pairs import is_turned as is_turned
 from secateur.models.products import AllMetError as AllMetError
-from secateur.models.products import Bias as Bias
 from secateur.models.products import Inputs as Inputs
 from secateur.models.products import InputStats as InputStats
 from secateur.models.products import Products as Products

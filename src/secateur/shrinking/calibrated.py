@@ -24,7 +24,6 @@ from torch import Tensor, nn
 from secateur.checkpoints import Run
 from secateur.coupling import Axis, Coupling, Group, find_coupling
 from secateur.models import (
-    Bias,
     Host,
     InFiles,
     InMemory,
@@ -541,12 +540,12 @@ class _Part:
 
 @dataclass(eq=False)
 class _Pieces(Job):
-    """The job of a walk that asks where matrices lie in parameters, and which bias is theirs; nothing is summed."""
+    """The job of a walk that asks where matrices lie in parameters, and where their biases begin; nothing is summed."""
 
     names: Collection[str]
     words = ()
     changes = False
-    found: dict[str, list[tuple[WeightView, Bias | None]]] = field(default_factory=dict)
+    found: dict[str, list[tuple[WeightView, tuple[str, int] | None]]] = field(default_factory=dict)
 
     @property
     def targets(self) -> Collection[str]:
@@ -557,7 +556,7 @@ class _Pieces(Job):
     ) -> tuple[Mapping[str, Solved], Pruned]:
         del module, stage
         for piece, met in found.items():
-            bias = None if met.bias is None else met.bias._replace(name=full_name(block, met.bias.name))
+            bias = None if met.bias is None else (full_name(block, met.bias.name), met.bias.offset)
             self.found.setdefault(full_name(block, piece.name), []).append((piece, bias))
         return {}, Pruned(block)
 
@@ -595,7 +594,7 @@ def _ways_in(coupling: Coupling, groups: Iterable[Group], host: Host) -> dict[st
         for piece, bias in job.found.get(name, ()):
             for outputs in (True, False):
                 if (rows := own.within(piece, host.model.get_parameter(name), outputs=outputs)) is not None:
-                    its = () if bias is None or not outputs else (HeadEntries(bias.name, 0, bias.offset + rows),)
+                    its = () if bias is None or not outputs else (HeadEntries(bias[0], 0, bias[1] + rows),)
                     return _Part(axes, (own, *its), outputs) if all(each.name in free for each in its) else None
         return None
 

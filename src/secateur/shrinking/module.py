@@ -248,7 +248,8 @@ def shrink(
             matrices of experts that stay. Without batches it means nothing.
         rotate: before dimensions inside heads leave, rotate those of a module's values, and of its queries and keys,
             so that what matters least leaves; where nothing lies between that is of each dimension by itself, such as
-            rotary positions. It asks for ``batches`` and ``repair``, and for one more walk over the blocks.
+            rotary positions. It asks for ``batches`` and ``repair``, and for one more walk over the blocks. Of a
+            directory its configuration has to say how wide heads are.
         forward: ``(model, batch) -> outputs``, how a batch is run; see `secateur.oneshot`.
         modes, more_inputs: which passes to watch; see `find_coupling`.
         optimizer: its state (moments, momentum) loses the same slices, so that training goes on.
@@ -324,9 +325,7 @@ def shrink(
     if isinstance(example_inputs, float):
         raise TypeError(f"the second argument is what the model is called with; pass sparsity={example_inputs}.")
     if rotate and (batches is None or not repair):
-        raise ValueError(
-            "rotate=True moves weights by real inputs; pass batches= and leave repair=True, or leave it out."
-        )
+        raise ValueError("rotate moves weights by real inputs; pass batches= (--data), with repair, or leave it out.")
     asked = request(
         sparsity=sparsity,
         leave=leave,

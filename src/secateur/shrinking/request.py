@@ -179,7 +179,7 @@ def request(
             "is, or leave out choose=."
         )
     if made.rotate and made.sparsity is None:
-        raise ValueError("rotate=True is about dimensions that leave; say by sparsity= how much that is.")
+        raise ValueError("rotate is about dimensions that leave; say by sparsity= how much that is.")
     if made.branches and made.uniform:
         raise ValueError(
             "no configuration describes removed branches: leave out uniform, or Branches; of a directory whole blocks "
