@@ -2,6 +2,7 @@
 
 import errno
 import json
+import re
 import shutil
 import weakref
 
@@ -33,9 +34,12 @@ from secateur.checkpoints import (
 )
 from secateur.criteria import wanda
 from secateur.kinds import Heads, Outputs
+from secateur.models import Stored, build_on_meta
+from secateur.models.files import Group
 from secateur.shrinking import directory as checkpoint_shrinking
 from secateur.shrinking import request as subject
 from secateur.shrinking.directory import write_scaled
+from support.families import batches, make
 
 LLAMA = {
     "vocab_size": 53,
@@ -339,3 +343,119 @@ def test_an_output_that_is_there_and_a_full_disk(dense, tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space left"):
         shrink(dense, sparsity=0.4, out=tmp_path / "small", verify=False)
     assert not list(tmp_path.iterdir())
+
+
+# ---- experts, which are tensors of their own in files and one tensor in the model ------------------------------------
+
+MOE = {"round_to": 1, "include": "*.experts.gate_up_proj"}
+EXPERT = "model.layers.0.mlp.experts.{}.{}.weight"
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory):
+    """Experts in files of their own, in several shards; and what is left of their widths, with data and without."""
+    folder = tmp_path_factory.mktemp("mixture")
+    make("qwen2_moe").save_pretrained(folder / "dense", max_shard_size="20KB")
+    shrink(folder / "dense", sparsity=0.1, out=folder / "small", batches=batches("qwen2_moe"), verify=False, **MOE)
+    shrink(folder / "dense", sparsity=0.1, out=folder / "plain", **MOE)
+    return folder
+
+
+@pytest.mark.parametrize("data", [False, True])
+def test_experts_in_files_narrow_as_in_memory(mixture, data):
+    out, given = mixture / ("small" if data else "plain"), {"batches": batches("qwen2_moe")} if data else {}
+    model = read(mixture / "dense")
+    shrink(model, {"input_ids": TOKENS, "use_cache": False}, 0.1, uniform=True, **MOE, **given)
+    small = read(out)
+    assert model.config.moe_intermediate_size == small.config.moe_intermediate_size
+    assert small.config.moe_intermediate_size < read(mixture / "dense").config.moe_intermediate_size
+    mine, found = model.state_dict(), small.state_dict()
+    assert mine.keys() == found.keys()
+    for name, each in mine.items():
+        torch.testing.assert_close(found[name], each, msg=lambda m, name=name: f"{name} {m}")
+    checkpoint, width = open_checkpoint(out), small.config.moe_intermediate_size
+    names = [EXPERT.format(at, name) for at in range(small.config.num_experts) for name in ("gate_proj", "up_proj")]
+    assert {checkpoint.entries[name].shape[0] for name in names} == {width}
+    seen = verify_checkpoint(out, mixture / "dense")
+    assert seen.ok, seen.problems
+    errors = json.loads((out / "secateur.json").read_text()).get("calibration", {}).get("errors", {})
+    assert {EXPERT.format(at, "down_proj") in errors for at in range(small.config.num_experts)} == {data}
+
+
+def read(folder):
+    return type(make("qwen2_moe")).from_pretrained(folder, dtype="auto").eval()
+
+
+@pytest.mark.parametrize(
+    ("name", "kept", "problem"),
+    [
+        ("experts.gate_up_proj", {"1": [0, 99]}, "plan.json does not fit the source's shape"),
+        ("experts.gate_up_proj", {"3": [0]}, "plan.json does not fit the source's shape"),
+        ("experts.down_proj", {"2": [0]}, "its bytes are not what stays|of the source stay"),
+        ("experts.gate_up_proj", {"1": [0, 1, 2]}, "of which this cannot leave"),
+        ("experts.gate_up_proj", {"0": [0, 1]}, "of which this cannot leave"),
+    ],
+)
+def test_a_plan_of_experts_that_is_not_what_was_done_is_named(mixture, tmp_path, name, kept, problem):
+    small = shutil.copytree(mixture / "plain", tmp_path / "small")
+    plan = json.loads((small / "plan.json").read_text())
+    plan["plans"][0]["tensors"][f"model.layers.0.mlp.{name}"]["kept"] = kept
+    del plan["fingerprint"]
+    (small / "plan.json").write_text(json.dumps(plan))
+    seen = verify_checkpoint(small, mixture / "dense")
+    assert any(re.search(problem, each) for each in seen.problems), seen.problems
+
+
+def test_other_bytes_of_an_expert_are_named(mixture, tmp_path):
+    small = shutil.copytree(mixture / "plain", tmp_path / "small")
+    name = EXPERT.format(1, "up_proj")
+    shard = open_checkpoint(small).entries[name].path
+    tensors = load_file(shard)
+    save_file({**tensors, name: tensors[name] + 1}, shard, {"format": "pt"})
+    (problem,) = verify_checkpoint(small, mixture / "dense").problems
+    assert problem.startswith(f"{name}: its bytes are not what stays")
+
+
+def joined(read, write):
+    return Group(("a", "b"), ("t",), read, write)
+
+
+def test_where_numbers_of_tensors_in_files_go_says_what_stays_of_them(tmp_path):
+    """One below the other, and side by side and turned."""
+    save_file({"a": torch.zeros(3, 2), "b": torch.zeros(3, 2)}, tmp_path / "model.safetensors")
+    checkpoint = open_checkpoint(tmp_path)
+    below = joined(
+        lambda its: {"t": torch.cat(list(its))}, lambda made: dict(zip("ab", made["t"].chunk(2), strict=True))
+    )
+    turned = joined(
+        lambda its: {"t": torch.cat([each.T for each in its], 1)},
+        lambda made: dict(zip("ab", [each.T for each in made["t"].chunk(2, 1)], strict=True)),
+    )
+    one = np.array([1])
+    assert spelled(below.cuts(checkpoint, {0: np.array([0, 2, 4, 5]), 1: one})) == {
+        "a": {0: [0, 2], 1: [1]},
+        "b": {0: [1, 2], 1: [1]},
+    }
+    assert spelled(turned.cuts(checkpoint, {0: one, 1: np.array([0, 3])})) == {
+        "a": {0: [0], 1: [1]},
+        "b": {0: [0], 1: [1]},
+    }
+    assert spelled(below.cuts(checkpoint, {})) == {"a": {}, "b": {}}
+    for rows in ([0, 1, 2, 3], [3, 4, 5]):  # more of the one than of the other
+        with pytest.raises(
+            CheckpointError, match="t is made of a and others, of which this cannot leave; load the model"
+        ):
+            below.cuts(checkpoint, {0: np.array(rows)})
+
+
+def spelled(cuts):
+    return {name: {at: rows.tolist() for at, rows in its.items()} for name, its in cuts.items()}
+
+
+def test_rows_of_experts_come_some_at_a_time(mixture):
+    checkpoint, name = open_checkpoint(mixture / "dense"), "model.layers.0.mlp.experts.down_proj"
+    stored = Stored(build_on_meta(checkpoint), checkpoint)
+    pieces = list(stored.rows(name, 3))
+    assert [len(each) for each in pieces][:-1] == [3] * (len(pieces) - 1)
+    assert torch.equal(torch.cat(pieces), stored[name])
+    assert torch.equal(stored[name][1], checkpoint[EXPERT.format(1, "down_proj")])

@@ -173,7 +173,7 @@ def test_where_there_are_only_vectors_they_count():
     model, x = Scale(), torch.zeros(2, 4)
     whole = pruning_target(model, Scope.of(find_coupling(model, x)), [x])
     vectors = replace(whole, weights={name: each for name, each in whole.weights.items() if each.dim() == 1})
-    vectors = replace(vectors, blocks=lambda name: [vectors.weights[name].detach()])
+    vectors = replace(vectors, blocks=lambda name, _: [vectors.weights[name].detach()])
     by_hand = (model.up.bias.abs() + model.norm.weight.abs() + model.norm.bias.abs()).double()
     torch.testing.assert_close(scored(vectors), by_hand.detach() / by_hand.mean().detach())
 
@@ -182,9 +182,9 @@ def test_where_there_are_only_vectors_they_count():
 def test_blocks_are_worth_what_the_whole_is(rows, piece):
     it = subject()
 
-    def blocks(name):
-        weight = it.weights[name].detach()
-        yield from torch.split(weight, rows * rows_at_once(weight.shape))
+    def blocks(name, step):
+        assert step == rows_at_once(it.weights[name].shape)
+        yield from torch.split(it.weights[name].detach(), rows * step)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("secateur.shrinking.select._PIECE", piece)

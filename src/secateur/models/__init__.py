@@ -31,6 +31,7 @@ from secateur.models.distance import recomputed as recomputed
 from secateur.models.distance import running as running
 from secateur.models.distance import unexplained as unexplained
 from secateur.models.files import BlockFiles as BlockFiles
+from secateur.models.files import Stored as Stored
 from secateur.models.files import build_on_meta as build_on_meta
 from secateur.models.files import groups_of as groups_of
 from secateur.models.files import loaded_model as loaded_model

@@ -16,23 +16,27 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from secateur.checkpoints import (
     Checkpoint,
     CheckpointError,
+    Cuts,
     blaming_config,
     bytes_of,
     family_of,
     most_parameters,
     open_checkpoint,
     parameters_counted,
+    row_pieces,
+    slicing,
     write_tensor,
 )
 from secateur.models.blocks import full_name
 from secateur.models.replay import Weights
-from secateur.support import ONE_AT_A_TIME, NewTensors, printable, private
+from secateur.support import ONE_AT_A_TIME, LazyTensors, NewTensors, printable, private, tensors_of
 
 # ------------------------------------------------------------------------------------ names in files and in the model
 
@@ -72,6 +76,42 @@ class Group:
             whole[at] = row[0]
         assert whole is not None
         return {target: whole}
+
+    def cuts(self, checkpoint: Checkpoint, cuts: Cuts) -> dict[str, Cuts]:
+        """What stays of each tensor in files where this stays of the one that they make up.
+
+        Raises:
+            CheckpointError: nothing of it can leave so.
+        """
+        if self.alone or not cuts:
+            return dict.fromkeys(self.sources, cuts)
+        parts = self.parts or (self,)
+        shapes = [[checkpoint.entries[name].shape for name in part.sources] for part in parts]
+        found: list[Cuts] = []
+        lost = (bool(self.parts) and 0 in cuts) or shapes.count(shapes[0]) < len(shapes)
+        for place, shape in enumerate([] if lost else shapes[0]):
+            left = {at: parts[0].left_of(shapes[0], place, at, cuts) for at in range(len(shape))}
+            found.append({at: rows for at, rows in left.items() if len(rows) < shape[at]})
+        if lost or any(not len(rows) for its in found for rows in its.values()):
+            raise CheckpointError(
+                f"{checkpoint.root}: {self.targets[0]} is made of {printable(self.sources[0])} and others, of which "
+                "this cannot leave; load the model, use shrink(..., uniform=True), and save it."
+            )
+        return {name: its for part in parts for name, its in zip(part.sources, found, strict=True)}
+
+    def left_of(self, shapes: Sequence[tuple[int, ...]], place: int, at: int, cuts: Cuts) -> npt.NDArray[np.int64]:
+        """Which indices are left of a dimension of one of the tensors in files of these shapes: seen by where numbers
+        go. None where they are not everywhere the same."""
+        tags = [torch.full(shape, -1.0, dtype=torch.float64) for shape in shapes]
+        numbers = torch.arange(shapes[place][at], dtype=torch.float64)
+        tags[place].copy_(numbers.reshape([-1, *[1] * (len(shapes[place]) - at - 1)]))
+        made = self.read(tags)
+        for dim, kept in cuts.items():
+            made = {name: each.index_select(dim, torch.from_numpy(kept)) for name, each in made.items()}
+        left = self.write(made).get(self.sources[place], torch.empty(0, 1)).movedim(at, 0).flatten(1)
+        rows = left[:, :1]
+        is_right = left.numel() and (left == rows).all() and (rows >= 0).all() and (rows.diff(dim=0) > 0).all()
+        return rows[:, 0].numpy().astype(np.int64) if is_right else np.zeros(0, dtype=np.int64)
 
 
 def groups_of(model: nn.Module, checkpoint: Checkpoint) -> list[Group]:
@@ -170,6 +210,103 @@ def _reader(
         return private.converted(conversion, target, parts, model)
 
     return read
+
+
+class Stored(LazyTensors):
+    """A model's tensors by its names, each read from the files on access, and joined where the model joins them.
+
+    Args:
+        model: on meta; its parameters get the dtypes of the files.
+        checkpoint: of it.
+        needed: the names without which it cannot be; None: those of all parameters.
+
+    Attributes:
+        names: ``{name in the files: name in the model}``.
+
+    Raises:
+        CheckpointError: a parameter is not there, is of another shape, or of numbers that rank nothing.
+
+    >>> import tempfile
+    >>> from safetensors.torch import save_file
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> save_file({"weight": torch.eye(3)}, folder / "model.safetensors")
+    >>> with torch.device("meta"):
+    ...     stored = Stored(nn.Linear(3, 3, bias=False), open_checkpoint(folder))
+    >>> stored["weight"].sum().item(), stored.cuts({"weight": {0: np.array([0, 2])}})
+    (3.0, {'weight': {0: array([0, 2])}})
+    """
+
+    def __init__(self, model: nn.Module, checkpoint: Checkpoint, needed: Collection[str] | None = None) -> None:
+        self.checkpoint = checkpoint
+        self.names: dict[str, str] = {}
+        self._groups: dict[str, list[Group]] = {}
+        needed, kind = dict(model.named_parameters()) if needed is None else needed, type(model).__name__
+        tensors = tensors_of(model)
+        first = {id(tensor): name for name, tensor in tensors.items()}
+        mine = {name: first[id(tensor)] for name, tensor in model.state_dict(keep_vars=True).items()}
+        for group in groups_of(model, checkpoint):
+            if len(group.targets) > 1 or (name := mine.get(group.targets[0])) is None:
+                continue
+            entries = [checkpoint.entries[each] for each in group.sources]
+            made = group.read([torch.empty(entry.shape, device="meta") for entry in entries])[group.targets[0]]
+            if made.shape != tensors[name].shape and name in needed:
+                raise CheckpointError(
+                    f"{entries[0].path}: {printable(group.sources[0])} has shape {entries[0].shape}, in {kind} as "
+                    f"config.json says it {tuple(tensors[name].shape)}."
+                )
+            no_floats = [entry for entry in entries if not entry.is_floating_point]
+            if no_floats and name in needed and isinstance(tensors[name], nn.Parameter):
+                raise CheckpointError(
+                    f"{no_floats[0].path}: {printable(no_floats[0].name)} is of dtype {no_floats[0].dtype}, which "
+                    "ranks nothing by itself; save the model in 16 or 32 bits first."
+                )
+            if not no_floats and isinstance(tensors[name], nn.Parameter):
+                tensors[name].data = tensors[name].data.to(entries[0].torch_dtype)
+            self.names |= dict.fromkeys(group.sources, name)
+            self._groups.setdefault(name, []).append(group)
+        missing = [name for name in needed if name not in self._groups]
+        if missing:
+            others = [name for name in checkpoint.entries if name not in self.names]
+            hint = f", which hold {printable(others[0])}" if others else ""
+            raise CheckpointError(
+                f"{checkpoint.root}: {missing[0]} of {kind} is not in the files{hint}. Where transformers takes "
+                "tensors apart as it loads them, load the model, use shrink(..., uniform=True), and save it."
+            )
+
+    def __getitem__(self, name: str) -> Tensor:
+        group = self._groups[name][0]
+        return group.read_from(self.checkpoint)[group.targets[0]]
+
+    def rows(self, name: str, step: int) -> Iterator[Tensor]:
+        """The rows of a parameter, some at a time: all but the last a multiple of ``step``."""
+        group, entry = self._groups[name][0], self.checkpoint.entries[self._groups[name][0].sources[0]]
+        if group.alone and entry.shape and entry.name not in self.checkpoint.moved:
+            row = entry.nbytes // entry.shape[0]
+            yield from row_pieces(self.checkpoint, entry, max(1, slicing.PIECE // max(1, step * row)) * step)
+        elif group.parts:
+            for start in range(0, len(group.parts), step):
+                some = replace(group, parts=group.parts[start : start + step])
+                yield some.read_from(self.checkpoint)[group.targets[0]]
+        else:
+            yield self[name]
+
+    def is_alone(self, name: str) -> bool:
+        """Whether each of the files that hold a parameter has it as it is."""
+        return all(group.alone for group in self._groups.get(name, ()))
+
+    def cuts(self, kept: Mapping[str, Cuts]) -> dict[str, Cuts]:
+        """What stays of each tensor in files that becomes smaller, where this stays of those of the model."""
+        names = [name for name in kept if name in self._groups]
+        every = [group.cuts(self.checkpoint, kept[name]) for name in names for group in self._groups[name]]
+        return {file: cuts for each in every for file, cuts in each.items() if cuts}
+
+    def __contains__(self, name: object) -> bool:  # constants of the model are read, and rank nothing
+        its = self._groups.get(str(name), ())
+        return any(self.checkpoint.entries[each].is_floating_point for group in its for each in group.sources)
+
+    @property
+    def known(self) -> Collection[str]:
+        return self._groups
 
 
 # ------------------------------------------------------------------------------------------------ reading and writing

@@ -568,7 +568,9 @@ _Role = tuple[Any, ...]  # of a group and its ways, in a model of any size
 def _ways_in(coupling: Coupling, groups: Iterable[Group], host: Host) -> dict[str, tuple[_Role, _Ways]]:
     """How dimensions of these groups might be rotated: values, or queries and keys; by the names of groups. Of weights
     that several layers share there is nothing."""
-    free = free_in(host.model, host.blocks)
+    free = set(free_in(host.model, host.blocks))
+    if isinstance(host, InFiles):
+        free = {name for name in free if (known := host.files.group_of.get(name)) is not None and known.alone}
     terms = {
         group: [
             (name, at, *term)

@@ -8,13 +8,13 @@ import contextlib
 import json
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-from torch import Tensor, nn
+from torch import nn
 
 from secateur.checkpoints import (
     HINT,
@@ -34,15 +34,13 @@ from secateur.checkpoints import (
     previous_record,
     record_text,
     request_of,
-    row_pieces,
     shape_of_cut,
-    slicing,
     write_bytes,
     write_sliced,
 )
 from secateur.coupling import Coupling, Scope, find_coupling
 from secateur.kinds import Outputs
-from secateur.models import InFiles, digest, example_for, find_blocks, groups_of, held_batches
+from secateur.models import InFiles, Stored, digest, example_for, find_blocks, held_batches
 from secateur.shrinking.apply import Place, with_fields
 from secateur.shrinking.calibrated import Calibrated, calibrated_selection
 from secateur.shrinking.configuration import PROVED, Configured, Described, has_configuration
@@ -59,17 +57,13 @@ from secateur.shrinking.select import (
     groups_in_scope,
     layer_signature,
     names_of,
-    rows_at_once,
 )
 from secateur.support import (
     Fields,
-    LazyTensors,
     Part,
     described,
     mapped,
     on_rank_zero,
-    printable,
-    tensors_of,
 )
 
 # ---- Shrinks a checkpoint directory shard by shard, from a plan that is made on the meta device.
@@ -229,23 +223,31 @@ class _Dense:
     """What is to become smaller: the model, the files, and which tensor of the one is which of the other."""
 
     checkpoint: Checkpoint
-    files: Mapping[str, str]  # name in the files: name in the model
+    stored: Stored
     subject: PruningTarget
     configured: Described
     proof: str
 
     def cuts(self, plan: Plan) -> dict[str, Cuts]:
-        """What stays of each tensor in the files that becomes smaller."""
-        return {file: plan.tensors[mine][1] for file, mine in self.files.items() if mine in plan.tensors}
+        """What stays of each tensor in the files that becomes smaller.
+
+        Raises:
+            CheckpointError: that cannot leave the tensors that make it up.
+        """
+        if joined := [name for name in factors_of(plan) if not self.stored.is_alone(name)]:
+            raise CheckpointError(
+                f"{self.checkpoint.root}: {joined[0]} is made of several tensors, which cannot be scaled; load the "
+                "model, use shrink(..., uniform=True), and save it."
+            )
+        return self.stored.cuts({name: cuts for name, (_, cuts) in plan.tensors.items()})
 
 
 def _dense(checkpoint: Checkpoint, model: nn.Module, example_inputs: Any, *, verify: bool) -> _Dense:
-    files = tensor_names(model, checkpoint)
-    parameters = _Weights(checkpoint, {mine: file for file, mine in reversed(files.items())})
+    stored = Stored(model, checkpoint)
     configured = Configured(model, Scope.of(coupling_on_meta(model, example_inputs)))
     real, proof, scope = _proof(configured, example_inputs, verify=verify)
-    subject = PruningTarget(model, scope, [example_inputs], parameters, parameters.blocks, configured, real)
-    return _Dense(checkpoint, files, subject, configured, proof)
+    subject = PruningTarget(model, scope, [example_inputs], stored, stored.rows, configured, real)
+    return _Dense(checkpoint, stored, subject, configured, proof)
 
 
 def _without_outputs(
@@ -274,8 +276,8 @@ def _without_outputs(
             f"{checkpoint.root}: no field of its configuration names these outputs, so from_pretrained could not load "
             "what is left; load the model, shrink it, and use save_shrunken."
         )
-    subject = PruningTarget(model, choice.scope, inputs, {}, lambda _: ())
-    return _Dense(checkpoint, tensor_names(model, checkpoint, choice.plan), subject, described, proof), choice
+    subject = PruningTarget(model, choice.scope, inputs, {}, lambda *_: ())
+    return _Dense(checkpoint, Stored(model, checkpoint, choice.plan.tensors), subject, described, proof), choice
 
 
 def _planned(dense: _Dense, asked: Request, choice: Choice, place: InDirectory, started: float) -> CheckpointShrinking:
@@ -298,13 +300,13 @@ def _planned(dense: _Dense, asked: Request, choice: Choice, place: InDirectory, 
 
 
 def _calibrated(planned: CheckpointShrinking, dense: _Dense, found: Calibrated) -> CheckpointShrinking:
-    errors = {file: found.errors[mine] for file, mine in dense.files.items() if mine in found.errors}
+    errors = {file: found.errors[mine] for file, mine in dense.stored.names.items() if mine in found.errors}
     biases, norms = (
-        tuple(file for file, mine in dense.files.items() if mine in moved)
+        tuple(file for file, mine in dense.stored.names.items() if mine in moved)
         for moved in (found.biases, found.normalizations)
     )
     notes = found.choice.in_blocks
-    in_blocks = {file: notes[mine] for file, mine in dense.files.items() if mine in notes}
+    in_blocks = {file: notes[mine] for file, mine in dense.stored.names.items() if mine in notes}
     return replace(
         planned,
         tokens=found.tokens,
@@ -332,72 +334,6 @@ def coupling_on_meta(model: nn.Module, example_inputs: Any) -> Coupling:
             "example_inputs of which it needs no values, with an attention_mask for instance, or load it and use "
             "shrink(..., uniform=True)."
         ) from error
-
-
-def tensor_names(model: nn.Module, checkpoint: Checkpoint, plan: Plan | None = None) -> dict[str, str]:
-    """``{name in the files: name in the model}`` of all tensors of the model that the files hold.
-
-    Raises:
-        CheckpointError: one of the model's parameters is not there; where outputs alone leave by the plan, one of those
-            that it makes smaller.
-    """
-    tensors = tensors_of(model)
-    first = {id(tensor): name for name, tensor in tensors.items()}
-    mine = {name: first[id(tensor)] for name, tensor in model.state_dict(keep_vars=True).items()}
-    targets = {group.sources[0]: group.targets[0] for group in groups_of(model, checkpoint) if group.alone}
-    found: dict[str, str] = {}
-    for name, entry in checkpoint.entries.items():
-        same = targets.get(name)
-        if same not in mine:
-            continue
-        if entry.shape != tuple(tensors[mine[same]].shape):
-            raise CheckpointError(
-                f"{entry.path}: {printable(name)} has shape {entry.shape}, in {type(model).__name__} as config.json "
-                f"says it {tuple(tensors[mine[same]].shape)}."
-            )
-        found[name] = mine[same]
-        if not isinstance(tensors[mine[same]], nn.Parameter):
-            continue
-        if not entry.is_floating_point:
-            raise CheckpointError(
-                f"{entry.path}: {printable(name)} is of dtype {entry.dtype}, which ranks nothing by itself; save the "
-                "model in 16 or 32 bits first."
-            )
-        tensors[mine[same]].data = tensors[mine[same]].data.to(entry.torch_dtype)
-    needed = plan.tensors if plan is not None and plan.outputs else dict(model.named_parameters())
-    missing = [name for name in needed if name not in found.values()]
-    if missing:
-        others = [name for name in checkpoint.entries if name not in found]
-        hint = f", which hold {printable(others[0])}" if others else ""
-        raise CheckpointError(
-            f"{checkpoint.root}: {missing[0]} of {type(model).__name__} is not in the files{hint}. Where transformers "
-            "joins tensors as it loads them, load the model, use shrink(..., uniform=True), and save it."
-        )
-    return found
-
-
-class _Weights(LazyTensors):
-    """The model's parameters by its own names, each read from the files on access."""
-
-    def __init__(self, checkpoint: Checkpoint, names: Mapping[str, str]) -> None:
-        self.checkpoint, self.names = checkpoint, names
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self.checkpoint[self.names[name]]
-
-    def blocks(self, name: str) -> Iterator[Tensor]:
-        """The rows of a parameter, some at a time."""
-        entry = self.checkpoint.entries[self.names[name]]
-        piece = rows_at_once(entry.shape)
-        row = entry.nbytes // entry.shape[0]
-        yield from row_pieces(self.checkpoint, entry, max(1, slicing.PIECE // (piece * row)) * piece)
-
-    def __contains__(self, name: object) -> bool:  # constants of the model are read, and rank nothing
-        return name in self.names and self.checkpoint.entries[self.names[str(name)]].is_floating_point
-
-    @property
-    def known(self) -> Mapping[str, str]:
-        return self.names
 
 
 # ---- the proof ------------------------------------------------------------------------------------------------------
@@ -445,7 +381,7 @@ def _write_directory(
     """The smaller model, of the files of a checkpoint: the dense one, or a copy of it whose weights are repaired; the
     SHA-256 of the bytes of each tensor that was written."""
     cuts, scales = dense.cuts(choice.plan), factors_of(choice.plan)
-    factors = {file: scales[mine] for file, mine in dense.files.items() if mine in scales}
+    factors = {file: scales[mine] for file, mine in dense.stored.names.items() if mine in scales}
     copy_others(checkpoint, target, planned.left_out)
     digests = write_sliced(
         checkpoint,

@@ -243,7 +243,7 @@ class PruningTarget:
         scope: what of it may leave.
         inputs: the examples that were watched.
         weights: ``{name: parameter}``, of which one at a time is looked at.
-        blocks: the rows of a parameter by its name, some at a time: all but the last a multiple of `rows_at_once`.
+        blocks: ``(name, step)``: the rows of a parameter, some at a time: all but the last a multiple of ``step``.
         configured: what is to say what is left; None where nothing does.
         proved_on: a model with values on which the proof is made, this one or one like it; None: there is no proof.
     """
@@ -252,7 +252,7 @@ class PruningTarget:
     scope: Scope
     inputs: Sequence[Any]
     weights: Mapping[str, Tensor]
-    blocks: Callable[[str], Iterable[Tensor]]
+    blocks: Callable[[str, int], Iterable[Tensor]]
     configured: Configured | None = None
     proved_on: nn.Module | None = None
 
@@ -286,4 +286,4 @@ def pruning_target(
 ) -> PruningTarget:
     """The `PruningTarget` of a module in memory."""
     weights = dict(model.named_parameters())
-    return PruningTarget(model, scope, inputs, weights, lambda name: [weights[name].detach()], configured, proved_on)
+    return PruningTarget(model, scope, inputs, weights, lambda name, _: [weights[name].detach()], configured, proved_on)

@@ -128,7 +128,7 @@ def scores_of(subject: PruningTarget, groups: Sequence[Group], asked: Request) -
             whole = criterion(weights[name].detach(), **its)
             along = _sums([whole], shape, [at for _, at in places[name]], lambda scores: scores)
         else:
-            along = _sums(subject.blocks(name), shape, [at for _, at in places[name]], criterion)
+            along = _sums(subject.blocks(name, rows_at_once(shape)), shape, [at for _, at in places[name]], criterion)
         for group, at in places[name]:
             for index in coupling.occurrences(group, name, at):
                 np.add.at(units[group.name], index[index >= 0], along[at][index >= 0])

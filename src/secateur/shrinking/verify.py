@@ -17,6 +17,7 @@ from secateur.checkpoints import (
     Beside,
     Checkpoint,
     CheckpointError,
+    Cuts,
     Part,
     Structure,
     UnknownModelError,
@@ -24,15 +25,15 @@ from secateur.checkpoints import (
     meta_model_of,
     open_checkpoint,
 )
-from secateur.models import find_blocks, groups_of
-from secateur.shrinking.directory import origins_in, tensor_names, write_scaled
+from secateur.models import Stored, find_blocks, groups_of
+from secateur.shrinking.directory import origins_in, write_scaled
 from secateur.shrinking.files import read_plans
 from secateur.shrinking.kinds.blocks_directory import BLOCKS
 from secateur.shrinking.kinds.blocks_directory import FORMAT as BLOCKS_FORMAT
 from secateur.shrinking.kinds.experts_directory import EXPERTS
 from secateur.shrinking.kinds.experts_directory import FORMAT as EXPERTS_FORMAT
-from secateur.shrinking.plan import Factors, Plan, factors_of
-from secateur.support import Fields, printable
+from secateur.shrinking.plan import Factors, Plan, factors_of, fits
+from secateur.support import Fields, printable, tensors_of
 
 PLAN = "plan.json"
 
@@ -52,7 +53,7 @@ def structure_of(directory: Path, read: Fields) -> Structure:
     try:
         model = meta_model_of(checkpoint)
         if is_plan:
-            tensor_names(model, checkpoint, plan)
+            Stored(model, checkpoint, plan.tensors if plan.outputs else None)
         else:
             problems += _lacking(model, checkpoint)
     except UnknownModelError:
@@ -91,15 +92,30 @@ def _plan(path: Path) -> Plan:
 
 
 def _planned(dense: Checkpoint, plan: Plan) -> Beside:
-    names = {name: name for name in dense}
+    names, shapes = {name: name for name in dense}, {name: entry.shape for name, entry in dense.entries.items()}
+    stored: Stored | None = None
     with contextlib.suppress(UnknownModelError):  # a class of somebody's own: names in the files are those of the plan
-        names |= tensor_names(meta_model_of(dense), dense, plan)
-    scales, parts, problems = factors_of(plan), {}, list[str]()
-    for name, mine in names.items():
-        shape, cuts = plan.tensors.get(mine, (dense.entries[name].shape, {}))
-        if tuple(shape) != dense.entries[name].shape:
-            problems.append(f"{printable(name)}: {PLAN} does not fit the source's shape {dense.entries[name].shape}.")
-        parts[name] = Part(name, cuts, _scaled(scales[mine])) if mine in scales else Part(name, cuts)
+        model = meta_model_of(dense)
+        stored = Stored(model, dense, plan.tensors if plan.outputs else None)
+        names |= stored.names
+        shapes = {name: tuple(each.shape) for name, each in tensors_of(model).items()}
+    kept, problems = dict[str, Cuts](), list[str]()
+    for name, (shape, cuts) in plan.tensors.items():
+        if name not in shapes:
+            continue
+        if tuple(shape) == shapes[name] and all(at < len(shape) and fits(each, shape[at]) for at, each in cuts.items()):
+            kept[name] = cuts
+        else:
+            problems.append(f"{printable(name)}: {PLAN} does not fit the source's shape {shapes[name]}.")
+    left, scales = kept, factors_of(plan)
+    try:
+        left = kept if stored is None else stored.cuts(kept)
+    except CheckpointError as error:
+        problems.append(str(error))
+    parts = {name: Part(name, left.get(name, {})) for name in names}
+    parts |= {
+        name: Part(name, left.get(name, {}), _scaled(scales[its])) for name, its in names.items() if its in scales
+    }
     return Beside(dense, parts, problems=problems)
 
 

@@ -5,7 +5,7 @@ What was learnt of the experts of a directory, in a file: what they give, and wh
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,6 +23,7 @@ from secateur.models import (
     Replay,
     Routed,
     RunAlong,
+    Stored,
     Tokens,
     divergence,
     example_for,
@@ -36,11 +37,10 @@ from secateur.shrinking.configuration import PROVED, Configured, has_configurati
 from secateur.shrinking.kinds.experts import choose_experts, tied_mixtures
 from secateur.shrinking.plan import Plan, plan_of
 from secateur.shrinking.request import PruningTarget, Request, pruning_target
-from secateur.shrinking.select import groups_in_scope, rows_at_once
+from secateur.shrinking.select import groups_in_scope
 from secateur.support import (
     Between,
     Fields,
-    LazyTensors,
     Part,
     Undo,
     all_gather,
@@ -243,8 +243,8 @@ def mixtures_of(checkpoint: Checkpoint, asked: Request) -> Mixtures:
     coupling, example = _watched(meta)
     configured = Configured(meta, tied_mixtures(Scope.of(coupling), asked))
     scope = tied_mixtures(configured.scope, asked)
-    weights = _Weights(walk, checkpoint)
-    subject = PruningTarget(meta, scope, [example], weights, weights.blocks, configured)
+    stored = Stored(meta, checkpoint, ())
+    subject = PruningTarget(meta, scope, [example], stored, stored.rows, configured)
     groups = groups_in_scope(scope, asked, chosen=True)
     proof = _proved(configured, example) if asked.verify else "not proved, as asked"
     return Mixtures(checkpoint, walk, subject, configured, groups, proof)
@@ -283,36 +283,6 @@ def _proved(configured: Configured, example: Any) -> str:
     subject = pruning_target(small, said.scope, [example], configured=said, proved_on=small)
     choose_experts(subject, Request(leave=(Experts(1),)), ())
     return configured.proved_on(changes)
-
-
-class _Weights(LazyTensors):
-    """The model's parameters by its own names, each read from the files on access, experts joined."""
-
-    def __init__(self, walk: InFiles, checkpoint: Checkpoint) -> None:
-        self.walk, self.checkpoint = walk, checkpoint
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self.walk.files.group_of[name].read_from(self.checkpoint)[name]
-
-    def blocks(self, name: str) -> Iterator[Tensor]:
-        """The rows of a parameter, some at a time where each is made of tensors of its own."""
-        parts = self.walk.files.group_of[name].parts
-        if not parts:
-            yield self[name]
-            return
-        count = rows_at_once(self.walk.model.get_parameter(name).shape)
-        for first in range(0, len(parts), count):
-            its = parts[first : first + count]
-            rows = [part.read([self.checkpoint[each] for each in part.sources])[name] for part in its]
-            yield rows[0] if len(rows) == 1 else torch.cat(rows)
-
-    def __contains__(self, name: object) -> bool:
-        group = self.walk.files.group_of.get(str(name))
-        return group is not None and all(self.checkpoint.entries[each].is_floating_point for each in group.sources)
-
-    @property
-    def known(self) -> Collection[str]:
-        return self.walk.files.group_of
 
 
 # What was learnt of the experts of a directory, in a file: what they give, and what the model loses without some.
