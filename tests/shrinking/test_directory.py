@@ -38,8 +38,9 @@ from secateur.models import Stored, build_on_meta
 from secateur.models.files import Group
 from secateur.shrinking import directory as checkpoint_shrinking
 from secateur.shrinking import request as subject
-from secateur.shrinking.directory import write_scaled
+from secateur.shrinking.directory import of_zeros, write_scaled
 from support.families import batches, make
+from zoo import ZOO
 
 LLAMA = {
     "vocab_size": 53,
@@ -343,6 +344,33 @@ def test_an_output_that_is_there_and_a_full_disk(dense, tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space left"):
         shrink(dense, sparsity=0.4, out=tmp_path / "small", verify=False)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["mamba", "modernbert"])
+def test_a_model_that_asks_for_values_is_what_it_is_in_memory(tmp_path, name, monkeypatch):
+    model, inputs = ZOO[name]()
+    model.save_pretrained(tmp_path / "dense")
+    asked = []
+    monkeypatch.setattr(checkpoint_shrinking, "of_zeros", lambda each: asked.append(each) or of_zeros(each))
+    shrink(tmp_path / "dense", sparsity=0.3, out=tmp_path / "small", verify=False)
+    assert len(asked) == 1  # it does not run on the meta device
+    shrink(model, inputs, 0.3, uniform=True, verify=False)
+    mine, found = model.state_dict(), type(model).from_pretrained(tmp_path / "small").state_dict()
+    assert {key: each.shape for key, each in mine.items()} == {key: each.shape for key, each in found.items()}
+    assert all(torch.equal(mine[key], found[key]) for key in mine)
+    assert verify_checkpoint(tmp_path / "small", tmp_path / "dense").ok
+
+
+def test_zeros_are_one_where_weights_are_one():
+    with torch.device("meta"):
+        model = LlamaForCausalLM(LlamaConfig(**LLAMA, tie_word_embeddings=True)).to(torch.bfloat16).train()
+    zeros = of_zeros(model)
+    assert zeros.training
+    assert zeros.lm_head.weight is zeros.model.embed_tokens.weight
+    assert all(not each.any() and not each.is_meta for each in zeros.parameters())
+    assert {name: each.shape for name, each in zeros.named_parameters()} == {
+        name: each.shape for name, each in model.named_parameters()
+    }
 
 
 # ---- experts, which are tensors of their own in files and one tensor in the model ------------------------------------

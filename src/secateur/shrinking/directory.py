@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+import torch
 from torch import nn
 
 from secateur.checkpoints import (
@@ -64,6 +65,7 @@ from secateur.support import (
     described,
     mapped,
     on_rank_zero,
+    private,
 )
 
 # ---- Shrinks a checkpoint directory shard by shard, from a plan that is made on the meta device.
@@ -320,8 +322,11 @@ def _calibrated(planned: CheckpointShrinking, dense: _Dense, found: Calibrated) 
 
 
 def coupling_on_meta(model: nn.Module, example_inputs: Any) -> Coupling:
-    """The coupling (which slices leave together) of a model on the meta device; ValueError where it cannot be traced
-    so.
+    """The coupling (which slices leave together) of a model on the meta device; where its code asks for values, of one
+    of zeros on the processor.
+
+    Raises:
+        ValueError: it cannot be traced so.
     """
     try:
         # pictures go where the model is; tokens stay, since a model may look at their values
@@ -329,11 +334,26 @@ def coupling_on_meta(model: nn.Module, example_inputs: Any) -> Coupling:
             model, mapped(example_inputs, lambda each: each.to("meta") if each.is_floating_point() else each)
         )
     except Exception as error:  # whatever the model raises
+        with contextlib.suppress(Exception):
+            return find_coupling(of_zeros(model), example_inputs)
         raise ValueError(
             f"{type(model).__name__} cannot be watched on the meta device ({type(error).__name__}: {error}). Give "
             "example_inputs of which it needs no values, with an attention_mask for instance, or load it and use "
             "shrink(..., uniform=True)."
         ) from error
+
+
+def of_zeros(model: nn.Module) -> nn.Module:
+    """The model of a configuration, whose weights are zeros: memory that nobody wrote to, which takes none."""
+    made: nn.Module = Described(model).build({}, "cpu", without_weights=True).train(model.training)
+    zeros: dict[int, nn.Parameter] = {}
+    for own in map(private.parameters_of, made.modules()):
+        for name, each in own.items():
+            if each is not None:  # numpy asks for pages that are zero; torch would write to them
+                pages = torch.from_numpy(np.zeros(each.numel() * each.itemsize, dtype=np.uint8))
+                new = nn.Parameter(pages.view(each.dtype).reshape(each.shape), requires_grad=False)
+                own[name] = zeros.setdefault(id(each), new)
+    return made
 
 
 # ---- the proof ------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ What was learnt of the experts of a directory, in a file: what they give, and wh
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,6 +35,7 @@ from secateur.models import (
 from secateur.report import Reported
 from secateur.shrinking.apply import carry_out
 from secateur.shrinking.configuration import PROVED, Configured, has_configuration
+from secateur.shrinking.directory import of_zeros
 from secateur.shrinking.kinds.experts import choose_experts, tied_mixtures
 from secateur.shrinking.plan import Plan, plan_of
 from secateur.shrinking.request import PruningTarget, Request, pruning_target
@@ -265,6 +267,8 @@ def _watched(model: nn.Module) -> tuple[Coupling, dict[str, Any]]:
         try:
             coupling = find_coupling(model, example)
         except Exception as error:  # whatever the model raises
+            with contextlib.suppress(Exception):
+                return find_coupling(of_zeros(model), example), example
             raise ValueError(
                 f"{type(model).__name__} cannot be watched on the meta device ({type(error).__name__}: "
                 f"{printable(str(error), 200)}); load it and use shrink(..., leave=Experts(...), uniform=True)."
