@@ -361,6 +361,22 @@ def test_a_model_that_asks_for_values_is_what_it_is_in_memory(tmp_path, name, mo
     assert verify_checkpoint(tmp_path / "small", tmp_path / "dense").ok
 
 
+@pytest.mark.parametrize("name", ["dbrx", "deepseek_v3", "gpt_oss", "inkling2", "jamba", "lfm2", "qwen3", "qwen3_next"])
+@pytest.mark.long
+def test_a_mixture_is_what_it_is_in_memory(tmp_path, name):
+    """Experts of one tensor, of several, side by side and between each other; and such as ask for values."""
+    model, inputs = ZOO[f"mixture_{name}"]()
+    model.save_pretrained(tmp_path / "dense")
+    how = {"target": "units", "round_to": 1, "allocate": "uniform"}
+    shrink(tmp_path / "dense", sparsity=0.2, out=tmp_path / "small", **how)
+    shrink(model, inputs, 0.2, uniform=True, **how)
+    mine, found = model.state_dict(), type(model).from_pretrained(tmp_path / "small").state_dict()
+    assert mine.keys() == found.keys()
+    assert all(torch.equal(mine[key], found[key]) for key in mine)
+    seen = verify_checkpoint(tmp_path / "small", tmp_path / "dense")
+    assert seen.ok, seen.problems
+
+
 def test_zeros_are_one_where_weights_are_one():
     with torch.device("meta"):
         model = LlamaForCausalLM(LlamaConfig(**LLAMA, tie_word_embeddings=True)).to(torch.bfloat16).train()
