@@ -63,10 +63,10 @@ class Told:
 
 def jobs_of(subjects: Sequence[str], seeds: int, peers: bool) -> Iterator[Job]:
     """All, in the order of what is asked first: the dense detectors; ours and Torch-Pruning's by detector; narrower
-    ones. RT-DETR, which learns slowly from nothing, comes last, and in one seed."""
+    ones. RT-DETR, which learns slowly from nothing, comes last."""
     for place, subject in enumerate(subjects):
         late = LATE * (subject == "RT-DETR")
-        for seed in range(1 if late else seeds):
+        for seed in range(seeds):
             job = functools.partial(Job, subject=subject, seed=seed)
             yield job((late, place, seed), method="dense")
             for number, level in enumerate(LEVELS):
