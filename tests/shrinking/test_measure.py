@@ -192,6 +192,24 @@ def test_what_a_loss_counts_is_a_share_of_the_variance():
         assert counts.isfinite().all()
 
 
+def test_outputs_of_one_token_again_and_again_have_no_variance():
+    """What rounding leaves of it would make a share of it anything."""
+    found = []
+
+    class Looking(Measuring):
+        def solve_stage(self, block, module, stage, met):
+            found.extend((counts_of(piece.of(stage[piece.name]), its), its.tokens) for piece, its in met.items())
+            return super().solve_stage(block, module, stage, met)
+
+    model = nn.Sequential(nn.Linear(8, 12), nn.Tanh(), nn.Linear(12, 8))
+    batches = [torch.randn(1, 8, generator=torch.Generator().manual_seed(0)).expand(40, 8)]
+    coupling = find_coupling(model, batches[0])
+    InMemory(model, batches).walk(Looking(coupling, coupling.groups))
+    assert found
+    for counts, tokens in found:
+        torch.testing.assert_close(counts, torch.full_like(counts, 1 / (len(counts) * tokens)))
+
+
 def test_a_layer_that_gives_nothing_counts():
     """Outputs that are all 0 have no variance."""
     model = nn.Sequential(*stack(layers=2).layers)

@@ -97,6 +97,7 @@ OVERFLOWING = (
     "variances, which choose worse; run the model in a wider dtype (float16 overflows where bfloat16 does not)."
 )
 _TIMES = 32  # units of a group leave in so many rounds: one by one is no better, and takes as many times as long
+_ROUNDED = 2**-20  # of what is summed: a variance below is one of rounding, as sums may be in float32
 _LEAST = 1e-3  # of the median output: what varies less counts no more
 _MOST = 0.95  # of the variance; from there on the logarithm goes on straight
 _UNMEASURED = 1e6  # the loss of a group of which nothing is known, beside shares of variances: it leaves last
@@ -348,11 +349,13 @@ def counts_of(matrix: Tensor, met: InputStats, slopes: Tensor | None = None) -> 
     if met.around is None:
         weight = matrix.double()
         squares, mean = output_squares(matrix, met), weight @ mean
+        assert sums.gram is not None
+        most = (weight.abs() @ sums.gram.diagonal().double().clamp_min(0).sqrt()).square()  # of which terms may cancel
     else:
         assert sums.squares is not None
-        squares = sums.squares
+        most = squares = sums.squares
     spread = (squares / int(sums.tokens) - mean.square()).clamp_min(0)
-    typical = spread[spread > 0]
+    typical = spread[spread > _ROUNDED * most / int(sums.tokens)]  # none where one token comes again and again
     least = _LEAST * float(typical.median()) if len(typical) else 1.0
     return 1 / (spread.clamp_min(least) * len(spread) * int(sums.tokens))
 
