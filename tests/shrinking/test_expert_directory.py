@@ -21,6 +21,7 @@ from support.commands import run
 from support.damaged import changed
 from support.mixtures import SMALL, batches, mixtral
 from support.reports import Page
+from zoo import ZOO
 
 
 def made(folder, kind="mixtral", **how):
@@ -348,3 +349,26 @@ def test_what_is_no_record_is_refused(dense, small, tmp_path, change, message):
     change(tmp_path / "small")
     with pytest.raises(CheckpointError, match=message):
         verify_checkpoint(tmp_path / "small", dense)
+
+
+def test_experts_that_data_says_nothing_of_are_an_error_that_says_so(tmp_path):
+    """Of a model that asks for values, whose weights are in files."""
+    model, inputs = ZOO["mixture_jetmoe"]()
+    model.save_pretrained(tmp_path / "dense")
+    with pytest.raises(ValueError, match="data cannot rank them; say Experts"):
+        shrink(tmp_path / "dense", leave=Experts(0.25), batches=[inputs] * 2, out=tmp_path / "small")
+    assert not (tmp_path / "small").exists()
+
+
+@pytest.mark.parametrize("name", ["dbrx", "jamba", "lfm2", "longcat"])
+@pytest.mark.long
+def test_experts_leave_a_directory_whose_model_asks_for_values_as_in_memory(tmp_path, name):
+    model, inputs = ZOO[f"mixture_{name}"]()
+    model.save_pretrained(tmp_path / "dense")
+    shrink(tmp_path / "dense", leave=Experts(0.25), batches=[inputs] * 2, out=tmp_path / "small")
+    shrink(model, inputs, leave=Experts(0.25), batches=[inputs] * 2, uniform=True)
+    mine, found = model.state_dict(), type(model).from_pretrained(tmp_path / "small").state_dict()
+    assert mine.keys() == found.keys()
+    for key, each in mine.items():
+        torch.testing.assert_close(found[key], each, msg=lambda m, key=key: f"{key} {m}")
+    assert verify_checkpoint(tmp_path / "small", tmp_path / "dense").ok
