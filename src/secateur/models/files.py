@@ -36,7 +36,7 @@ from secateur.checkpoints import (
 )
 from secateur.models.blocks import full_name
 from secateur.models.replay import Weights
-from secateur.support import ONE_AT_A_TIME, LazyTensors, NewTensors, printable, private, tensors_of
+from secateur.support import ONE_AT_A_TIME, LazyTensors, NewTensors, printable, private, tensors_of, track
 
 # ------------------------------------------------------------------------------------ names in files and in the model
 
@@ -101,7 +101,7 @@ class Group:
 
     def left_of(self, shapes: Sequence[tuple[int, ...]], place: int, at: int, cuts: Cuts) -> npt.NDArray[np.int64]:
         """Which indices are left of a dimension of one of the tensors in files of these shapes: seen by where numbers
-        go. None where they are not everywhere the same."""
+        go. No index where they are not everywhere the same."""
         tags = [torch.full(shape, -1.0, dtype=torch.float64) for shape in shapes]
         numbers = torch.arange(shapes[place][at], dtype=torch.float64)
         tags[place].copy_(numbers.reshape([-1, *[1] * (len(shapes[place]) - at - 1)]))
@@ -301,9 +301,11 @@ class Stored(LazyTensors):
 
     def cuts(self, kept: Mapping[str, Cuts]) -> dict[str, Cuts]:
         """What stays of each tensor in files that becomes smaller, where this stays of those of the model."""
-        names = [name for name in kept if name in self._groups]
-        every = [group.cuts(self.checkpoint, kept[name]) for name in names for group in self._groups[name]]
-        return {file: cuts for each in every for file, cuts in each.items() if cuts}
+        every: dict[str, Cuts] = {}
+        for name in track([name for name in kept if name in self._groups], "looking for what is left in files"):
+            for group in self._groups[name]:
+                every |= group.cuts(self.checkpoint, kept[name])
+        return {file: cuts for file, cuts in every.items() if cuts}
 
     def __contains__(self, name: object) -> bool:  # constants of the model are read, and rank nothing
         its = self._groups.get(str(name), ())
