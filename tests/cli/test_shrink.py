@@ -7,11 +7,12 @@ import re
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import BertConfig, BertForSequenceClassification
+from transformers import BertConfig, BertForSequenceClassification, T5Config, T5EncoderModel
 
 from secateur import shrink
 from support.commands import fails, run
 from support.shrunk import shrunk
+from support.tokenizers_of_words import VOCABULARY, WORDS, write_tokenizer
 
 
 def test_shrink_writes_what_load_shrunken_reads(zoo, tmp_path):
@@ -133,6 +134,23 @@ def test_a_directory_loses_whole_blocks_and_by_data(tmp_path):
     fails(told, "its blocks leave by what a text shows; pass --data FILE")
     told = run("shrink", str(tmp_path / "folder"), "-s", "0.2", "--weights", "some.pt", "--dry-run")
     fails(told, "is a directory: leave out --weights")
+
+
+def test_dimensions_of_heads_are_rotated_in_a_directory(tmp_path):
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2}
+    torch.manual_seed(0)
+    T5EncoderModel(T5Config(vocab_size=len(VOCABULARY), **sizes)).save_pretrained(tmp_path / "dense")
+    write_tokenizer(tmp_path / "dense")
+    (tmp_path / "text.txt").write_text(" ".join(WORDS * 8))
+    asked = ["shrink", str(tmp_path / "dense"), "-s", "0.2", "--include", "*SelfAttention*", "--rotate", "--dry-run"]
+    data = ["--data", str(tmp_path / "text.txt"), "--samples", "4", "--sequence-length", "16"]
+    told = run(*asked, *data, "--no-verify", "--round-to", "1")
+    assert told.exit_code == 0, told.output
+    assert "Rotated before some left: dimensions of encoder.block." in " ".join(told.stdout.split())
+    assert re.search(r"^d_kv +8 +\d$", told.stdout, re.MULTILINE)
+    fails(run(*asked, *data, "--no-repair"), "rotate moves weights by real inputs")
+    fails(run(*asked, "--without-data"), "rotate moves weights by real inputs; pass batches= .--data., with repair")
+    fails(run(*asked[:2], "--leave", "blocks:1", *asked[-2:], *data), "rotate is about dimensions that leave")
 
 
 def test_labels_leave_a_directory_by_their_names(tmp_path):

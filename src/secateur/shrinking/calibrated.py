@@ -168,7 +168,7 @@ def calibrated_selection(
         other = "has other counts than the measurements give"
         run.stage("chosen", dict[str, int], lambda: counts, lambda found: None if found == counts else other)
     if not left or (run is None and undo is None):
-        return Calibrated(choice, tokens=tokens, gates=gates)
+        return Calibrated(choice, tokens=tokens, gates=gates, rotated=turned)
     again = repair or gates is None
     job = Repairing(
         coupling, left, choice.kept, measured, free, repair=repair, again=again, swaps=asked.choose == "swaps"
