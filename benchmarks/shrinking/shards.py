@@ -30,8 +30,8 @@ if not __package__:  # run as a script
 from benchmarks.support.processes import in_a_process
 from secateur.checkpoints import meta_model_of, open_checkpoint, write_header
 from secateur.coupling import Scope, find_coupling
+from secateur.models import Stored
 from secateur.shrinking import Configured, shrink
-from secateur.shrinking.directory import _Weights
 
 EIGHT_BILLION = {
     "architectures": ["LlamaForCausalLM"],
@@ -118,8 +118,8 @@ def plan(folder: Path) -> dict[str, Any]:
     clock, processor = time.perf_counter(), time.process_time()
     reading = [0.0]
 
-    def timed(self: Any, name: str) -> Any:
-        blocks = whole(self, name)
+    def timed(self: Any, name: str, step: int) -> Any:
+        blocks = whole(self, name, step)
         while True:
             begin = time.perf_counter()
             block = next(blocks, None)
@@ -128,7 +128,7 @@ def plan(folder: Path) -> dict[str, Any]:
                 return
             yield block
 
-    whole, _Weights.blocks = _Weights.blocks, timed
+    whole, Stored.rows = Stored.rows, timed
     done = shrink(folder / "dense", sparsity=0.5)
     return {
         "GB": checkpoint.nbytes / 1e9,
