@@ -308,8 +308,8 @@ class Stored(LazyTensors):
         return {file: cuts for file, cuts in every.items() if cuts}
 
     def __contains__(self, name: object) -> bool:  # constants of the model are read, and rank nothing
-        its = self._groups.get(str(name), ())
-        return any(self.checkpoint.entries[each].is_floating_point for group in its for each in group.sources)
+        its = [each for group in self._groups.get(str(name), ()) for each in group.sources]
+        return bool(its) and all(self.checkpoint.entries[each].is_floating_point for each in its)
 
     @property
     def known(self) -> Collection[str]:
