@@ -78,6 +78,15 @@ def ragged():
     return model
 
 
+def narrower():
+    """Heads without some dimensions, and so without some frequencies of positions."""
+    model, calls = llama(head_dim=12), [{"input_ids": TOKENS}, {"input_ids": TOKENS + 1}]
+    how = {"include": ["*self_attn.q_proj.weight", "*self_attn.v_proj.weight"], "exclude": ["model.embed*"]}
+    shrink(model, calls[0], 0.08, batches=calls, rotate=True, uniform=True, round_to=1, **how)
+    assert model.config.head_dim < 12
+    return model
+
+
 STRETCHED = {
     "rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
@@ -89,6 +98,7 @@ MODELS = {
     "Qwen2": (biased, "llama"),
     "positions of Llama 3": (lambda: llama(rope_parameters=STRETCHED), "llama"),
     "wide heads": (lambda: llama(head_dim=12), "llama"),
+    "heads without dimensions": (narrower, "llama"),
     "layers of several widths": (ragged, "deci"),
     "without branches": (branches, "deci"),
 }

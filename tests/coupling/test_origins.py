@@ -1,5 +1,7 @@
 """What a tensor is proportional to: rows found backwards scale it, and nothing is claimed that does not hold."""
 
+import contextlib
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,7 @@ from torch.nn import functional
 from secateur.coupling import Axis
 from secateur.coupling.operations import overlap, rows_of, same
 from secateur.coupling.trace import Trace
+from secateur.support import private
 
 X = torch.randn(2, 3, 6)
 
@@ -83,13 +86,21 @@ NOTHING = {
     "changed in place, and viewed": lambda: functional.linear(X, W).mul_(2).view(-1),
     "changed in place": lambda: functional.linear(X, W).add_(1),
     "written into": lambda: (lambda q: (q.__setitem__((0, 0), 1.0), q.view(-1))[1])(functional.linear(X, W)),
-    "on meta": lambda: functional.linear(X.to("meta"), W.to("meta")),
+    "places on meta": lambda: functional.linear(X, W).to("meta")[..., torch.arange(4, device="meta")],
 }
 
 
 @pytest.mark.parametrize("name", NOTHING)
 def test_proportional_to_nothing(name):
     assert rows_and_output(NOTHING[name], W)[0] is None
+
+
+@pytest.mark.parametrize("fakes", [False, True])
+def test_weights_without_values_have_rows_too(fakes):
+    weights = nn.Parameter(torch.empty(8, 6, device="meta"))
+    with private.fake_values() if fakes else contextlib.nullcontext():
+        rows, *_ = rows_and_output(lambda: functional.linear(X.to("meta"), weights).view(2, 3, 2, 4)[..., 2:], weights)
+    assert rows[id(weights), 0].tolist() == [2, 3, 6, 7]
 
 
 @settings(max_examples=20, deadline=None)

@@ -65,6 +65,8 @@ def spoil(folder, change):
         (number("nope", 1), "no number at"),
         (number("weight", 1), "no number at"),
         (number("training", 5), "made for 5"),
+        (number("in_features", 4.0), "must be a number|made for 4"),
+        (number("weight", float("nan")), "no plan that this version"),
     ],
 )
 def test_a_hostile_plan_is_refused_and_changes_nothing(tmp_path, change, words):

@@ -13,10 +13,19 @@ from torch.nn import functional
 from secateur import shrink
 from secateur.checkpoints import CheckpointError, verify_checkpoint
 from secateur.checkpoints.run import JOURNAL
-from secateur.coupling import Scope, find_coupling
+from secateur.coupling import Coupling, Scope, find_coupling
 from secateur.kinds import Heads
 from secateur.models import InMemory
-from secateur.shrinking import Memory, calibrated, load_shrunken, remembering, save_shrunken, verify_shrunken
+from secateur.shrinking import (
+    Memory,
+    calibrated,
+    directory,
+    load_shrunken,
+    oracle,
+    remembering,
+    save_shrunken,
+    verify_shrunken,
+)
 from secateur.shrinking.calibrated import maps_of, rotate_heads
 from secateur.shrinking.configuration import Configured
 from secateur.shrinking.request import pruning_target, request
@@ -478,3 +487,137 @@ def test_a_journal_of_other_rotations_is_refused(dense, tmp_path, monkeypatch, d
     with pytest.raises(CheckpointError, match=rf"journal\.json: damaged: .*{message}"):
         shrink(dense, out=tmp_path / "out", **how)
     assert not (tmp_path / "out").exists()
+
+
+# ---- of attention that is scaled by the width of a head, and of rotary positions: both have the configuration's -----
+
+WITHIN = {"include": ["*self_attn.q_proj.weight", "*self_attn.v_proj.weight"], "sparsity": 0.2, "round_to": 1}
+WITHIN |= {"exclude": ["model.embed_tokens.weight"]}  # the stream
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
+POSITIONS = {
+    "default": {},
+    "linear": {"factor": 4.0},
+    "llama3": LLAMA3,
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 16},  # which scales its logits
+}
+OTHERS = {
+    "dynamic": {"factor": 4.0},
+    "longrope": {"factor": 2.0, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    | {"original_max_position_embeddings": 16},
+}
+
+
+def rotary(kind="default", **more):
+    torch.manual_seed(0)
+    positions = {"rope_theta": 10000.0, "rope_type": kind, **(POSITIONS | OTHERS)[kind]}
+    more = {"num_key_value_heads": 2, "max_position_embeddings": 32, "rope_parameters": positions, **more}
+    model, batches = llama(**more)
+    with torch.no_grad():
+        for each in model.parameters():
+            if each.dim() > 1:  # logits that tell tokens apart
+                each.mul_(8)
+    return model.eval(), batches
+
+
+def far():
+    """Tokens beyond the positions that the configuration names."""
+    return {"input_ids": torch.arange(45)[None] % 32, "use_cache": False}
+
+
+def frequencies(model):
+    return model.model.rotary_emb.inv_freq.double()
+
+
+@pytest.mark.parametrize("kind", POSITIONS)
+def test_a_configuration_says_which_frequencies_stay(kind, tmp_path):
+    model, batches = rotary(kind)
+    dense, before = copy.deepcopy(model), frequencies(model)
+    done = shrink(model, batches[0], batches=batches, rotate=True, uniform=True, **WITHIN)
+    width = model.config.head_dim
+    assert width < 8
+    assert len(done.rotated) == 2
+    assert {each.self_attn.v_proj.weight.shape[0] for each in model.model.layers} == {2 * width}
+    assert {each.self_attn.scaling for each in model.model.layers} == {width**-0.5}
+    model.save_pretrained(tmp_path / "saved")
+    loaded = type(model).from_pretrained(tmp_path / "saved").eval()
+    found = frequencies(loaded)
+    assert (found[:, None] / before - 1).abs().min(1).values.max() < 1e-6  # each is one of those that were
+    save_shrunken(model, tmp_path / "small.safetensors")
+    again = load_shrunken(copy.deepcopy(dense), tmp_path / "small.safetensors")
+    for batch in (batches[0], far()):
+        expected = outputs(model, batch)
+        torch.testing.assert_close(outputs(loaded, batch), expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+        torch.testing.assert_close(outputs(again, batch), expected, rtol=0, atol=0)
+    verify_shrunken(dense, model, batches[0])
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_frequencies_that_are_computed_again_stay(kind):
+    """Of longer inputs the code makes others, of a width that it knows itself."""
+    model, batches = rotary(kind)
+    for uniform in (False, True):
+        small = copy.deepcopy(model)
+        with pytest.warns(RuntimeWarning, match="nothing is rotated"):
+            shrink(small, batches[0], batches=batches, rotate=True, uniform=uniform, **WITHIN)
+        assert len(frequencies(small)) == 4
+        assert outputs(small, far()).isfinite().all()
+
+
+def test_without_rotation_the_width_of_heads_stays():
+    model, batches = rotary()
+    done = shrink(model, batches[0], batches=batches, uniform=True, **WITHIN)
+    assert model.config.head_dim == 8
+    assert done.scope.frozen["model.rotary_emb.inv_freq", 0].startswith("the configuration cannot express another size")
+
+
+def test_queries_make_up_for_the_scale(tmp_path):
+    """What stays of a ViT has the same logits, scaled by another number."""
+    from transformers import ViTConfig, ViTModel
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 3}
+    config = ViTConfig(image_size=8, patch_size=4, **sizes)
+    model, batches = ViTModel(config).eval(), [{"pixel_values": torch.randn(2, 3, 8, 8)} for _ in range(4)]
+    dense, width = copy.deepcopy(model), {name: each.shape for name, each in model.named_parameters()}
+    how = {"include": ["*attention*q*weight", "*attention*v*weight"], "exclude": ["*embed*"], "sparsity": 0.15}
+    done = shrink(model, batches[0], batches=batches, rotate=True, uniform=True, round_to=1, **how)
+    cut = [name for name, each in model.named_parameters() if each.shape != width[name]]
+    assert all("attention" in name for name in cut)
+    assert model.config.head_dim < 8
+    (plan,) = done.plans
+    factors = {factor for *_, factor in plan.scales}
+    assert factors == {(model.config.head_dim / 8) ** 0.5}
+    model.save_pretrained(tmp_path)
+    expected = outputs(model, batches[0])
+    torch.testing.assert_close(outputs(ViTModel.from_pretrained(tmp_path).eval(), batches[0]), expected)
+    verify_shrunken(dense, model, batches[0])
+
+
+@pytest.mark.parametrize("proved", ["whole", "in parts", "on a smaller one"])
+def test_a_directory_says_it_as_the_loaded_model_does(proved, tmp_path, monkeypatch):
+    model, batches = rotary("llama3")
+    model.save_pretrained(tmp_path / "dense")
+    if proved == "in parts":
+        monkeypatch.setattr(oracle, "LARGE", 1)
+    elif proved == "on a smaller one":
+        monkeypatch.setattr(directory, "PROVED", 8000)
+        monkeypatch.setattr(calibrated, "PROVED", 8000)
+    done = shrink(tmp_path / "dense", out=tmp_path / "small", batches=batches, rotate=True, **WITHIN)
+    assert ("num_hidden_layers 1" in done.proof) == (proved == "on a smaller one")
+    assert done.fields["head_dim"] == (8, model.config.head_dim - 2)
+    assert done.fields["rope_parameters"][1]["rope_type"] == "longrope"
+    assert verify_checkpoint(tmp_path / "small", tmp_path / "dense").ok
+    loaded = type(model).from_pretrained(tmp_path / "small").eval()
+    shrink(model, batches[0], batches=batches, rotate=True, uniform=True, **WITHIN)
+    for batch in (batches[0], far()):
+        expected = outputs(model, batch)
+        torch.testing.assert_close(outputs(loaded, batch), expected, rtol=1e-2, atol=1e-3 * float(expected.abs().max()))
+
+
+def test_where_the_scale_is_wrong_the_width_stays(monkeypatch):
+    """The proof compares with what is cut and not scaled."""
+    monkeypatch.setattr(Coupling, "scales", lambda *_: [])
+    model, batches = rotary()
+    done = shrink(model, batches[0], batches=batches, rotate=True, uniform=True, **WITHIN)
+    assert model.config.head_dim == 8
+    assert done.scope.reasons[done.rotated[0] if done.rotated else "model.layers.0.self_attn.v_proj.weight"]

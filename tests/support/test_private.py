@@ -66,6 +66,28 @@ def test_indices_of_the_cpu_meet_weights_on_meta():
         assert torch.embedding(weights, places).shape == (1, 2)
 
 
+def test_what_is_made_among_fakes_may_have_values():
+    with private.fake_values():
+        fake = torch.arange(3)
+        with private.real_values():
+            real = torch.arange(3)
+    assert private.is_fake(fake)
+    assert not private.is_fake(real)
+    assert real.tolist() == [0, 1, 2]
+
+
+def test_copies_that_modules_of_transformers_keep():
+    module = nn.Module()
+    for name, persistent in (("inv_freq", False), ("original_inv_freq", False), ("mean", True), ("original_mean", True)):
+        module.register_buffer(name, torch.zeros(2), persistent=persistent)
+    for kind in ("default", "dynamic", {"full": "dynamic"}):
+        module.rope_type = kind
+        ((copy, buffer, again),) = private.copies_of_buffers(nn.Sequential(module))
+        assert copy is module.original_inv_freq
+        assert buffer is module.inv_freq
+        assert again == (kind != "default")
+
+
 def test_fake_values_are_not_to_be_had():
     x = torch.ones(3, device="meta")
     with private.fake_values():

@@ -147,6 +147,12 @@ def find_coupling(
             branches.append(found)
             used |= trace.touched
     turns = _in_turns(model, (example_inputs, *more_inputs), trace, tensors, used, passes)
+    for copy, buffer, again in private.copies_of_buffers(model):
+        if id(copy) not in used and id(buffer) in used and copy.shape == buffer.shape:
+            trace.declare(copy, trace.dims(buffer))
+            used.add(id(copy))
+        for dim in trace.dims(buffer) if again else ():
+            freeze(dim, "computed again for longer inputs")
     for tensor in tensors.values():
         if id(tensor) not in used:
             for dim in trace.dims(tensor):

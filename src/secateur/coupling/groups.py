@@ -5,6 +5,7 @@ as `find_coupling` found it.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -287,10 +288,20 @@ class Coupling(Shown):
         values = {each: evaluated(polynomial, at) for each, polynomial in self._attributes.items()}
         return {attribute: value for attribute, value in values.items() if value != attribute.value}
 
-    def scales(self, counts: Mapping[str, int]) -> list[tuple[str, int, npt.NDArray[np.int64], float]]:
-        """``(name of a parameter, dimension, indices, factor)``: what makes up for attention that its width scales."""
+    def made_up(self) -> frozenset[float]:
+        """Numbers by which attention is scaled wherever rows of its own make its queries."""
+        return frozenset(number for number, scaled in self._trace.scaled_by.items() if scaled is not None)
+
+    def scales(
+        self, counts: Mapping[str, int], numbers: Iterable[float] = ()
+    ) -> list[tuple[str, int, npt.NDArray[np.int64], float]]:
+        """``(name of a parameter, dimension, indices, factor)``: what makes up for attention that its width scales.
+
+        Args:
+            numbers: those of `made_up` that become what they are of the new width, too.
+        """
         found, at_axes = [], self._by_axis(counts)
-        for rows, dim in self._trace.scaled:
+        for rows, dim in itertools.chain(self._trace.scaled, *(self._trace.scaled_by[each] or () for each in numbers)):
             factor = math.sqrt(_count(dim, at_axes) / size_of(dim))
             if factor != 1:
                 found += [(self._names[key], at, indices, factor) for (key, at), indices in rows.items()]

@@ -4,6 +4,7 @@ entries of which parameters a tensor is proportional to, followed backwards thro
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -221,18 +222,18 @@ def rows_of(tensor: Tensor, origins: Mapping[int, Origin]) -> Rows | None:
     >>> rows_of(half, origins)[id(weight), 0]
     array([3, 4, 5])
     """
-    if tensor.is_meta or not tensor.numel():
+    if not tensor.numel():
         return None
     way = _Way(origins)
-    marks = way.marks(tensor, 0)
-    if marks is None:
+    with private.real_values():
+        marks = way.marks(tensor, 0)
+        every = None if marks is None else [np.unique(each.cpu().numpy()) for each in marks]
+    if every is None:
         return None
-    found: dict[tuple[int, int], list[npt.NDArray[np.int64]]] = {}
-    for each in marks:
-        for mark in np.unique(each.cpu().numpy()):
-            at = np.searchsorted(way.begins, mark, side="right") - 1
-            found.setdefault(way.keys[at], []).append(mark - way.begins[at])
-    return {key: np.unique(np.asarray(rows, dtype=np.int64)) for key, rows in found.items()}
+    marked = np.unique(np.concatenate(every))
+    ends = np.searchsorted(marked, [*way.begins, way.following])
+    parts = zip(way.keys, way.begins, itertools.pairwise(ends), strict=True)
+    return {key: marked[first:last] - begin for key, begin, (first, last) in parts if first < last}
 
 
 def overlap(one: Rows, other: Rows) -> bool:
@@ -293,7 +294,8 @@ class _Way:
         begin = self.begins[self.keys.index(key)]
         shape = [1] * tensor.dim()
         shape[dim] = -1
-        return torch.arange(begin, begin + tensor.shape[dim], device=tensor.device).reshape(shape).expand(tensor.shape)
+        device = "cpu" if tensor.is_meta else tensor.device
+        return torch.arange(begin, begin + tensor.shape[dim], device=device).reshape(shape).expand(tensor.shape)
 
     def _moved(self, origin: Origin, dim: int) -> _Marks | None:
         marks: dict[int, _Marks] = {}
@@ -303,6 +305,8 @@ class _Way:
                 if its is None:
                     return None
                 marks[id(each)] = its
+            elif each.is_meta or private.is_fake(each):
+                return None  # places that nobody knows
         found: _Marks = []
         for number in range(max(map(len, marks.values()), default=0)):
 
@@ -357,6 +361,10 @@ class _Way:
 
     def _along(self, weight: Tensor, own: int) -> _Marks | None:
         """One mark for each index along a dimension of a weight, whatever the other indices."""
+        if isinstance(weight, nn.Parameter) and weight.numel():  # its marks are as many as a large matrix has entries
+            marks = self.marks(weight, own)
+            first = [0] * (weight.dim() - 1)
+            return None if marks is None else [each.movedim(own, 0)[(slice(None), *first)] for each in marks]
         for dim in range(weight.dim()):
             marks = self.marks(weight, dim)
             if marks is None:

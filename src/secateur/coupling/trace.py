@@ -134,6 +134,7 @@ class CallSites:
 # written in the code freeze what they fix.
 
 Dims = list[Expression]
+Scaled = list[tuple[Rows, Expression]]  # rows of weights, and the dimension for whose share they can make up
 
 _WORDS = """
     bfloat16 clamp clamp_max clamp_min clone contiguous cpu cuda detach double expand expand_as flatten float gather
@@ -211,7 +212,8 @@ class Trace(TorchFunctionMode):
         self.given: list[Dims] = []  # the dimensions of these outputs
         self.returned: dict[Any, list[Dims]] = {}  # by pass the dimensions of what the model returned
         self.origins: dict[int, Origin] = {}  # ids of tensors -> the call that made them
-        self.scaled: list[tuple[Rows, Expression]] = []  # what to multiply by the root of a share that stays
+        self.scaled: Scaled = []  # what to multiply by the root of a share that stays
+        self.scaled_by: dict[float, Scaled | None] = {}  # by numbers of the code's; None where nothing can make up
         self.where: CallSites | None = None
         self.numbered = Numbered(self)  # what numbers of Python's mean
         self.equations.tells = self.numbered.compared
@@ -275,20 +277,27 @@ class Trace(TorchFunctionMode):
         The weights that make the first tensor can make up for that, where they make nothing else; otherwise nothing of
         the dimension may leave.
         """
+        for each in self._not_made_up(self.scaled, tensor, other, dim):
+            freeze(each, why)
+
+    def multiplied_by(self, number: float, tensor: Tensor, other: Tensor, dim: Expression) -> None:
+        """The code multiplies the product by a number of its own, which a configuration may say by the dimension."""
+        scaled = self.scaled_by.setdefault(number, [])
+        if scaled is not None and self._not_made_up(scaled, tensor, other, dim):
+            self.scaled_by[number] = None
+
+    def _not_made_up(self, scaled: Scaled, tensor: Tensor, other: Tensor, dim: Expression) -> list[Expression]:
+        """Dimensions for whose share no weights can make up; otherwise notes which rows of them can."""
         rows, its = rows_of(tensor, self.origins), rows_of(other, self.origins)
         if rows is None or not self.weights.issuperset(key for key, _ in rows):
-            freeze(dim, why)
-            return
+            return [dim]
         if overlap(rows, its) if its else depends_on(other, [key for key, _ in rows], self.origins):
-            freeze(dim, why)
-            return
-        for before, its_dim in self.scaled:
+            return [dim]
+        for before, its_dim in scaled:
             if overlap(rows, before):
-                if list(leaves(dim)) != list(leaves(its_dim)) or not same(rows, before):
-                    freeze(dim, why)
-                    freeze(its_dim, why)
-                return
-        self.scaled.append((rows, dim))
+                return [] if list(leaves(dim)) == list(leaves(its_dim)) and same(rows, before) else [dim, its_dim]
+        scaled.append((rows, dim))
+        return []
 
     def compared(self, call: Call, tensor: Tensor, at: int, why: str, *, scores: bool = True) -> bool:
         """A call compares the things of a dimension with each other, and is as good without those of the least score.

@@ -150,8 +150,8 @@ def carry_out(
         for key, value in state.items():
             if isinstance(value, Tensor) and tuple(value.shape) == shape:
                 states.append((state, key, sliced(value, kept)))
-    for place, old, _ in plan.numbers:
-        if number_at(model, place) != old:
+    for place, old, new in plan.numbers:
+        if number_at(model, place) != old or isinstance(old, float) != isinstance(new, float):
             raise ValueError(f"{dotted(place)} is {number_at(model, place)}; the plan was made for {old}.")
     changed = {id(tensors[name]) for name in plan.tensors}
     printed = [
@@ -254,20 +254,20 @@ def _set_data(tensor: Tensor, value: Tensor, grad: Tensor | None) -> None:
     tensor.grad = grad
 
 
-def number_at(model: nn.Module, place: Sequence[str | int]) -> int:
-    """The integer that a module holds at a place: the path of the module, then names, keys and indices."""
+def number_at(model: nn.Module, place: Sequence[str | int]) -> int | float:
+    """The number that a module holds at a place: the path of the module, then names, keys and indices."""
     try:
         held: Any = model.get_submodule(str(place[0]))
         for key in place[1:]:
             held = _inside(held)[key]
     except (AttributeError, KeyError, IndexError, TypeError) as error:
         raise ValueError(f"the model has no number at {dotted(place)}.") from error
-    if not isinstance(held, int):
-        raise ValueError(f"{dotted(place)} is no integer.")
+    if not isinstance(held, int | float):
+        raise ValueError(f"{dotted(place)} is no number.")
     return held
 
 
-def _set(model: nn.Module, place: Sequence[str | int], value: int) -> None:
+def _set(model: nn.Module, place: Sequence[str | int], value: float) -> None:
     _with(model.get_submodule(str(place[0])), place[1:], value)
 
 
@@ -284,7 +284,7 @@ def _written(model: nn.Module, place: Sequence[str | int]) -> tuple[dict[Any, An
     return found
 
 
-def _with(held: Any, keys: Sequence[str | int], value: int) -> Any:
+def _with(held: Any, keys: Sequence[str | int], value: float) -> Any:
     """The same with a number at the place of these keys replaced: in place, but for tuples and lists.
 
     A list that a configuration was made of is often that of other models, too.

@@ -54,7 +54,6 @@ from secateur.shrinking.measure import (
     remember,
     slopes_of,
 )
-from secateur.shrinking.plan import plan_of
 from secateur.shrinking.proof import Change, IncomparableError, wrong_changes
 from secateur.shrinking.repair import Repairing, free_in, rescaled
 from secateur.shrinking.request import PruningTarget, Request
@@ -188,7 +187,8 @@ def calibrated_selection(
     _stage(run, "repaired", bool, repair_blocks)
     kept, errors, biases = on_rank_zero(lambda: (job.kept, job.errors, job.biases))
     job.kept.update(kept)
-    choice = replace(choice, kept=job.kept, plan=plan_of(model, coupling, job.kept), in_blocks=host.in_blocks)
+    plan, fields = subject.plan(job.kept), subject.fields(job.kept)
+    choice = replace(choice, kept=job.kept, plan=plan, fields=fields, in_blocks=host.in_blocks)
     if not repair:
         return Calibrated(choice, {}, (), (), tokens, before, gates)
 
@@ -368,7 +368,7 @@ def _choice(subject: PruningTarget, asked: Request, known: Collection[str], meas
     scope = replace(
         subject.scope, groups=[each for each in subject.scope.groups if each.name not in reasons], reasons=reasons
     )
-    return Choice(kept, scope, plan_of(subject.model, subject.coupling, kept), fields, left, beside)
+    return Choice(kept, scope, subject.plan(kept), fields, left, beside)
 
 
 # ---- repaired -------------------------------------------------------------------------------------------------------

@@ -8,15 +8,16 @@ import contextlib
 import json
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from secateur.coupling import Axis, Coupling, Group, Kept, Polynomial, Scope, counted, representative
-from secateur.models import parameters_on_meta
+from secateur.models import full_name, parameters_on_meta
 from secateur.shrinking.apply import (
     Place,
     carry_out,
@@ -32,7 +33,7 @@ from secateur.shrinking.apply import (
 )
 from secateur.shrinking.costs import by_tie
 from secateur.shrinking.oracle import lending_of
-from secateur.shrinking.plan import plan_of
+from secateur.shrinking.plan import Plan, factors_of, multiplied, plan_of
 from secateur.shrinking.proof import difference, outputs, probe_of
 from secateur.support import ONE_AT_A_TIME, Undo, private, restoring_generators, tensors_of, track
 
@@ -221,15 +222,21 @@ class Configured(Described):
         model: has a ``config`` as the models of transformers do: ``to_dict()``, ``from_dict()``, and the class of the
             model can be built from it alone. Also on the meta device.
         scope: what of the model may leave.
+        heads: dimensions inside heads, too, where by their width attention is scaled and frequencies of positions are
+            made: weights make up for the one, and the configuration names the others.
 
     Raises:
         ValueError: the model cannot be built again, or no configuration says that anything of it left.
     """
 
-    def __init__(self, model: nn.Module, scope: Scope) -> None:
+    def __init__(self, model: nn.Module, scope: Scope, *, heads: bool = False) -> None:
         super().__init__(model)
+        self.heads, self._coupling = heads, scope.coupling
+        self._made_up = scope.coupling.made_up() if heads else frozenset[float]()
         self._used = list(scope.coupling.used())
         self._base = self._checked(model)
+        known = {id(each): name for name, each in tensors_of(model).items()}
+        self._whole = set() if heads else {known[id(copy)] for copy, *_ in private.copies_of_buffers(model)}
         self._follows: dict[Place, dict[Any, Fraction]] = {}
         self._learn()
         self._axes = {group.name: group.axis for group in scope.coupling.groups}
@@ -250,6 +257,56 @@ class Configured(Described):
                 return None
             if value != self._fields[place]:
                 found[place] = int(value)
+        return found
+
+    def changes(self, kept: Kept) -> dict[Place, Any] | None:
+        """The fields that change when these units stay; None where one is no integer."""
+        fields = self.fields({name: int(mask.sum()) for name, mask in kept.items()})
+        return None if fields is None else {**fields, **self._frequencies(kept)}
+
+    def completed(self, plan: Plan, kept: Kept) -> Plan:
+        """A plan that also makes of numbers by which attention is scaled what the configuration makes of them, and
+        weights make up for that."""
+        counts = {name: int(mask.sum()) for name, mask in kept.items()}
+        fields = self.fields(counts) if self._made_up else None
+        if not fields:
+            return plan
+        found = self._sizes(self.build(fields))
+        scaled = {key: new for key, new in found.items() if self._is_made_up(key) and new != self._base[key]}
+        numbers = [((key[1], key[2]), self._base[key], new) for key, new in scaled.items()]
+        scales = self._coupling.scales(counts, {self._base[key] for key in scaled} if scaled else ())
+        return replace(plan, numbers=[*plan.numbers, *numbers], scales=scales)
+
+    def _is_made_up(self, key: _Key) -> bool:
+        return key[0] == "real" and self._base[key] in self._made_up and bool(self._powers.get(key))
+
+    def _frequencies(self, kept: Kept) -> dict[Place, Any]:
+        """Which frequencies rotary positions have, where some of them leave: a factor for each, as LongRoPE has them
+        (Ding et al. 2024, arXiv:2402.13753)."""
+        found: dict[Place, Any] = {}
+        if not self.heads:
+            return found
+        built = self.build({}, "cpu", without_weights=True)
+        places = {id(part): place for place, part in configurations_in(built.config)}
+        for path, module in built.named_modules():
+            part: Any = getattr(module, "config", None)
+            said, frequencies = getattr(part, "rope_parameters", None) or {}, getattr(module, "inv_freq", None)
+            if not isinstance(frequencies, torch.Tensor) or id(part) not in places or "rope_theta" not in said:
+                continue
+            stay = self._coupling.kept(full_name(path, "inv_freq"), kept)[0]
+            its = frequencies.double().numpy()[stay]
+            if not stay.all() and its.all():
+                powers = said["rope_theta"] ** (np.arange(len(its)) / len(its))
+                factors = (1 / (its * powers)).tolist()
+                found[(*places[id(part)], "rope_parameters")] = {
+                    **{key: value for key, value in said.items() if key in ("rope_theta", "partial_rotary_factor")},
+                    "rope_type": "longrope",
+                    "attention_factor": module.attention_scaling,
+                    "factor": 1.0,
+                    "original_max_position_embeddings": part.max_position_embeddings,
+                    "long_factor": factors,
+                    "short_factor": factors,
+                }
         return found
 
     def is_possible(self, counts: Mapping[str, int]) -> bool:
@@ -503,10 +560,12 @@ class Configured(Described):
         by_axis = {representative(group.axis): group.name for group in scope.groups}
         return scope.tied((by_axis[one], by_axis[other]) for one, other in together)
 
-    @staticmethod
-    def _polynomials(coupling: Coupling) -> dict[_Key, Polynomial]:
+    def _polynomials(self, coupling: Coupling) -> dict[_Key, Polynomial]:
         found: dict[_Key, Polynomial] = {
-            ("size", name, at): counted(dim) for name in coupling.names() for at, dim in enumerate(coupling.dims(name))
+            ("size", name, at): counted(dim)
+            for name in coupling.names()
+            if name not in self._whole  # the configuration alone says what they hold
+            for at, dim in enumerate(coupling.dims(name))
         }
         return found | {("number", each.place): value for each, value in coupling.used().items()}
 
@@ -516,6 +575,8 @@ class Configured(Described):
         found: dict[frozenset[Any], dict[Any, Fraction]] = {}
         for key in self._base:
             powers = self._powers.get(key, {})
+            if self._is_made_up(key):
+                continue
             polynomial = _with_whole(polynomials.get(key, {(): Fraction(1)}), whole)  # real numbers stay what they are
             if len(polynomial) != 1 or None in powers.values():
                 continue  # a sum: it is compared in the end
@@ -542,7 +603,7 @@ class Configured(Described):
         """
         kept = {group.name: kept[group.name] for group in groups}
         counts = {name: int(mask.sum()) for name, mask in kept.items()}
-        changes = self.fields(counts)
+        changes = self.changes(kept)
         if changes is None:
             return "a field would be no integer"
         try:
@@ -566,14 +627,15 @@ class Configured(Described):
         """Whether a large model that is built from the new configuration is found to be the smaller one with one
         block's weights at a time; False says nothing."""
         kept = {group.name: kept[group.name] for group in groups}
-        changes = self.fields({name: int(mask.sum()) for name, mask in kept.items()})
+        changes = self.changes(kept)
         lending = None if changes is None else lending_of(model)
         if lending is None or changes is None or self._difference(None, coupling, groups, kept, inputs) is not None:
             return False
         with lending, contextlib.suppress(Exception):  # whatever the model raises: a whole probe shows why
-            lending.cut(plan_of(lending.module, coupling, kept))
+            plan = plan_of(lending.module, coupling, kept)
+            lending.cut(plan)
             built = self.build(changes, next(model.parameters()).device, without_weights=True).double()
-            also = lending.also(built).module
+            also = lending.also(built, self.completed(plan, kept)).module
             same_constants(lending.module, also)
             for number, training in coupling.passes:
                 expected, found = (outputs(each, inputs[number], training=training) for each in (lending.module, also))
@@ -587,9 +649,13 @@ class Configured(Described):
     ) -> str | None:
         device = next(probe.parameters()).device
         built = self.build(changes, device).double()
-        undo = carry_out(probe, plan_of(probe, coupling, kept), None)
+        plan = plan_of(probe, coupling, kept)
+        more = self.completed(plan, kept).scales[len(plan.scales) :]
+        undo = carry_out(probe, plan, None)
         try:
             built.load_state_dict(probe.state_dict())
+            for name, factors in factors_of(replace(plan, scales=more)).items():
+                tensors_of(built)[name].data = multiplied(tensors_of(built)[name].data, factors)
             same_constants(probe, built)
             for number, training in coupling.passes:
                 expected = outputs(probe, inputs[number], training=training)

@@ -162,7 +162,7 @@ def shrink_units_directory(place: InDirectory, asked: Request, example_inputs: A
         every, held = held_batches(place.batches)
         walk = _to_walk(place, checkpoint, model, held)
     if outputs is None:
-        dense = _dense(checkpoint, model, example_inputs, verify=asked.verify)
+        dense = _dense(checkpoint, model, example_inputs, verify=asked.verify, heads=asked.rotate)
     if place.batches is None:
         if outputs is None:
             choice = choose(dense.subject, asked)
@@ -244,9 +244,9 @@ class _Dense:
         return self.stored.cuts({name: cuts for name, (_, cuts) in plan.tensors.items()})
 
 
-def _dense(checkpoint: Checkpoint, model: nn.Module, example_inputs: Any, *, verify: bool) -> _Dense:
+def _dense(checkpoint: Checkpoint, model: nn.Module, example_inputs: Any, *, verify: bool, heads: bool = False) -> _Dense:
     stored = Stored(model, checkpoint)
-    configured = Configured(model, Scope.of(coupling_on_meta(model, example_inputs)))
+    configured = Configured(model, Scope.of(coupling_on_meta(model, example_inputs)), heads=heads)
     real, proof, scope = _proof(configured, example_inputs, verify=verify)
     subject = PruningTarget(model, scope, [example_inputs], stored, stored.rows, configured, real)
     return _Dense(checkpoint, stored, subject, configured, proof)
@@ -371,12 +371,12 @@ def _proof(configured: Configured, example_inputs: Any, *, verify: bool) -> tupl
     real = configured.build(small, "cpu")
     if not small:
         return real, configured.proved_on(small), scope
-    return None, configured.proved_on(small), _proved_on(real, scope, example_inputs)
+    return None, configured.proved_on(small), _proved_on(real, scope, example_inputs, heads=configured.heads)
 
 
-def _proved_on(small: nn.Module, scope: Scope, example_inputs: Any) -> Scope:
+def _proved_on(small: nn.Module, scope: Scope, example_inputs: Any, *, heads: bool) -> Scope:
     """Shrinks a smaller model of the same structure; roles that are not right in it, or not in it, are frozen."""
-    said = Configured(small, Scope.of(find_coupling(small, example_inputs)))
+    said = Configured(small, Scope.of(find_coupling(small, example_inputs)), heads=heads)
     subject = pruning_target(small, said.scope, [example_inputs], configured=said, proved_on=small)
     its = choose(subject, Request(sparsity=0.5, round_to=1, target="units")).scope
     roles = {group.name: layer_signature(its.coupling, group) for group in its.coupling.groups}

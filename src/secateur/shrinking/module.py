@@ -249,7 +249,8 @@ def shrink(
         rotate: before dimensions inside heads leave, rotate those of a module's values, and of its queries and keys,
             so that what matters least leaves; where nothing lies between that is of each dimension by itself, such as
             rotary positions. It asks for ``batches`` and ``repair``, and for one more walk over the blocks. Of a
-            directory its configuration has to say how wide heads are.
+            directory, and with ``uniform``, all heads of a role keep as many, where the configuration can say how wide
+            they are, and which frequencies rotary positions keep (LongRoPE, Ding et al. 2024, arXiv:2402.13753).
         forward: ``(model, batch) -> outputs``, how a batch is run; see `secateur.oneshot`.
         modes, more_inputs: which passes to watch; see `find_coupling`.
         optimizer: its state (moments, momentum) loses the same slices, so that training goes on.

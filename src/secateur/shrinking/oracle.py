@@ -309,8 +309,9 @@ class OffloadedProbe(Weights):
         carry_out(self.module, plan, None)
         self.values.cut(plan)
 
-    def also(self, built: nn.Module) -> OffloadedProbe:
-        """A model of the same tensors, whose parameters are on the meta device, with the weights that this one has now.
+    def also(self, built: nn.Module, plan: Plan) -> OffloadedProbe:
+        """A model of the same tensors, whose parameters are on the meta device, with the weights that a plan leaves; it
+        scales those of blocks alone.
 
         Raises:
             RuntimeError: it has others.
@@ -320,7 +321,9 @@ class OffloadedProbe(Weights):
         built.load_state_dict(self.module.state_dict(), assign=True)
         held = dict(built.named_parameters(remove_duplicate=False))
         names = {id(held[name]): known for name, known in lent.items()}
-        self._others.append(OffloadedProbe(built, list(self._blocks), names, self.values))
+        values = copy.copy(self.values)
+        values.cut(plan)
+        self._others.append(OffloadedProbe(built, list(self._blocks), names, values))
         return self._others[-1]
 
 

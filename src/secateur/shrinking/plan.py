@@ -6,7 +6,7 @@ values it is what they were made of.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -39,7 +39,7 @@ class Plan:
     """
 
     tensors: dict[str, tuple[tuple[int, ...], dict[int, npt.NDArray[np.int64]]]]
-    numbers: list[tuple[tuple[str | int, ...], int, int]]
+    numbers: Sequence[tuple[tuple[str | int, ...], int | float, int | float]]
     scales: list[tuple[str, int, npt.NDArray[np.int64], float]] = field(default_factory=list)
     modules: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     outputs: tuple[str, ...] = ()
@@ -74,7 +74,7 @@ def plan_in(read: Fields) -> Plan:
         )
         for name, entry in read.inners_named("tensors")
     }
-    numbers = [(_place(each), each.take("from", int), each.take("to", int)) for each in read.inners("numbers")]
+    numbers = [(_place(each), *_change(each)) for each in read.inners("numbers")]
     scales = [
         (
             each.take("tensor", str),
@@ -93,6 +93,11 @@ def plan_in(read: Fields) -> Plan:
         modules[path] = dict(form.values)
     outputs = tuple(read.each("outputs", str)) if "outputs" in read.values else ()
     return Plan(tensors, numbers, scales, modules, outputs)
+
+
+def _change(number: Fields) -> tuple[int | float, int | float]:
+    kind = float if type(number.values.get("from")) is float else int
+    return number.take("from", kind), number.take("to", kind)
 
 
 def _place(number: Fields) -> tuple[str | int, ...]:

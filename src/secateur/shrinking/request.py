@@ -21,8 +21,10 @@ from secateur.kinds import Blocks, Branches, Experts, Kind
 from secateur.models import InFiles, find_blocks
 from secateur.operations import PriceTable, step_in
 from secateur.runtimes import Elsewhere, Runtime
+from secateur.shrinking.apply import Place
 from secateur.shrinking.configuration import Configured
 from secateur.shrinking.costs import TARGETS
+from secateur.shrinking.plan import Plan, plan_of
 from secateur.shrinking.proof import wrong_groups
 from secateur.support import Forward, check_choose, globs_of
 
@@ -270,6 +272,15 @@ class PruningTarget:
             return [], ""
         wrong = self.configured.unsaid(self.proved_on, self.coupling, groups, kept, self.inputs)
         return wrong, "a model built from the configuration is not the smaller one"
+
+    def fields(self, kept: Kept) -> dict[Place, Any]:
+        """What the configuration becomes, if there is one, when these units stay."""
+        return {} if self.configured is None else self.configured.changes(kept) or {}
+
+    def plan(self, kept: Kept) -> Plan:
+        """What leaves when these units stay, and what becomes of numbers that the configuration says."""
+        plan = plan_of(self.model, self.coupling, kept)
+        return plan if self.configured is None else self.configured.completed(plan, kept)
 
     def is_possible(self, counts: Mapping[str, int]) -> bool:
         """Whether there is a model of which so many units are left."""

@@ -21,7 +21,7 @@ from secateur.shrinking.costs import TiedGroups, by_tie, cost_of
 from secateur.shrinking.counting import Counted, solve_counts
 from secateur.shrinking.gates import Gated
 from secateur.shrinking.measure import Measured
-from secateur.shrinking.plan import Plan, plan_of
+from secateur.shrinking.plan import Plan
 from secateur.shrinking.request import PruningTarget, Request, pruning_target
 from secateur.support import Forward, Undo, matched, track
 
@@ -348,10 +348,9 @@ def choice_of(
 ) -> Choice:
     """What it comes to that these groups keep these units."""
     counts = counts_of(kept)
-    fields = {} if subject.configured is None else subject.configured.fields(counts) or {}
     beside = (counts, counts) if counted is None else (counted.less, counted.more)
     left = _left(subject, groups, counts, beside, asked)
-    return Choice(dict(kept), subject.scope, plan_of(subject.model, subject.coupling, kept), fields, *left)
+    return Choice(dict(kept), subject.scope, subject.plan(kept), subject.fields(kept), *left)
 
 
 def largest(scores: Mapping[str, Tensor], counts: Mapping[str, int]) -> dict[str, npt.NDArray[np.bool_]]:
@@ -447,7 +446,7 @@ class Leaving:
         """Its groups, as far as a configuration can say it where that is asked; ``tied`` ties more of them."""
         scope, configured = Scope.of(self.coupling), None
         if self.asked.uniform and has_configuration(self.model):
-            configured = Configured(self.model, scope)
+            configured = Configured(self.model, scope, heads=self.asked.rotate)
             scope = configured.scope
         elif self.asked.uniform:
             scope = tie_roles(scope)

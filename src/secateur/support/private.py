@@ -126,6 +126,20 @@ def fake_values() -> contextlib.AbstractContextManager[Any]:
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
+def real_values() -> contextlib.AbstractContextManager[Any]:
+    """Within `fake_values`: what is made here has values all the same."""
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    return unset_fake_temporarily()
+
+
+def is_fake(tensor: Tensor) -> bool:
+    """Whether it was made within `fake_values`."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return isinstance(tensor, FakeTensor)
+
+
 @functools.cache
 def are_fakes_of_one_device() -> bool:
     """Whether within `fake_values` indices of the CPU are no longer taken for weights on meta, as before torch 2.12."""
@@ -506,6 +520,17 @@ def uncached_shapes() -> Iterator[None]:
         yield
     finally:
         einops._reconstruct_from_shape = cached
+
+
+def copies_of_buffers(model: nn.Module) -> Iterator[tuple[Tensor, Tensor, bool]]:
+    """Buffers that modules of transformers keep as they were, in no state dict, those that they are copies of, and
+    whether inputs that are longer have others made of the configuration."""
+    for module in model.modules():
+        for name in unsaved_buffers_of(module):
+            copy = None if name.startswith("original_") else module._buffers.get(f"original_{name}")
+            buffer = module._buffers.get(name)
+            if copy is not None and buffer is not None:
+                yield copy, buffer, "dynamic" in str(getattr(module, "rope_type", ""))
 
 
 def unsaved_buffers_of(module: nn.Module) -> set[str]:

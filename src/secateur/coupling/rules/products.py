@@ -209,7 +209,10 @@ def _attention(call: Call) -> None:
     freeze(key[-2], "softmax along it")
     if call.get(5, "is_causal", False):
         freeze(query[-2], "a causal mask counts from it")
-    if call.get(6, "scale") is None:
+    scale = call.get(6, "scale")
+    if isinstance(scale, float):
+        call.trace.multiplied_by(scale, call.get(0, "query"), call.get(1, "key"), query[-1])
+    elif scale is None:
         why = "attention is scaled by the width of a head"
         call.trace.divided_by_root(call.get(0, "query"), call.get(1, "key"), query[-1], why)
     batch: Dims = []
