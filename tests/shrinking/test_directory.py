@@ -503,3 +503,12 @@ def test_rows_of_experts_come_some_at_a_time(mixture):
     assert [len(each) for each in pieces][:-1] == [3] * (len(pieces) - 1)
     assert torch.equal(torch.cat(pieces), stored[name])
     assert torch.equal(stored[name][1], checkpoint[EXPERT.format(1, "down_proj")])
+
+
+def test_what_code_remembers_of_a_model_without_values_is_of_no_other(tmp_path):
+    """BEiT's class remembers places, which of a model on meta are none."""
+    model, inputs = ZOO["beit"]()
+    model.save_pretrained(tmp_path / "dense")
+    assert shrink(tmp_path / "dense", sparsity=0.15, out=tmp_path / "small").got > 0.14
+    with torch.no_grad():
+        assert torch.isfinite(model(**inputs).logits).all()

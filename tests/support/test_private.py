@@ -76,9 +76,33 @@ def test_what_is_made_among_fakes_may_have_values():
     assert real.tolist() == [0, 1, 2]
 
 
+def test_what_classes_of_modules_remember():
+    def around(function):
+        cached = functools.lru_cache(function)
+        return lambda *given: cached(*given)
+
+    class Remembering(nn.Module):
+        itself = functools.lru_cache(lambda self: 1)
+        wrapped = staticmethod(around(lambda size: size))
+
+        def plain(self):
+            return self.later
+
+    module = Remembering()
+    module.itself(), module.wrapped(3)
+    caches = list(private.caches_of(nn.Sequential(module, nn.Linear(2, 2), Remembering())))
+    assert [each.cache_info().currsize for each in caches] == [1, 1]
+    assert not list(private.caches_of(nn.Linear(2, 2)))
+
+
 def test_copies_that_modules_of_transformers_keep():
     module = nn.Module()
-    for name, persistent in (("inv_freq", False), ("original_inv_freq", False), ("mean", True), ("original_mean", True)):
+    for name, persistent in (
+        ("inv_freq", False),
+        ("original_inv_freq", False),
+        ("mean", True),
+        ("original_mean", True),
+    ):
         module.register_buffer(name, torch.zeros(2), persistent=persistent)
     for kind in ("default", "dynamic", {"full": "dynamic"}):
         module.rope_type = kind

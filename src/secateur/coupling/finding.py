@@ -263,7 +263,7 @@ def _watch(
             for each in tensors_in(inputs):
                 trace.declare(each, [_frozen(size, "an input of the model") for size in each.shape])
             flow = Flow(model, trace, trace.in_pass, tensors_in(inputs))
-            values = _without_values(tensors)
+            values = _without_values(model, tensors)
             with torch.no_grad(), private.uncached_shapes(), values, Unseen(trace), trace, flow, _given(trace):
                 out = run_example(model, inputs)
             own = _own_outputs(trace)
@@ -319,8 +319,15 @@ def _frozen(size: int, why: str) -> Axis:
     return Axis(size, reasons=[why])
 
 
-def _without_values(tensors: Mapping[str, Tensor]) -> contextlib.AbstractContextManager[Any]:
+@contextlib.contextmanager
+def _without_values(model: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]:
     """For a model on meta: code that asks for values sees that there are none, as while it is exported."""
     if not any(tensor.is_meta for tensor in tensors.values()):
-        return contextlib.nullcontext()
-    return private.fake_values()
+        yield
+        return
+    try:
+        with private.fake_values():
+            yield
+    finally:
+        for cached in private.caches_of(model):  # what they remember now is for no other model
+            cached.cache_clear()

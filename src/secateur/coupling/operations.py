@@ -363,8 +363,8 @@ class _Way:
         """One mark for each index along a dimension of a weight, whatever the other indices."""
         if isinstance(weight, nn.Parameter) and weight.numel():  # its marks are as many as a large matrix has entries
             marks = self.marks(weight, own)
-            first = [0] * (weight.dim() - 1)
-            return None if marks is None else [each.movedim(own, 0)[(slice(None), *first)] for each in marks]
+            first: tuple[Any, ...] = (slice(None), *[0] * (weight.dim() - 1))
+            return None if marks is None else [each.movedim(own, 0)[first] for each in marks]
         for dim in range(weight.dim()):
             marks = self.marks(weight, dim)
             if marks is None:

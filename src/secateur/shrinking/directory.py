@@ -168,11 +168,12 @@ def shrink_units_directory(place: InDirectory, asked: Request, example_inputs: A
             choice = choose(dense.subject, asked)
         else:
             dense, choice = _without_outputs(checkpoint, model, example_inputs, outputs, verify=asked.verify)
-        planned = _planned(dense, asked, choice, place, started)
+        cuts = dense.cuts(choice.plan)
+        planned = _planned(dense, asked, choice, cuts, place, started)
         if place.out is None:
             return planned
         with new_directory(place.out) as temporary:
-            digests = _write_directory(checkpoint, temporary, dense, planned, choice)
+            digests = _write_directory(checkpoint, temporary, dense, planned, choice, cuts)
             (temporary / RECORD).write_text(_record(planned, asked, previous, sha256=digests), "utf-8")
         return replace(planned, seconds=time.monotonic() - started)
     check_globs(names_of(dense.subject.coupling), asked.globs)
@@ -180,11 +181,14 @@ def shrink_units_directory(place: InDirectory, asked: Request, example_inputs: A
     repair = place.repair
     if place.out is None:
         found = calibrated_selection(dense.subject, asked, walk, repair=repair)
-        return _calibrated(_planned(dense, asked, found.choice, place, started), dense, found)
+        return _calibrated(
+            _planned(dense, asked, found.choice, dense.cuts(found.choice.plan), place, started), dense, found
+        )
     example = digest([example_inputs])
     with walk.begun(place.out, request_of("shrink", asked, data=digest(every), example=example, repair=repair)) as run:
         found = calibrated_selection(dense.subject, asked, walk, repair=repair, run=run)
-        planned = _calibrated(_planned(dense, asked, found.choice, place, started), dense, found)
+        cuts = dense.cuts(found.choice.plan)
+        planned = _calibrated(_planned(dense, asked, found.choice, cuts, place, started), dense, found)
 
         def publish() -> None:
             if repair:  # else columns are zeros that leave
@@ -199,7 +203,7 @@ def shrink_units_directory(place: InDirectory, asked: Request, example_inputs: A
                 "rotated": sorted(checkpoint.moved),
             }
             folder = run.remade()
-            digests = _write_directory(open_checkpoint(run.folder), folder, dense, planned, found.choice)
+            digests = _write_directory(open_checkpoint(run.folder), folder, dense, planned, found.choice, cuts)
             record = _record(planned, asked, previous, calibration=calibration, sha256=digests)
             (folder / RECORD).write_text(record, "utf-8")
             run.publish(folder)
@@ -244,7 +248,9 @@ class _Dense:
         return self.stored.cuts({name: cuts for name, (_, cuts) in plan.tensors.items()})
 
 
-def _dense(checkpoint: Checkpoint, model: nn.Module, example_inputs: Any, *, verify: bool, heads: bool = False) -> _Dense:
+def _dense(
+    checkpoint: Checkpoint, model: nn.Module, example_inputs: Any, *, verify: bool, heads: bool = False
+) -> _Dense:
     stored = Stored(model, checkpoint)
     configured = Configured(model, Scope.of(coupling_on_meta(model, example_inputs)), heads=heads)
     real, proof, scope = _proof(configured, example_inputs, verify=verify)
@@ -282,9 +288,11 @@ def _without_outputs(
     return _Dense(checkpoint, Stored(model, checkpoint, choice.plan.tensors), subject, described, proof), choice
 
 
-def _planned(dense: _Dense, asked: Request, choice: Choice, place: InDirectory, started: float) -> CheckpointShrinking:
+def _planned(
+    dense: _Dense, asked: Request, choice: Choice, cuts: Mapping[str, Cuts], place: InDirectory, started: float
+) -> CheckpointShrinking:
     """The plan of a choice, with the resulting sizes and fields, for the files as they are."""
-    kept, cuts, checkpoint = choice.kept, dense.cuts(choice.plan), dense.checkpoint
+    kept, checkpoint = choice.kept, dense.checkpoint
     written = {name: (name, cuts.get(name, {})) for name in checkpoint}
     return CheckpointShrinking(
         plan=choice.plan,
@@ -397,10 +405,11 @@ def _write_directory(
     dense: _Dense,
     planned: CheckpointShrinking,
     choice: Choice,
+    cuts: Mapping[str, Cuts],
 ) -> dict[str, str]:
     """The smaller model, of the files of a checkpoint: the dense one, or a copy of it whose weights are repaired; the
     SHA-256 of the bytes of each tensor that was written."""
-    cuts, scales = dense.cuts(choice.plan), factors_of(choice.plan)
+    scales = factors_of(choice.plan)
     factors = {file: scales[mine] for file, mine in dense.stored.names.items() if mine in scales}
     copy_others(checkpoint, target, planned.left_out)
     digests = write_sliced(

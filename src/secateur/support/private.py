@@ -522,6 +522,18 @@ def uncached_shapes() -> Iterator[None]:
         einops._reconstruct_from_shape = cached
 
 
+def caches_of(model: nn.Module) -> Iterator[Any]:
+    """Functions of its modules' classes that remember what they returned, also where transformers wraps them."""
+    for kind in {kind for module in model.modules() for kind in type(module).__mro__}:
+        for held in vars(kind).values():
+            function = getattr(held, "__func__", held)
+            found = [function]
+            for cell in getattr(function, "__closure__", None) or ():
+                with contextlib.suppress(ValueError):  # nothing is in it yet
+                    found.append(cell.cell_contents)
+            yield from (each for each in found if isinstance(each, functools._lru_cache_wrapper))
+
+
 def copies_of_buffers(model: nn.Module) -> Iterator[tuple[Tensor, Tensor, bool]]:
     """Buffers that modules of transformers keep as they were, in no state dict, those that they are copies of, and
     whether inputs that are longer have others made of the configuration."""
