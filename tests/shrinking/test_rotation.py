@@ -3,6 +3,7 @@
 import copy
 import itertools
 import json
+import re
 import warnings
 
 import pytest
@@ -606,6 +607,8 @@ def test_a_directory_says_it_as_the_loaded_model_does(proved, tmp_path, monkeypa
     assert ("num_hidden_layers 1" in done.proof) == (proved == "on a smaller one")
     assert done.fields["head_dim"] == (8, model.config.head_dim - 2)
     assert done.fields["rope_parameters"][1]["rope_type"] == "longrope"
+    assert re.search(r"rope_parameters\.rope_type +llama3 +longrope\n", str(done))
+    assert re.search(r"rope_parameters\.low_freq_factor +1\.0 +not set\n", str(done))
     assert verify_checkpoint(tmp_path / "small", tmp_path / "dense").ok
     loaded = type(model).from_pretrained(tmp_path / "small").eval()
     shrink(model, batches[0], batches=batches, rotate=True, uniform=True, **WITHIN)

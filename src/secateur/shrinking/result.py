@@ -228,14 +228,21 @@ def _fields(fields: Mapping[str, tuple[Any, Any]]) -> Table:
     """The fields of the configuration that changed."""
 
     def shown(value: Any) -> str:
-        return str(value)[:_ROOM]
+        return f"{len(value)} entries" if isinstance(value, list) and len(str(value)) > _ROOM else str(value)[:_ROOM]
+
+    def rows(name: str, before: Any, after: Any) -> list[tuple[str, Any, Any]]:
+        both = isinstance(before, Mapping) and isinstance(after, Mapping)
+        if not both or not any(isinstance(each, list) for each in after.values()):
+            return [(name, before, after)]
+        pairs = {key: (before.get(key), after.get(key)) for key in {**before, **after}}
+        return [(f"{name}.{key}", *pair) for key, pair in pairs.items() if pair[0] != pair[1]]
 
     return Table.of(
         "fields",
-        [(name, *pair) for name, pair in fields.items()],
+        [row for name, pair in fields.items() for row in rows(name, *pair)],
         Column.name("config.json", key="field"),
         Column("before", show=shown, side="right", none="not set"),
-        Column("after", show=shown, side="right"),
+        Column("after", show=shown, side="right", none="not set"),
     )
 
 
