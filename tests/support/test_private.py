@@ -104,7 +104,7 @@ def test_copies_that_modules_of_transformers_keep():
         ("original_mean", True),
     ):
         module.register_buffer(name, torch.zeros(2), persistent=persistent)
-    for kind in ("default", "dynamic", {"full": "dynamic"}):
+    for kind in ("default", "longrope", {"full": "dynamic"}):
         module.rope_type = kind
         ((copy, buffer, again),) = private.copies_of_buffers(nn.Sequential(module))
         assert copy is module.original_inv_freq

@@ -151,7 +151,7 @@ def find_coupling(
         if id(copy) not in used and id(buffer) in used and copy.shape == buffer.shape:
             trace.declare(copy, trace.dims(buffer))
             used.add(id(copy))
-        for dim in trace.dims(buffer) if again else ():
+        for dim in [*trace.dims(buffer), *trace.dims(copy)] if again else ():
             freeze(dim, "computed again for longer inputs")
     for tensor in tensors.values():
         if id(tensor) not in used:

@@ -542,7 +542,8 @@ def copies_of_buffers(model: nn.Module) -> Iterator[tuple[Tensor, Tensor, bool]]
             copy = None if name.startswith("original_") else module._buffers.get(f"original_{name}")
             buffer = module._buffers.get(name)
             if copy is not None and buffer is not None:
-                yield copy, buffer, "dynamic" in str(getattr(module, "rope_type", ""))
+                kind = str(getattr(module, "rope_type", ""))
+                yield copy, buffer, "dynamic" in kind or "longrope" in kind
 
 
 def unsaved_buffers_of(module: nn.Module) -> set[str]:
