@@ -512,3 +512,19 @@ def test_what_code_remembers_of_a_model_without_values_is_of_no_other(tmp_path):
     assert shrink(tmp_path / "dense", sparsity=0.15, out=tmp_path / "small").got > 0.14
     with torch.no_grad():
         assert torch.isfinite(model(**inputs).logits).all()
+
+
+@pytest.mark.parametrize("data", [False, True])
+def test_tables_that_no_file_holds_are_computed(data, tmp_path):
+    """Positions of Marian, which transformers makes as it loads a model."""
+    model, inputs = ZOO["marian"]()
+    model.eval().save_pretrained(tmp_path / "dense")
+    assert not any("embed_positions" in name for name in load_file(tmp_path / "dense" / "model.safetensors"))
+    more = {"target": "units", **({"batches": [inputs] * 2} if data else {})}
+    done = shrink(tmp_path / "dense", inputs, 0.1, out=tmp_path / "small", **more)
+    assert done.got > 0.09
+    assert verify_checkpoint(tmp_path / "small", tmp_path / "dense").ok
+    shrink(model, inputs, 0.1, uniform=True, **more)
+    with torch.no_grad():
+        found = type(model).from_pretrained(tmp_path / "small").eval()(**inputs).logits
+        torch.testing.assert_close(found, model(**inputs).logits, rtol=1e-4, atol=1e-5)

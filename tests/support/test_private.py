@@ -76,6 +76,21 @@ def test_what_is_made_among_fakes_may_have_values():
     assert real.tolist() == [0, 1, 2]
 
 
+def test_tables_that_transformers_computes_as_it_loads_them():
+    from transformers import MarianConfig, MarianMTModel
+
+    sizes = {"d_model": 8, "encoder_layers": 1, "decoder_layers": 1, "max_position_embeddings": 6, "pad_token_id": 0}
+    config = MarianConfig(vocab_size=9, encoder_attention_heads=2, decoder_attention_heads=2, **sizes)
+    model = MarianMTModel(config)
+    with torch.device("meta"):
+        empty = MarianMTModel(config)
+    name = "model.encoder.embed_positions"
+    made = private.made_on_loading(empty, empty.get_submodule(name), "weight", f"{name}.weight")
+    assert torch.equal(made, model.get_parameter(f"{name}.weight"))
+    assert private.made_on_loading(empty, empty.lm_head, "weight", "lm_head.weight") is None
+    assert private.made_on_loading(nn.Linear(2, 2), nn.Linear(2, 2), "weight", f"{name}.weight") is None
+
+
 def test_what_classes_of_modules_remember():
     def around(function):
         cached = functools.lru_cache(function)

@@ -227,6 +227,7 @@ class Stored(LazyTensors):
 
     Attributes:
         names: ``{name in the files: name in the model}``.
+        computed: parameters that no file holds, since transformers computes them of the configuration.
 
     Raises:
         CheckpointError: a parameter is not there, is of another shape, or of numbers that rank nothing.
@@ -269,7 +270,14 @@ class Stored(LazyTensors):
                 tensors[name].data = tensors[name].data.to(entries[0].torch_dtype)
             self.names |= dict.fromkeys(group.sources, name)
             self._groups.setdefault(name, []).append(group)
-        missing = [name for name in needed if name not in self._groups]
+        self.computed = frozenset(
+            name
+            for path, module in model.named_modules()
+            for key in private.parameters_of(module)
+            if (name := full_name(path, key)) in needed and name not in self._groups
+            if private.made_on_loading(model, module, key, name) is not None
+        )
+        missing = [name for name in needed if name not in self._groups and name not in self.computed]
         if missing:
             others = [name for name in checkpoint.entries if name not in self.names]
             hint = f", which hold {printable(others[0])}" if others else ""
@@ -375,6 +383,8 @@ class BlockFiles(Weights):
                 for key, parameter in private.parameters_of(module).items():
                     if parameter is not None:
                         full = full_name(self.names[module], key)
+                        if self._group(full) is None and self._computed(module, key, full) is not None:
+                            continue
                         group = self._wanted(full, parameter)
                         entries = [self.source.entries[name] for name in group.sources]
                         made = group.read([torch.empty(entry.shape, device="meta") for entry in entries])
@@ -561,6 +571,9 @@ class BlockFiles(Weights):
                 full = f"{path}.{key}" if path else key
                 if resting is None and self._group(full) is None:
                     continue  # a buffer that no file holds was made with the model
+                if self._group(full) is None and (computed := self._computed(module, key, full)) is not None:
+                    self._place(module, key, full, computed)
+                    continue
                 group = self._wanted(full, resting)
                 if full not in made:
                     lookup = isinstance(module, nn.Embedding) and len(group.sources) == 1
@@ -571,6 +584,10 @@ class BlockFiles(Weights):
                     if full not in made:  # tied: the file has it by its other name
                         made[full] = next(iter(values.values()))
                 self._place(module, key, full, made.pop(full))
+
+    def _computed(self, module: nn.Module, key: str, full: str) -> Tensor | None:
+        """A parameter that transformers makes of the configuration as it loads a model; None for others."""
+        return private.made_on_loading(self.model, module, key, full) if key in private.parameters_of(module) else None
 
     def _place(self, module: nn.Module, key: str, full: str, values: Tensor) -> None:
         resting = self.resting.get((module, key))

@@ -252,7 +252,9 @@ def _dense(
     checkpoint: Checkpoint, model: nn.Module, example_inputs: Any, *, verify: bool, heads: bool = False
 ) -> _Dense:
     stored = Stored(model, checkpoint)
-    configured = Configured(model, Scope.of(coupling_on_meta(model, example_inputs)), heads=heads)
+    scope = Scope.of(coupling_on_meta(model, example_inputs))
+    whole = [group.name for group in scope.groups if not stored.computed.isdisjoint(name for name, _ in group.members)]
+    configured = Configured(model, scope.without(whole, "transformers computes a part as it loads it"), heads=heads)
     real, proof, scope = _proof(configured, example_inputs, verify=verify)
     subject = PruningTarget(model, scope, [example_inputs], stored, stored.rows, configured, real)
     return _Dense(checkpoint, stored, subject, configured, proof)

@@ -97,7 +97,8 @@ def plan_in(read: Fields) -> Plan:
 
 def _change(number: Fields) -> tuple[int | float, int | float]:
     kind = float if type(number.values.get("from")) is float else int
-    return number.take("from", kind), number.take("to", kind)
+    was, becomes = (number.take(key, kind, least=-_HUGE, most=_HUGE) for key in ("from", "to"))
+    return was, becomes
 
 
 def _place(number: Fields) -> tuple[str | int, ...]:

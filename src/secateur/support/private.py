@@ -10,6 +10,7 @@ import copy
 import dis
 import functools
 import operator
+import re
 import sys
 import types
 import warnings
@@ -532,6 +533,21 @@ def caches_of(model: nn.Module) -> Iterator[Any]:
                 with contextlib.suppress(ValueError):  # nothing is in it yet
                     found.append(cell.cell_contents)
             yield from (each for each in found if isinstance(each, functools._lru_cache_wrapper))
+
+
+def made_on_loading(model: nn.Module, module: nn.Module, key: str, name: str) -> Tensor | None:
+    """A parameter, of this name in a model of transformers, that its files leave out since its code computes it, as a
+    table of positions; None for others."""
+    held = module._parameters[key]
+    left_out: Any = getattr(model, "_keys_to_ignore_on_load_missing", None)
+    if held is None or held.requires_grad or not any(re.search(pattern, name) for pattern in left_out or ()):
+        return None
+    alone: Any = copy.copy(module)
+    alone._parameters = {key: nn.Parameter(torch.empty(held.shape, dtype=held.dtype), requires_grad=False)}
+    with torch.random.fork_rng(devices=[]):  # it may draw numbers before it computes these
+        model._init_weights(alone)  # type: ignore[operator]
+    made: Tensor = alone._parameters[key].detach()
+    return made
 
 
 def copies_of_buffers(model: nn.Module) -> Iterator[tuple[Tensor, Tensor, bool]]:
