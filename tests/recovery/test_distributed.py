@@ -11,6 +11,7 @@ from secateur import oneshot, pack, sensitivity, shrink
 from secateur.recovery import Sampled, recover
 from support.families import make
 from support.forks import leave_group, on_ranks, prepared_by_accelerate
+from support.measured import TwoStage
 
 pytestmark = [
     pytest.mark.distributed,
@@ -122,6 +123,39 @@ def of_text():
     return model.state_dict(), done.losses, done.zeros, done.rows, done.judged
 
 
+SELECTING = {"steps": 6, "local": 0, "rate": 1e-2, "loss": "mse"}
+
+
+class OneByOne(TwoStage):
+    """Selects of each example by itself, so that a process selects as often as it has examples."""
+
+    def select(self, x):
+        both = [super(OneByOne, self).select(each[None]) for each in x]
+        return tuple(map(torch.cat, zip(*both, strict=True)))
+
+
+def choosers(kind=TwoStage):
+    torch.manual_seed(0)
+    teacher = kind()
+    model = copy.deepcopy(teacher)
+    with torch.no_grad():
+        model.score.weight.normal_(std=0.2)
+        model.features.weight[::2] = 0
+    return model, teacher
+
+
+def examples():
+    generator = torch.Generator().manual_seed(3)
+    return [torch.randn(3, 17, 6, generator=generator) for _ in range(3)]
+
+
+def of_choosers():
+    model, teacher = choosers()
+    done = recover(model, teacher, examples(), **SELECTING)
+    assert done.loss == "mse + what selects"
+    return model.state_dict(), done.losses, done.zeros, done.rows, done.judged
+
+
 def in_a_process(rank, folder, ranks, alone):
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"file://{folder}/meet{ranks}", rank=rank, world_size=ranks)
@@ -141,6 +175,10 @@ def in_a_process(rank, folder, ranks, alone):
         torch.testing.assert_close(gathered(model(given[0])), model(given[0]))
     model, teacher = writers()
     assert_that_of_one(model, recover(model, teacher, texts(), **TEXT), alone["text"])
+    model, teacher = choosers()
+    assert_that_of_one(model, recover(model, teacher, examples(), **SELECTING), alone["selecting"])
+    done = recover(*choosers(OneByOne), examples(), **SELECTING)  # no process waits for one that selects less often
+    assert done.judged.after < done.judged.before
     if ranks == 2:
         assert_refused(rank)
         model, teacher = subjects()
@@ -207,5 +245,5 @@ def assert_refused(rank):
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.long
 def test_processes_come_to_what_one_comes_to(tmp_path, ranks):
-    alone = {word: of_one(**way) for word, way in WAYS.items()} | {"text": of_text()}
+    alone = {word: of_one(**way) for word, way in WAYS.items()} | {"text": of_text(), "selecting": of_choosers()}
     on_ranks(in_a_process, tmp_path, ranks, alone, ranks=ranks)

@@ -9,7 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from secateur.recovery import losses
-from secateur.recovery.losses import WORDS, chosen_for, features_of, loss_between, parse, rows_of, text_loss
+from secateur.recovery.losses import (
+    WORDS,
+    chosen_for,
+    features_of,
+    loss_between,
+    mse,
+    parse,
+    rows_of,
+    score_loss,
+    text_loss,
+)
 from support.families import make
 
 
@@ -20,6 +30,37 @@ def test_equal_outputs_lose_nothing_and_others_something(word, seed):
     outputs = torch.randn(5, 7)
     assert float(WORDS[word](outputs, outputs.clone())) == pytest.approx(0, abs=1e-6)
     assert float(WORDS[word](torch.randn(5, 7), outputs)) > 1e-3
+
+
+HALF = torch.finfo(torch.bfloat16).min
+
+
+@pytest.mark.parametrize("fills", [(-torch.inf, -torch.inf), (torch.finfo().min, HALF), (-1e4, -1e4), (-1e9, -1e9)])
+def test_of_what_is_selected_from_each_place_counts_that_no_mask_hides(fills):
+    torch.manual_seed(0)
+    ours, theirs, like = torch.randn(3, 17, requires_grad=True), torch.randn(3, 17), torch.zeros(())
+    hidden = torch.rand(3, 17) < 0.4
+    masked = [each.masked_fill(hidden, fill) for each, fill in zip((ours, theirs), fills, strict=True)]
+    wanted = mse(ours[~hidden][:, None], theirs[~hidden][:, None])
+    found = score_loss({"a": masked[0]}, {"a": masked[1]}, like)
+    assert torch.equal(found, wanted)
+    (slopes,) = torch.autograd.grad(found, ours)
+    assert torch.equal(slopes.ne(0), ~hidden)
+    assert score_loss({"a": masked[1]}, {"a": masked[1]}, like) == 0
+    every = torch.full_like(theirs, fills[0])
+    assert score_loss({"a": every}, {"a": every}, like) == 0
+    assert score_loss({"a": masked[0] * torch.nan}, {"a": masked[1]}, like).isnan(), "which is said of a step"
+
+
+def test_selections_count_alike_and_those_that_have_no_like_do_not():
+    torch.manual_seed(0)
+    ours, theirs = ({at: torch.randn(2, 17) * size for at, size in enumerate((1, 1000))} for _ in range(2))
+    like = torch.zeros(())
+    each = [score_loss({at: ours[at]}, {at: theirs[at]}, like) for at in ours]
+    assert torch.equal(score_loss(ours, theirs, like), torch.stack(each).mean())
+    assert torch.equal(score_loss({0: ours[0]}, theirs, like), each[0])
+    assert torch.equal(score_loss(ours, {**theirs, 1: torch.empty(2, 0)}, like), each[0])
+    assert score_loss({2: ours[0]}, theirs, like) is None
 
 
 def test_the_texts_own_loss_is_of_the_next_token_without_padding():

@@ -14,6 +14,7 @@ from secateur.recovery import recover
 from secateur.recovery.descent import Descent, Whole
 from secateur.recovery.outputs import Steps, batches_from, digest_of, load_state, narrower_routers, save_state
 from support.families import make
+from support.measured import TwoStage
 
 
 def test_the_batches_of_a_step_follow_from_its_number():
@@ -97,7 +98,8 @@ def test_routers_move_first_where_experts_have_left():
     recover(model, teacher, batches, steps=10, local=0, rate=1e-3, loss=loss)
     assert seen[0] == seen[1] == set(routers)
     assert seen[2] == seen[9] == set(start) - {"model.embed_tokens.weight"}
-    recover(model, teacher, batches, steps=5, local=0, rate=1e-3, adapters=2)
+    done = recover(model, teacher, batches, steps=5, local=0, rate=1e-3, adapters=2)
+    assert done.loss == "kl", "experts are chosen by top-k, and are no rows"
 
 
 def test_a_batch_that_one_of_the_models_does_not_take_is_named():
@@ -226,6 +228,33 @@ def test_what_was_saved_is_what_is_read(saved):
         each.run(batches, 0)
     assert again.losses == steps.losses
     assert all(torch.equal(*pair) for pair in zip(again.model.parameters(), steps.model.parameters(), strict=True))
+
+
+def test_a_run_that_selects_goes_on_as_if_it_had_not_been_stopped(tmp_path):
+    def begun():
+        torch.manual_seed(0)
+        teacher = TwoStage().eval()
+        model = copy.deepcopy(teacher)
+        torch.nn.init.normal_(model.score.weight)
+        return Steps(model, teacher, Descent([Whole(each) for each in model.parameters()], 6, rate=0.1), None)
+
+    torch.manual_seed(1)
+    batches = [torch.randn(4, 17, 6) for _ in range(3)]
+    whole, half, rest, named = (begun() for _ in range(4))
+    whole.train(batches, 0)
+
+    def save(number, _loss):
+        if number == 3:
+            save_state(tmp_path / "state", half)
+
+    half.train(batches, 0, save)
+    rest.train(batches, 0, resume=lambda: load_state(tmp_path / "state", rest))
+    assert rest.losses == whole.losses
+    assert rest.verdict == whole.verdict
+    assert rest.verdict.loss == "kl + what selects"
+    assert all(torch.equal(*pair) for pair in zip(rest.model.parameters(), whole.model.parameters(), strict=True))
+    load_state(tmp_path / "state", named)
+    assert named.loss == "kl", "of the outputs, which a run that goes on asks for by this word"
 
 
 def with_metadata(path, **changes):

@@ -9,7 +9,10 @@ import torch
 from torch import nn
 
 from secateur import attach, sparsify
+from secateur.models import same_rows
 from secateur.recovery import recover
+from secateur.recovery.descent import Descent, Whole
+from secateur.recovery.outputs import Steps
 from support.families import make
 from support.measured import TwoStage
 
@@ -262,3 +265,135 @@ def test_rows_that_the_teacher_selects_are_learned_from(options):
     assert same(contents(found), contents(wanted))
     assert said[0] == said[1]
     assert said[0].after < said[0].before
+
+
+def overlap(model, teacher, batches):
+    """Of the rows that the teacher selects the share that the model selects by itself."""
+    both = [(each.select(**batch)[1] for each in (model, teacher)) for batch in batches]
+    return float(torch.stack([(a[:, :, None] == b[:, None]).any(1).float().mean() for a, b in both]).mean())
+
+
+def choosing(fill=None):
+    """A teacher that selects rows, a model that differs in what it selects by alone, and batches."""
+    torch.manual_seed(0)
+    teacher = TwoStage() if fill is None else Masking(fill)
+    model = copy.deepcopy(teacher)
+    with torch.no_grad():
+        model.score.weight.normal_(std=0.2)
+    return model, teacher, [{"x": torch.randn(9, 17, 6)} for _ in range(4)]
+
+
+class Masking(TwoStage):
+    """Selects no row whose first number is large."""
+
+    def __init__(self, fill):
+        super().__init__()
+        self.fill = fill
+
+    def select(self, x):
+        features = self.features(self.first(x).relu())
+        scores = self.score(features).squeeze(-1).masked_fill(x[..., 0] > 0.8, self.fill)
+        return features, scores.topk(self.most, dim=1).indices
+
+
+def my_loss(outputs, wanted, batch):
+    return (outputs - wanted).square().mean()
+
+
+@pytest.mark.parametrize(
+    ("fill", "loss"), [(None, "mse"), (None, my_loss), (-torch.inf, "mse"), (torch.finfo().min, "mse"), (-1e9, "mse")]
+)
+def test_what_the_teacher_selects_is_learned_to_be_selected(fill, loss):
+    """Given the teacher's rows, outputs say nothing of what the model itself would select."""
+    model, teacher, batches = choosing(fill)
+    asked = {"local": 0, "loss": loss, "rate": 1e-2}
+    assert recover(copy.deepcopy(teacher), teacher, batches, steps=1, **asked).judged.before == 0
+    before = overlap(model, teacher, batches)
+    assert before < 0.6
+    done = recover(model, teacher, batches, steps=200, **asked)
+    assert done.judged.before > 0.1
+    assert done.judged.after < 0.01
+    assert overlap(model, teacher, batches) > 0.95
+    assert "+ what selects) was" in str(done)
+
+
+def test_the_steps_are_judged_by_what_selects():
+    model, teacher, batches = choosing()
+    with torch.no_grad():
+        model.score.weight.copy_(teacher.score.weight)
+        model.head[0].weight[::3] = 0
+    before = contents(model)
+
+    def turn(number, _loss):
+        if number == 20:
+            with torch.no_grad():
+                model.score.weight.neg_()
+
+    with pytest.warns(UserWarning, match="they are not kept"):
+        done = recover(model, teacher, batches, steps=20, local=0, rate=1e-2, loss="mse", on_step=turn)
+    assert done.last < done.first
+    assert same(contents(model), before)
+
+
+def test_a_share_counts_for_what_selects_too():
+    model, teacher, batches = choosing()
+    labelled = [{**batch, "labels": torch.zeros(1)} for batch in batches[:1]]
+
+    def forward(each, batch):
+        outputs = each(batch["x"])
+        return {"logits": outputs, "loss": outputs.sum() * 0}
+
+    whole, quarter = (
+        recover(copy.deepcopy(model), teacher, labelled, steps=1, local=0, loss="mse", share=share, forward=forward)
+        for share in (1, 0.25)
+    )
+    assert quarter.first == pytest.approx(0.25 * whole.first, rel=1e-5)
+    assert quarter.loss == "0.25 (mse + what selects) + 0.75 the text's own"
+
+
+def test_an_rt_detr_learns_the_scores_of_places_that_its_teacher_does_not_select():
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    backbone = transformers.RTDetrResNetConfig(
+        embedding_size=8,
+        hidden_sizes=[8, 12, 16, 20],
+        depths=[1, 1, 1, 1],
+        layer_type="basic",
+        out_features=["stage2", "stage3", "stage4"],
+    )
+    config = transformers.RTDetrConfig(
+        backbone_config=backbone,
+        d_model=16,
+        encoder_hidden_dim=16,
+        encoder_in_channels=[12, 16, 20],
+        encoder_ffn_dim=24,
+        encoder_attention_heads=2,
+        decoder_layers=1,
+        decoder_ffn_dim=24,
+        decoder_attention_heads=2,
+        decoder_n_points=2,
+        decoder_in_channels=[16, 16, 16],
+        num_queries=9,
+        num_labels=3,
+    )
+    teacher = transformers.RTDetrForObjectDetection(config).eval()
+    with torch.no_grad():
+        for each in teacher.parameters():
+            if each.dim() > 1:
+                each.normal_(std=each[0].numel() ** -0.5)
+    model, pictures = copy.deepcopy(teacher), {"pixel_values": torch.rand(2, 3, 64, 64)}
+    with torch.no_grad():
+        model.model.enc_score_head.weight.normal_()
+    rows, seen = {}, []
+    with same_rows(teacher, rows, records=True), torch.no_grad():
+        teacher(**pictures)
+    model.model.enc_score_head.register_forward_hook(lambda _module, _args, scores: seen.append(scores))
+    steps = Steps(model, teacher, Descent([Whole(model.model.enc_score_head.weight)], 1, rate=1e-3), "mse")
+    with torch.enable_grad():
+        lost, _ = steps._lost(pictures)
+    (slopes,) = torch.autograd.grad(lost, seen)
+    (selected,) = rows.values()
+    others = torch.ones(slopes.shape[:2]).scatter(1, selected, 0).bool()
+    assert others.sum() == 2 * (84 - 9)
+    assert slopes.ne(0).any(-1)[others].float().mean() > 0.5
+    assert steps.word == "mse + what selects"

@@ -400,6 +400,25 @@ def test_an_axis_that_is_as_long_as_one_of_a_parameter_is_none_of_rows():
     assert bool((again.values[:, 0] > -dense.values[:, 0]).all())
 
 
+def test_what_is_selected_from_is_found_beside_the_rows():
+    known, place, scores, boxes = {}, lambda: None, torch.randn(2, 8), torch.rand(8, 4)
+    theirs, ours, given = {}, {}, scores.clone()
+    with SameRows({7}, known, records=True, place=place, scores=theirs):
+        given.topk(3)
+        given.zero_()  # as a loop that selects the best again and again does
+        torch.randn(2, 7).topk(3)
+        torch.arange(8).topk(3)
+        torch.ops.laws.nms(boxes, scores[0], 0.0)
+    with SameRows({7}, known, records=False, place=place, scores=ours):
+        (-scores).topk(3)
+        torch.randn(2, 9).topk(3)
+    assert len(known) == 3
+    ((key, found),) = theirs.items()
+    assert torch.equal(found, scores)
+    assert torch.equal(ours.pop(key), -scores)
+    assert not ours.keys() & known.keys()
+
+
 @torch.library.custom_op("laws::nms", mutates_args=())
 def suppressed(boxes: torch.Tensor, scores: torch.Tensor, threshold: float) -> torch.Tensor:
     """As that of torchvision, which need not be there: any number of rows, the best first."""

@@ -135,12 +135,21 @@ class SameRows(TorchFunctionMode):
     """Within, rows that are selected by top-k, or of boxes by suppression (`torchvision.ops.nms`), are recorded, or
     those that are known are selected again.
 
-    An axis as long as one of a parameter is none of rows: so experts are chosen, and units that stay active.
+    An axis as long as one of a parameter is none of rows: so experts are chosen, and units that stay active. What top-k
+    selects from is put into ``scores``, where that is given; a selection has the same key in it as in ``known``.
     """
 
-    def __init__(self, sizes: Collection[int], known: dict[Hashable, Tensor], *, records: bool, place: Call) -> None:
+    def __init__(
+        self,
+        sizes: Collection[int],
+        known: dict[Hashable, Tensor],
+        *,
+        records: bool,
+        place: Call,
+        scores: dict[Hashable, Tensor] | None = None,
+    ) -> None:
         super().__init__()
-        self.sizes, self.known, self.records, self.place = sizes, known, records, place
+        self.sizes, self.known, self.records, self.place, self.scores = sizes, known, records, place, scores
         self.times: Counter[Hashable] = Counter()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -163,10 +172,14 @@ class SameRows(TorchFunctionMode):
         self.times[key] += 1
         if self.records:
             self.known[key, self.times[key]] = rows
+        if how and self.scores is not None and given.is_floating_point():
+            self.scores[key, self.times[key]] = given.clone()  # what the model writes into it later does not count
         return self.known.get((key, self.times[key]), rows)
 
 
-def same_rows(model: nn.Module, known: dict[Hashable, Tensor], *, records: bool) -> SameRows:
+def same_rows(
+    model: nn.Module, known: dict[Hashable, Tensor], *, records: bool, scores: dict[Hashable, Tensor] | None = None
+) -> SameRows:
     """`SameRows` of any runs of a model, and of others whose modules have the same names: by which of them selects.
 
     >>> model, rows, scores = nn.Softmax(-1), {}, torch.tensor([[0.0, 2.0, 1.0]])
@@ -184,7 +197,7 @@ def same_rows(model: nn.Module, known: dict[Hashable, Tensor], *, records: bool)
             frame = frame.f_back
         return None if frame is None else names[id(frame.f_locals["self"])]
 
-    return SameRows(_sizes_in(model), known, records=records, place=place)
+    return SameRows(_sizes_in(model), known, records=records, place=place, scores=scores)
 
 
 def _sizes_in(model: nn.Module) -> set[int]:

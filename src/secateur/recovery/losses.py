@@ -6,7 +6,7 @@ part of the loss: these add up to what one process finds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from secateur.models import answers_of, are_logits
-from secateur.support import summed, tensors_in, unknown
+from secateur.support import all_gather, summed, tensors_in, unknown
 
 OutputLoss = Callable[[Any, Any, Any], Tensor]
 NO_TEXT = (
@@ -332,6 +332,39 @@ def _between(ours: Tensor, theirs: Tensor, loss: str, mask: Tensor | None, count
     if loss == "kl":  # whose rows are long: none is copied
         return kl(_all_rows(ours), _all_rows(theirs), kept_rows(ours, mask), shared=counts is not None)
     return WORDS[loss](rows_of(ours, mask), rows_of(theirs, mask), shared=counts is not None)
+
+
+def score_loss(
+    ours: Mapping[Hashable, Tensor], theirs: Mapping[Hashable, Tensor], like: Tensor, *, counts: bool | None = None
+) -> Tensor | None:
+    """The mean over selections of the share of the variance that is lost (`mse`) of the scores that are selected from,
+    over all places: also those that the teacher does not select. None where there is no selection.
+
+    Args:
+        ours, theirs: the scores of each selection, of the student and of the teacher.
+        like: another loss, beside which this one is to lie.
+        counts: as in `text_loss`.
+
+    >>> score_loss({"queries": torch.tensor([[1.0, 4.0]])}, {"queries": torch.tensor([[0.0, 4.0]])}, torch.zeros(()))
+    tensor(0.1250)
+    """
+    both = [_seen(ours[key], each) for key, each in theirs.items() if key in ours and each.numel()]
+    if counts is not None:  # a model may select picture by picture: the processes wait for each other all the same
+        both = both if counts else [(mine[:0], its[:0]) for mine, its in both]
+        nothing = like.detach().new_empty(0, 1)
+        both += [(nothing, nothing)] * (max(all_gather(len(both))) - len(both))
+    parts = [mse(*each, shared=counts is not None).to(like.device) for each in both]
+    return torch.stack(parts).mean() if parts else None
+
+
+def _seen(ours: Tensor, theirs: Tensor) -> tuple[Tensor, Tensor]:
+    """Both as a column, without places that a mask hides. These are infinite, or so low that their squares are; or the
+    teacher's lowest number, as -1e4, and the student has it, too."""
+    ours, theirs = ours.float(), theirs.to(ours.device).float()
+    hidden = ours.square().isinf() | theirs.square().isinf()
+    lowest = theirs.masked_fill(hidden, torch.inf).min()
+    kept = ~(hidden | (theirs.eq(lowest) & ours.eq(lowest)))
+    return ours[kept][:, None], theirs[kept][:, None]
 
 
 def _wide(loss: Tensor) -> Tensor:

@@ -21,7 +21,16 @@ from torch import Tensor, nn
 from secateur.checkpoints import CheckpointError
 from secateur.models import Tokens, digest, longest_sequence, naming_batch, refuse_empty, same_rows
 from secateur.recovery.descent import Descent, order_of
-from secateur.recovery.losses import NO_TEXT, OutputLoss, chosen_for, count_rows, features_of, loss_between, text_loss
+from secateur.recovery.losses import (
+    NO_TEXT,
+    OutputLoss,
+    chosen_for,
+    count_rows,
+    features_of,
+    loss_between,
+    score_loss,
+    text_loss,
+)
 from secateur.recovery.result import Judged
 from secateur.support import (
     Between,
@@ -341,14 +350,23 @@ class Steps:
         self.every: Sequence[Any] = ()  # batches, by whose place a batch is named that does not run
         self.before = math.nan
         self.verdict: Judged | None = None
+        self.selects = False  # a top-k, so that what is selected from has a part in the loss
 
     @property
     def word(self) -> str:
         """What the loss is called."""
         if not self.share:
             return "the text's own"
-        word = self.loss if isinstance(self.loss, str) else getattr(self.loss, "__name__", "loss")
-        return word if self.share == 1 else f"{self.share:g} {word} + {1 - self.share:g} the text's own"
+        word = f"{self.of_outputs} + what selects" if self.selects else self.of_outputs
+        if self.share == 1:
+            return word
+        word = f"({word})" if self.selects else word
+        return f"{self.share:g} {word} + {1 - self.share:g} the text's own"
+
+    @property
+    def of_outputs(self) -> str:
+        """What the loss between the outputs is called."""
+        return self.loss if isinstance(self.loss, str) else getattr(self.loss, "__name__", "loss")
 
     def begin(self, batches: Iterable[Any]) -> None:
         """Chooses what is judged on, and sees how the model does there before the first step."""
@@ -405,18 +423,20 @@ class Steps:
         whole, (batch, counts) = batch, part_of(batch) if rank_and_world()[1] > 1 else (batch, None)
         wanted: Any = None
         rows: dict[Hashable, Tensor] = {}  # that the teacher selects: with others no row has its like
+        ours: dict[Hashable, Tensor] = {}  # what each selects from: given these rows, outputs say nothing of it
+        theirs: dict[Hashable, Tensor] = {}
         if self.share:
             where = device_of(self.teacher) or device_of(self.model)  # a teacher in files is nowhere yet
             with (
                 torch.no_grad(),
                 casting(where, self.narrow),
                 naming_batch(self.every, whole, self.forward, "the teacher"),
-                same_rows(self.teacher, rows, records=True),
+                same_rows(self.teacher, rows, records=True, scores=theirs),
             ):
                 wanted = run_batch(self.teacher, moved(batch, where), self.forward)
         device = device_of(self.model)
         here = moved(mapped(batch, widened) if self._is_widened else batch, device)
-        same = same_rows(self.model, rows, records=False) if rows else contextlib.nullcontext()
+        same = same_rows(self.model, rows, records=False, scores=ours) if rows else contextlib.nullcontext()
         with casting(device, self.narrow), naming_batch(self.every, whole, self.forward), same:
             outputs = run_batch(self.model, here, self.forward)
         mask = Tokens.of(batch).own
@@ -424,7 +444,10 @@ class Steps:
         if self.share:
             if self.loss is None:
                 self.loss = on_rank_zero(lambda: chosen_for(wanted))
-            parts.append(self.share * loss_between(outputs, wanted, batch, self.loss, mask, counts=counts))
+            lost = loss_between(outputs, wanted, batch, self.loss, mask, counts=counts)
+            scores = score_loss(ours, theirs, lost, counts=counts)
+            self.selects = self.selects or scores is not None
+            parts.append(self.share * (lost if scores is None else lost + scores))
         if self.share < 1:
             own = text_loss(outputs, batch, mask, writes=self.writes, counts=counts)
             parts.append((1 - self.share) * own)
@@ -455,7 +478,7 @@ class _Progress:
 
 def save_state(path: Path, steps: Steps) -> None:
     """Writes where the steps are."""
-    done = _Progress(steps.descent.done, tuple(steps.losses), steps.rows, steps.word)
+    done = _Progress(steps.descent.done, tuple(steps.losses), steps.rows, steps.of_outputs)
     _save(path, steps.descent.state(), {"steps": plain(done)})
 
 
