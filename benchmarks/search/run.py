@@ -51,7 +51,7 @@ from secateur.models import divergence
 from secateur.search import fit, fitting
 
 FIXED = ("uniform", "erk", "owl", "progression", "everywhere")
-SEARCHES = ("gates", "fit", "fit-gates")
+SEARCHES = ("gates", "fit")
 SETTINGS = ("60%", "70%", "-20%", "-30%")
 LOADED = ("minilm", "smollm2", "gpt")
 FINE = tuple(round(0.05 * step, 2) for step in range(1, 20))
@@ -224,8 +224,8 @@ def methods(
             shrink(model, example_of(batches), share, batches=batches, **more)
             return {}
 
-        def fitted(model: nn.Module, batches: list[Any], seed: int, choose: str | None = None) -> dict[str, Any]:
-            return found(model, batches, seed, 1 - share, "shrink", shares=how.shares, choose=choose)
+        def fitted(model: nn.Module, batches: list[Any], seed: int) -> dict[str, Any]:
+            return found(model, batches, seed, 1 - share, "shrink", shares=how.shares)
 
         return {
             "shrink": lambda model, batches, _: shrunk(model, batches),
@@ -233,7 +233,6 @@ def methods(
             "gates": lambda model, batches, _: shrunk(model, batches, choose="gates"),
             **({"fastnas": lambda model, batches, _: fastnas(model, batches, share)} if _has_peer(name) else {}),
             "fit": fitted,
-            "fit-gates": lambda model, batches, seed: fitted(model, batches, seed, "gates"),
         }
 
     def pruned(model: nn.Module, batches: list[Any], allocate: str) -> dict[str, float]:

@@ -79,7 +79,6 @@ WAYS = {
     "params": {"budget": {"params": 0.6}, "finals": 5},
     "both": {"budget": {"macs": 0.7}, "over": ("shrink", "oneshot"), "shares": (0.3, 0.6), "finals": 2, "seed": 3},
     "keep": {"keep": 0.8, "finals": 6},
-    "gates": {"budget": {"params": 0.6}, "choose": "gates", "finals": 3},
 }
 
 

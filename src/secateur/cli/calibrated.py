@@ -191,7 +191,7 @@ def sensitivity(asked: Asked) -> Iterator[Any]:
 
 @command(
     "fit", "Spend no more than a budget, and lose as little as can be.", "directory",
-    *TEXT, "out", "budget", "runtime", "keep_share", "target", "over", "choose", "shares", "score", "include",
+    *TEXT, "out", "budget", "runtime", "keep_share", "target", "over", "shares", "score", "include",
     "exclude", "solver", "pattern", "finals", "store", "levels",
     verb="search/fitting.py:fit", required=("data", "out"),
 )  # fmt: skip
@@ -225,7 +225,7 @@ def fit(asked: Asked) -> Iterator[Any]:
             budget=limits,
             keep=keep,
             over=asked.over or ("shrink",),
-            **asked.only("target", "runtime", "choose", "shares", "score", "seed", "store", "levels"),
+            **asked.only("target", "runtime", "shares", "score", "seed", "store", "levels"),
             **asked.only("include", "exclude", "solver", "pattern"),
             **finals,
         )

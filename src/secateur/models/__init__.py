@@ -23,8 +23,10 @@ from secateur.models.distance import OUTPUTS as OUTPUTS
 from secateur.models.distance import ROWS as ROWS
 from secateur.models.distance import DenseOutputs as DenseOutputs
 from secateur.models.distance import Descended as Descended
+from secateur.models.distance import NoSlopeError as NoSlopeError
 from secateur.models.distance import answers_of as answers_of
 from secateur.models.distance import are_logits as are_logits
+from secateur.models.distance import computing_with as computing_with
 from secateur.models.distance import divergence as divergence
 from secateur.models.distance import mean_of as mean_of
 from secateur.models.distance import recomputed as recomputed

@@ -52,6 +52,32 @@ def running(model: nn.Module) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def computing_with(model: nn.Module, new: Mapping[str, Tensor]) -> Iterator[None]:
+    """A context in which the model computes with these values of parameters, which gradients reach.
+
+    >>> model = nn.Linear(2, 1, bias=False)
+    >>> with computing_with(model, {"weight": torch.ones(1, 2)}):
+    ...     model(torch.ones(1, 2)).item()
+    2.0
+    """
+    own = dict(model.named_parameters())
+    values: dict[int, Any] = {id(own[name]): value for name, value in new.items()}
+    tables = [private.parameters_of(module) for module in model.modules()]
+    held = [(table, key, each) for table in tables for key, each in table.items() if id(each) in values]
+    try:
+        for table, key, parameter in held:
+            table[key] = values[id(parameter)]
+        yield
+    finally:
+        for table, key, parameter in held:
+            table[key] = parameter
+
+
+class NoSlopeError(ValueError):
+    """Nothing can descend on the outputs of a model."""
+
+
 class Held(NamedTuple):
     """A batch, what is compared of the dense model's outputs, which of their tokens are no padding, and the rows that
     it selects: of another selection no row of the outputs has its like."""
@@ -154,7 +180,7 @@ class DenseOutputs:
         """The mean of `rows_lost`, along which what is learnt, such as a gate, descends.
 
         Raises:
-            ValueError: no gradient of it reaches anything, or it is not finite.
+            NoSlopeError: no gradient of it reaches anything, or it is not finite.
         """
         loss = self.rows_lost(at).mean()
         if not loss.requires_grad:
@@ -163,9 +189,9 @@ class DenseOutputs:
             raise self.unfit("is not finite")
         return loss
 
-    def unfit(self, why: str) -> ValueError:
+    def unfit(self, why: str) -> NoSlopeError:
         """The error where nothing can descend."""
-        return ValueError(
+        return NoSlopeError(
             f"how far the outputs of {type(self.model).__name__} are from the dense ones {why}: leave out "
             'choose="gates", or run the batches by a forward= that returns what the model computes with.'
         )

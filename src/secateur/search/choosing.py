@@ -13,17 +13,17 @@ import functools
 import math
 import statistics
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from secateur.coupling import Coupling, Group, Scope, find_coupling, may_leave
-from secateur.models import example_for, shorter
+from secateur.models import NoSlopeError, computing_with, example_for, parts_of, recomputed, running, shorter
 from secateur.operations import Operation, operations_of
 from secateur.runtimes import Elsewhere, OnnxRuntime, Runtime, Timer, is_mixed, rounding
 from secateur.search.costs import (
@@ -42,7 +42,7 @@ from secateur.search.latency import Times, changed_by, saved_by
 from secateur.search.levels import CONVOLUTIONS, Levels, Matrix, RoundedLevels, Rung, matrices_of
 from secateur.search.result import KINDS, Chosen, Point, cost_text, knee_of
 from secateur.search.score import ModelLoss
-from secateur.search.search import Choice, Evolved, evolved, looked_at, measured_curve
+from secateur.search.search import STEPS, Choice, Evolved, Gate, descended, evolved, looked_at, measured_curve
 from secateur.search.sensitivity import Sensitivity, curves_of
 from secateur.search.space import Class, Predicted, Space, candidates, classes_of
 from secateur.shrinking import (
@@ -57,7 +57,7 @@ from secateur.shrinking import (
     plan_of,
     tie_roles,
 )
-from secateur.support import Forward, in_mode, on_rank_zero, run_example, side_by_side, track, unwrapped
+from secateur.support import Forward, alone, in_mode, on_rank_zero, run_example, side_by_side, track, unwrapped
 
 PASSES = 30.0  # over the batches held back that a search may make, with the curve and the candidates
 _POINTS = 6  # of the curve, below the dense model
@@ -89,29 +89,17 @@ def kept_by(lost: float, most: float) -> bool:
     return lost <= most + 1e-9 * max(1.0, abs(most))
 
 
-def _taken(judged: Mapping[str, Judged], fixed: Collection[str]) -> str:
-    """Which of the finished models is taken (see `taken_of`). Gates were learnt on batches that judge them: theirs is
-    believed where it loses less by more than noise than what is taken without it.
-
-    >>> _taken({"gates": Judged(0.1), "searched": Judged(0.2)}, ()), _taken({"gates": Judged(0.1)}, ())
-    ('gates', 'gates')
-    """
-    others = {name: its for name, its in judged.items() if name != GATES}
-    best = taken_of(others, fixed) if others else GATES
-    return GATES if GATES in judged and judged[GATES].beats(judged[best]) else best
-
-
 @dataclass(frozen=True)
 class ByItself:
     """The result of `secateur.shrink` at a budget, without a search.
 
     Attributes:
-        judged: the loss of the finished model; None where it was not asked for, or costs more than it may.
+        judged: the loss of the finished model.
         units: ``{group of the coupling: how many stay}``.
         costs: of the finished model.
     """
 
-    judged: Judged | None
+    judged: Judged
     units: Mapping[str, int]
     costs: Mapping[str, float]
 
@@ -128,9 +116,6 @@ class Finishing(Protocol):
     def by_itself(self, limits: Mapping[str, float], *, by_all: bool = False) -> ByItself | None:
         """What a verb makes of the budget, by what levels were made of or by all batches; None where none takes such a
         budget."""
-
-    def by_gates(self, limits: Mapping[str, float], *, judge: bool) -> ByItself:
-        """What gates make of the budget, by what levels were made of."""
 
 
 @dataclass(frozen=True)
@@ -177,12 +162,63 @@ class _Seen:
         return None
 
 
+class _Slopes:
+    """How the loss of one batch changes with the share of each gate, where the model's weights lie between the levels
+    of all; of these there are two of each class in memory, besides the weights and the slopes along them.
+
+    Args:
+        search: of the levels, in a context where its model runs with gradients.
+    """
+
+    def __init__(self, search: LevelSearch) -> None:
+        self.search, self.measured = search, search.measured
+        self.dense = {name: each.detach() for name, each in search.inner.named_parameters()}
+        self.known: list[dict[int, dict[str, Tensor]]] = [{} for _ in search.space.classes]
+        self.order = self.measured.in_order(STEPS, torch.Generator().manual_seed(search.seed))
+        self.again: Sequence[nn.Module] | None = None  # what a backward pass computes once more
+
+    def __call__(self, gates: Sequence[Gate], step: int) -> list[float]:
+        ends = [self._ends(at, gate) for at, gate in enumerate(gates)]
+        new: dict[str, Tensor] = {}
+        for its, gate in zip(ends, gates, strict=True):
+            for name, low, high in self._pairs(*its):
+                between = torch.lerp(low, high, gate.share)
+                new[name] = between if name not in new else new[name] + (between - self.dense[name])
+        leaves = {name: each.detach().requires_grad_() for name, each in new.items()}
+        with computing_with(self.search.inner, leaves):
+            if self.again is None:
+                blocks = [*parts_of(self.search.inner).values()]
+                self.again = self.measured.to_compute_again(blocks, lambda: self.measured.rows_lost(self.order[0]))
+            with recomputed(self.again):
+                loss = self.measured.to_descend(self.order[step], "level")
+                found = torch.autograd.grad(loss, [*leaves.values()], allow_unused=True)
+        slopes = {name: each for name, each in zip(leaves, found, strict=True) if each is not None}
+        return [
+            math.fsum(
+                float((slopes[name] * (high - low)).sum()) for name, low, high in self._pairs(*its) if name in slopes
+            )
+            for its in ends
+        ]
+
+    def _ends(self, at: int, gate: Gate) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The values of the two levels; those of others are let go of."""
+        known, search = self.known[at], self.search
+        self.known[at] = {
+            level: known[level] if level in known else search.levels.weights(search.inner, search.one(at, level))
+            for level in (gate.low, gate.high)
+        }
+        return self.known[at][gate.low], self.known[at][gate.high]
+
+    def _pairs(self, low: Mapping[str, Tensor], high: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor, Tensor]]:
+        for name in dict.fromkeys([*low, *high]):
+            yield name, low.get(name, self.dense[name]), high.get(name, self.dense[name])
+
+
 @dataclass(eq=False)
 class LevelSearch:
     """What is asked, and what is known of the model so far; the parameters are those of `secateur.fit`.
 
     Attributes:
-        choose: "gates" where these are learnt, too: ``gated`` is what they chose.
         scope: ``{"include": globs or None, "exclude": globs or None}``: what may leave of all that has levels.
         in_directory: that `shrink` of a directory carries it out, which watches the model on the meta device.
         stays: ``{group: why}`` of what has levels and stays whole all the same.
@@ -198,7 +234,6 @@ class LevelSearch:
     forward: Forward | None = None
     uniform: bool = False
     over: tuple[str, ...] = ("shrink", "oneshot")
-    choose: str | None = None
     seed: int = 0
     passes: float = PASSES
     folder: Path | None = None
@@ -208,7 +243,6 @@ class LevelSearch:
     starts: dict[str, Choice] = field(default_factory=dict)  # that the last search began with
     alike: Mapping[str, Choice] = field(default_factory=dict)  # all of the model in so many bits
     default: ByItself | None = None
-    gated: ByItself | None = None
     known: Sensitivity | None = None  # that was measured before
     scope: Mapping[str, Any] = field(default_factory=dict)
     in_directory: bool = False
@@ -690,10 +724,31 @@ class LevelSearch:
             for name, choice in self.alike.items()
             if self.space.fits(choice, limits)
         }
-        for name, its in (("shrink", self.default), (GATES, self.gated)):
-            if its is not None and (near := self.space.nearest(its.units, limits)) is not None:
-                self.starts[name] = near
+        if self.default is not None and (near := self.space.nearest(self.default.units, limits)) is not None:
+            self.starts["shrink"] = near
+        if self._mixed is None and (its := self._by_gates(found[ERRORS], limits)) is not None:
+            self.starts[GATES] = its
         return self.starts
+
+    def _by_gates(self, start: Choice, limits: Mapping[str, float]) -> Choice | None:
+        """What fits and is nearest to where gates between levels end; None where the loss has no slope along them."""
+        saved = [[its[0] - each for each in its] for its in self.space.spent(limits)]
+
+        def ends() -> list[float]:
+            with alone(), running(self.inner), torch.enable_grad():
+                self.inner.requires_grad_(False)
+                return descended(saved, start, _Slopes(self))
+
+        try:
+            found = on_rank_zero(ends)  # sums of other processes may be others
+        except NoSlopeError:  # nor had what levels say
+            return None
+        far = [[(each - end) ** 2 / (max(its) or 1.0) for each in its] for its, end in zip(saved, found, strict=True)]
+        return self.space.least(limits, far)
+
+    def one(self, at: int, level: int) -> dict[str, int]:
+        """``{group: its level}`` where a class alone is at one."""
+        return self.space.named(tuple(level if here == at else 0 for here in range(len(self.space.classes))))
 
     def _measure_alone(self) -> None:
         """Measures the loss of each class alone in the whole model, at a level or two. The levels' own estimates are of
@@ -736,8 +791,7 @@ class LevelSearch:
         return [(2 * at + 1) * batches // (2 * count) for at in range(count)], runs * count / batches
 
     def _alone(self, at: int, level: int, some: Sequence[int]) -> float:
-        choice = tuple(level if here == at else 0 for here in range(len(self.space.classes)))
-        with self.levels.assembled(self.model, self.space.named(choice)):
+        with self.levels.assembled(self.model, self.one(at, level)):
             return self.measured.now(some)
 
     def _curve(self, word: str) -> list[Point]:
@@ -786,14 +840,12 @@ class LevelSearch:
             self.default = None if finishing is None else finishing.by_itself(limits)
             if finishing is None or self.default is None:
                 raise
-            self._learn(limits, finishing, judge=True)
-            return self._without_levels(limits, finishing)
+            return self._without_levels(limits, self.default, finishing)
         if self._mixed is None:
             self._measure_alone()
         curve = self._curve(word)
-        if finishing is not None:
-            self.default = finishing.by_itself(limits) if finals > 1 else None
-            self._learn(limits, finishing, judge=finals > 1)
+        if finishing is not None and finals > 1:
+            self.default = finishing.by_itself(limits)
         found = self._searched(limits, max(1.0, self.passes - self.spent))
         finished: dict[str, float] = {}
         taken = None
@@ -801,36 +853,23 @@ class LevelSearch:
             found, finished, taken = self._finished(limits, found, finals, finishing)
         at = self._point(self.space.cost(found.choice, word) / dense[word], found.loss)
         chosen = replace(self._chosen(limits, found, [at, *curve]), finals=finished, taken=taken)
-        return chosen if finishing is None else self._by_verb(chosen, finishing)
+        if finishing is not None and taken == DEFAULT:
+            assert self.default is not None
+            chosen = self._by_default(chosen, self.default, finishing)
+        return chosen
 
-    def _learn(self, limits: Mapping[str, float], finishing: Finishing, *, judge: bool) -> None:
-        """What gates make of the budget, where these are asked for."""
-        self.gated = finishing.by_gates(limits, judge=judge) if self.choose is not None else None
+    def _by_default(self, chosen: Chosen, default: ByItself, finishing: Finishing) -> Chosen:
+        """What `shrink` makes of the budget by all batches, as it does without a search."""
+        default = finishing.by_itself(chosen.limits, by_all=True) or default
+        return replace(chosen, units=dict(default.units), predicted={**chosen.predicted, **default.costs})
 
-    def _verbs(self) -> dict[str, ByItself]:
-        """What `shrink` made of the budget by itself and by gates, as far as it was judged."""
-        its = {DEFAULT: self.default, GATES: self.gated}
-        return {name: each for name, each in its.items() if each is not None and each.judged is not None}
-
-    def _by_verb(self, chosen: Chosen, finishing: Finishing) -> Chosen:
-        """Where a verb's counts were taken, these: of gates what was judged, of `shrink` by itself what it makes of the
-        budget by all batches, as it does without a search."""
-        its = self._verbs().get(chosen.taken or "")
-        if its is None:
-            return chosen
-        if chosen.taken == DEFAULT:
-            its = finishing.by_itself(chosen.limits, by_all=True) or its
-        return replace(chosen, units=dict(its.units), predicted={**chosen.predicted, **its.costs})
-
-    def _without_levels(self, limits: Mapping[str, float], finishing: Finishing) -> Chosen:
-        """What verbs make of a budget that no choice of levels meets: they take of groups that have none, too, such as
-        the width of a residual stream."""
-        named = {name: its.judged for name, its in self._verbs().items() if its.judged is not None}
-        taken = _taken(named, {DEFAULT})
-        losses = {name: each.loss for name, each in named.items()}
-        found = Evolved(self.space.near(self._verbs()[taken].units), losses[taken], losses, 0.0, 0)
-        chosen = replace(self._chosen(limits, found, []), finals=losses, taken=taken, stays={})
-        return self._by_verb(chosen, finishing)
+    def _without_levels(self, limits: Mapping[str, float], default: ByItself, finishing: Finishing) -> Chosen:
+        """What `shrink` makes of a budget that no choice of levels meets: it takes of groups that have none, too, such
+        as the width of a residual stream."""
+        loss = default.judged.loss
+        found = Evolved(self.space.near(default.units), loss, {DEFAULT: loss}, 0.0, 0)
+        chosen = replace(self._chosen(limits, found, []), finals={DEFAULT: loss}, taken=DEFAULT, stays={})
+        return self._by_default(chosen, default, finishing)
 
     def _finished(
         self, limits: Mapping[str, float], found: Evolved, finals: int, finishing: Finishing
@@ -839,16 +878,14 @@ class LevelSearch:
 
         What was found and the best fixed allocations come first, and then what the curves say is best near the best of
         these, or one step beside it. (Weights of the curves, learnt from what finished models lost, gained nothing.)
-        What gates found is one more.
         """
-        named = {name: its.judged for name, its in self._verbs().items() if its.judged is not None}
-        half, finals = finals // 2 - (DEFAULT in named), finals + (GATES in named)
+        named = {} if self.default is None else {DEFAULT: self.default.judged}
         fixed = sorted((name for name in found.losses if name not in (ERRORS, GATES)), key=found.losses.__getitem__)
         most = _WORSE * found.losses[fixed[0]] if fixed else 0.0
         first = {found.choice: SEARCHED}
         for name in fixed:
             choice = self.starts[name]
-            if len(first) > max(1, half) or found.losses[name] > most:
+            if len(first) > max(1, finals // 2 - len(named)) or found.losses[name] > most:
                 break
             if len(first) + len(named) == finals:
                 break
@@ -861,23 +898,17 @@ class LevelSearch:
         several = side_by_side(lambda choice: self._judged(choice, finishing), [*first], "finishing the best")
         for (choice, name), found_of_it in zip(first.items(), several, strict=True):
             named[name], its[name], judged[choice] = found_of_it, choice, found_of_it.loss
-
-        def near(word: str) -> Choice:
-            choice = self.starts.get(word, self.space.dense)
-            return choice if self.space.fits(choice, limits) else min(judged, key=judged.__getitem__)
-
-        if GATES in named:  # then what is beside these is finished, too, where nothing else is better
-            its[GATES] = near(GATES)
-            judged.setdefault(its[GATES], named[GATES].loss)
         for number in track(range(1, finals - len(named) + 1), "finishing others"):
             step = self._proposed(judged, limits)
             if step is None:
                 break
             (named[f"step {number}"],) = side_by_side(lambda choice: self._judged(choice, finishing), [step])
             its[f"step {number}"], judged[step] = step, named[f"step {number}"].loss
-        its[DEFAULT] = near("shrink")
+        its[DEFAULT] = self.starts.get("shrink", self.space.dense)
+        if not self.space.fits(its[DEFAULT], limits):
+            its[DEFAULT] = min(judged, key=judged.__getitem__)
         allocations = {self.starts[name] for name in fixed}
-        taken = _taken(named, {DEFAULT, *(name for name, choice in its.items() if choice in allocations)})
+        taken = taken_of(named, {DEFAULT, *(name for name, choice in its.items() if choice in allocations)})
         best = its[taken]
         loss = found.known[best] if best in found.known else found.loss if best == found.choice else self._all(best)
         return replace(found, choice=best, loss=loss), {name: each.loss for name, each in named.items()}, taken
@@ -885,8 +916,9 @@ class LevelSearch:
     def _judged(self, choice: Choice, finishing: Finishing) -> Judged:
         named = self.space.named(choice)
         counts = {name: int(mask.sum()) for name, mask in self.levels.kept(named).items()}
-        same = [each.judged for each in self._verbs().values() if counts == each.units and len(counts) == len(named)]
-        return finishing.judged(named) if not same or same[0] is None else same[0]  # else it is that model
+        if self.default is not None and counts == self.default.units and len(counts) == len(named):
+            return self.default.judged  # it is that model
+        return finishing.judged(named)
 
     def _proposed(self, judged: Mapping[Choice, float], limits: Mapping[str, float]) -> Choice | None:
         """What the curves say is best of what was not finished yet, near the best that was; None where nothing else

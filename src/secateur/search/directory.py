@@ -124,7 +124,6 @@ def fit_directory(
                 "target": budget.target,
                 "runtime": str(budget.runtime),
                 "score": described(asked.score) if callable(asked.score) else asked.score,
-                "choose": asked.choose,
                 "finals": asked.finals,
                 "seed": asked.seed,
             }

@@ -38,7 +38,6 @@ from secateur.support import (
     Forward,
     Undo,
     alone,
-    check_choose,
     check_data,
     described,
     directories,
@@ -64,6 +63,7 @@ class _MissedError(Exception):
     """The finished model does not keep its score."""
 
 
+@torch.inference_mode(False)  # gates between levels descend
 def fit(
     model: nn.Module | Path | str,
     batches: Iterable[Any],
@@ -73,7 +73,6 @@ def fit(
     keep: float | Mapping[str, float] | None = None,
     score: Score | None = None,
     over: str | Sequence[str] = ("shrink",),
-    choose: str | None = None,
     target: str = "params",
     uniform: bool = False,
     shares: Sequence[float] | None = None,
@@ -141,12 +140,6 @@ def fit(
             are made for (see `secateur.search.ModelLoss`).
         over: ``"shrink"``, units that leave; ``"oneshot"``, entries that become zero; or both. Zeros are no faster by
             themselves, so a latency asks for ``"shrink"``.
-        choose: "gates" also learns on the loss of the whole model which units leave, as `secateur.shrink` does with it
-            (of several budgets by the tightest): once, in 200 steps of a batch each, which take a backward pass. The
-            levels nearest to the counts that they choose join what the search begins with. Finished with these counts
-            the model is one more of the candidates, beside the ``finals`` if these are more than one, and is taken
-            where it is better by more than noise. A latency they hold where it is the tightest; else, where there is
-            one, they are a start alone. Not with ``keep``. None: no gates.
         target: which cost is to get small, with ``keep``.
         uniform: keep what the model's configuration can say, so that ``from_pretrained`` loads what is saved.
         shares: the levels: how much leaves, each in (0, 1); by default 5 % to 90 % in steps of five, of
@@ -206,7 +199,6 @@ def fit(
     asked = FitRequest(
         budget=parse_budget(budget, keep, target=target, runtime=runtime),
         over=(over,) if isinstance(over, str) else tuple(over),
-        choose=choose,
         score=score,
         shares=shares,
         scope={"include": globs_of(include), "exclude": globs_of(exclude)},
@@ -292,7 +284,6 @@ class FitRequest:
 
     budget: Budget
     over: tuple[str, ...]
-    choose: str | None
     score: Score | None
     shares: Sequence[float] | None
     scope: Mapping[str, Any]
@@ -317,30 +308,12 @@ class FitRequest:
             )
         if is_mixed(self.budget.runtime) and {*self.over} != {"shrink"}:
             raise ValueError('bits are chosen of what stays where units leave: with them over= is ("shrink",).')
-        self._check_choose()
         if self.finals < 1:
             raise ValueError(f"finals must be at least 1, the number of models that are finished; not {self.finals}.")
         if self.score is not None and not isinstance(self.score, str) and not callable(self.score):
             raise TypeError(f"score is a function (model) -> float, higher is better, not {self.score!r}.")
         if isinstance(self.score, str):
             check_word(self.score)
-
-    def _check_choose(self) -> None:
-        check_choose(self.choose, "gates")
-        if self.choose is None:
-            return
-        if "shrink" not in self.over:
-            raise ValueError(
-                'gates choose which units leave, not which entries become zero: with choose="gates" over= names '
-                '"shrink", alone or beside "oneshot".'
-            )
-        if self.budget.keep is not None:
-            raise ValueError(
-                "gates learn what leaves at a budget, and with keep= that is what is searched for: give budget=, or "
-                "leave out choose=."
-            )
-        if is_mixed(self.budget.runtime):
-            raise ValueError("gates choose no bits, and with a mixed runtime these are chosen, too; leave out choose=.")
 
     def given(self, model: nn.Module) -> Sensitivity | None:
         """The levels that are made already; ValueError where they are to be others."""
@@ -417,7 +390,7 @@ class FitRequest:
     ) -> Executor:
         """The search of these levels, and what carries out what it finds."""
         budget = self.budget.limits, self.budget.keep, self.budget.target, str(self.budget.runtime)
-        asked = *budget, self.over, self.choose, self.scope, self.uniform, self.finals, self.seed
+        asked = *budget, self.over, self.scope, self.uniform, self.finals, self.seed
         check_alike(levels, model, every, *asked, self.score if isinstance(self.score, str) else None)
         rest, back = split(every)
         choosing = LevelSearch(
@@ -431,7 +404,6 @@ class FitRequest:
             forward=self.forward,
             uniform=self.uniform,
             over=self.over,
-            choose=self.choose,
             seed=self.seed,
             passes=PASSES,
             folder=folder,
@@ -620,34 +592,8 @@ class Executor:
                 raise
             return self.by_itself(limits, by_all=by_all, verify=True)
 
-    def by_gates(self, limits: Mapping[str, float], *, judge: bool) -> ByItself:
-        """The counts of units that gates choose at a budget, learnt on a copy by what levels were made of; and, where
-        that is to be judged and within the budget, what such a model loses, carried out as any choice is."""
-
-        rest = self.choosing.rest
-
-        def found(*, verify: bool) -> ByItself:
-            try:
-                _, units, costs = self._asked(limits, rest, verify=verify, choose=self.asked.choose)
-            except ValueError as error:
-                raise ValueError(f'choose="gates": {error}') from error
-            if not judge or not {*limits} <= {*costs} or not holds(limits, costs):
-                return ByItself(None, units, costs)
-            try:
-                return ByItself(self._lost(self._copied(Told(units), rest, verify=verify)), units, costs)
-            except _UNPROVED:
-                if verify or not self.asked.verify:
-                    raise
-                return found(verify=True)
-
-        def by_one() -> ByItself:
-            with alone():
-                return found(verify=False)
-
-        return on_rank_zero(by_one)  # what others learn may be other gates
-
     def _asked(
-        self, limits: Mapping[str, float], batches: Sequence[Any], *, verify: bool, choose: str | None = None
+        self, limits: Mapping[str, float], batches: Sequence[Any], *, verify: bool
     ) -> tuple[nn.Module, dict[str, int], dict[str, float]]:
         """A copy from which `shrink` took as much as the tightest of these limits says, and a little more until all of
         them hold, if that comes soon; its counts and costs."""
@@ -666,7 +612,6 @@ class Executor:
                     runtime=self.asked.budget.runtime if timed else None,
                     batches=batches,
                     forward=task.forward,
-                    choose=choose,
                     uniform=self.asked.uniform,
                     verify=verify,
                     **self.asked.scope,

@@ -1,5 +1,6 @@
-"""Evolutionary search: levels are switched at random, and children are compared by the loss of the whole model. What
-each class of groups loses alone in the whole model: its curve.
+"""Gates: each class of groups stands between two of its levels, and moves along the slope of the whole model's loss.
+Evolutionary search: levels are switched at random, and children are compared by that loss. What each class loses alone
+in the whole model: its curve.
 """
 
 from __future__ import annotations
@@ -9,17 +10,123 @@ import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from secateur.support import side_by_side, track
+
+Choice = tuple[int, ...]  # the number of the level of each group
+
+# ---- Gates: each class of groups stands between two of its levels, and moves along the slope of the model's loss.
+#
+# Law: what is saved in all stays what it was; one seed, one result.
+
+STEPS, RATE, MOMENTA = 80, 0.06, (0.8, 0.95)  # of Adam, in shares of what a class can save
+_FALLS = 0.5  # of the steps, from which on they get smaller
+_MEAN = 0.2  # of the steps, the last ones: their mean is where gates end
+_HALVINGS = 60
+
+
+class Gate(NamedTuple):
+    """Where a class of groups stands: so far from one level to another one, which saves more."""
+
+    low: int
+    high: int
+    share: float
+
+
+def descended(
+    saved: Sequence[Sequence[float]],
+    start: Choice,
+    slopes: Callable[[Sequence[Gate], int], Sequence[float]],
+    *,
+    steps: int = STEPS,
+) -> list[float]:
+    """Where gates end that descend on a loss while all of them together save what they saved at the start.
+
+    A gate stands between two levels, each of which is repaired: so what repair gives back counts, as it does not where
+    units are weighed by gates of their own (arXiv:2410.11988). Where it does not matter which of them saves the next
+    bit, they stay; Adam's steps lead there, and the mean of the last ones is taken.
+
+    Args:
+        saved: of each class what each of its levels saves; of the first nothing.
+        start: where they begin.
+        slopes: ``(gates, number of the step)`` -> how the loss changes with the share of each.
+        steps: how many.
+
+    Returns:
+        What each class saves in the end.
+
+    >>> bought = descended([[0, 1, 2], [0, 1, 2]], (1, 1), lambda gates, _: [2.0 * gates[0].low, 1.0])
+    >>> [round(each, 1) for each in bought]
+    [1.0, 1.0]
+    """
+    ladders = [_ladder(its) for its in saved]
+    amounts = [np.asarray([its[at] for at in ladder], np.float64) for its, ladder in zip(saved, ladders, strict=True)]
+    whole = np.array([its[-1] for its in amounts])
+    shares = np.array(
+        [min(1.0, its[at] / most) if most else 0.0 for its, at, most in zip(saved, start, whole, strict=True)]
+    )
+    much = float(shares @ whole)
+    mean, square, total = (np.zeros(len(saved)) for _ in range(3))
+    last = max(1, round(_MEAN * steps))
+    for step in track(range(steps), "moving gates"):
+        places = [_gate(*each) for each in zip(ladders, amounts, shares * whole, strict=True)]
+        widths = [its[gate.high] - its[gate.low] for its, gate in zip(saved, places, strict=True)]
+        found = zip(slopes(places, step), widths, whole, strict=True)
+        slope = np.array([each * most / width if width else 0.0 for each, width, most in found])
+        slope = _along(slope, whole, shares)
+        mean = MOMENTA[0] * mean + (1 - MOMENTA[0]) * slope
+        square = MOMENTA[1] * square + (1 - MOMENTA[1]) * slope**2
+        size = np.sqrt(square / (1 - MOMENTA[1] ** (step + 1)))
+        move = np.divide(mean / (1 - MOMENTA[0] ** (step + 1)), size, out=np.zeros(len(saved)), where=size > 0)
+        rate = RATE * min(1.0, (1 - step / steps) / (1 - _FALLS))
+        shares = _saving(shares - rate * move, whole, much)
+        total += shares if step >= steps - last else 0.0
+    return [float(each) for each in _saving(total / last, whole, much) * whole]
+
+
+def _ladder(saved: Sequence[float]) -> list[int]:
+    """The levels that save more than all before them; the first is one."""
+    return [at for at, each in enumerate(saved) if not at or each > max(saved[:at])]
+
+
+def _gate(ladder: Sequence[int], amounts: npt.NDArray[np.float64], amount: float) -> Gate:
+    """Where a class stands that saves so much."""
+    if len(ladder) == 1:
+        return Gate(0, 0, 0.0)
+    at = min(int(np.searchsorted(amounts, amount, side="right")), len(ladder) - 1) - 1
+    share = (amount - amounts[at]) / (amounts[at + 1] - amounts[at])
+    return Gate(ladder[at], ladder[at + 1], min(1.0, max(0.0, float(share))))
+
+
+def _along(
+    slope: npt.NDArray[np.float64], whole: npt.NDArray[np.float64], shares: npt.NDArray[np.float64]
+) -> npt.NDArray[np.float64]:
+    """The slope along which what is saved stays, of those that can go down it."""
+    free = whole > 0
+    for _ in range(3):
+        price = slope[free] @ whole[free] / max(whole[free] @ whole[free], 1e-300)
+        along = slope - price * whole
+        free = (whole > 0) & ~((shares <= 0) & (along > 0)) & ~((shares >= 1) & (along < 0))
+    return np.where(free, along, 0.0)
+
+
+def _saving(shares: npt.NDArray[np.float64], whole: npt.NDArray[np.float64], much: float) -> npt.NDArray[np.float64]:
+    """The shares, in [0, 1] and moved by one number, that save so much."""
+    low, high = -1 - float(shares.max(initial=0.0)), 1 - float(shares.min(initial=0.0))
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if np.clip(shares + middle, 0, 1) @ whole < much else (low, middle)
+    return np.clip(shares + high, 0, 1)
+
 
 # ---- Evolutionary search: levels are switched at random, and children are compared by the loss of the whole model.
 #
 # Law: one seed, one result; whatever is returned fits, and loses no more on all data than any candidate that it began
 # with; no more passes over the data are made than were granted, but for those of the candidates.
-
-Choice = tuple[int, ...]  # the number of the level of each group
 
 _OFFSPRING = 16, 4  # at most and at least; twice the number of batches, so that a generation stays cheap
 _SHARES = (1 / 16, 1 / 4)  # of the data, before all of it

@@ -315,7 +315,7 @@ class Space:
         room = dict(limits)
         best = None
         for _ in range(_TIGHTER):
-            table = self._spent(limits, weight)
+            table = self.spent(limits, weight)
             budget = math.fsum(weight[word] * (room[word] - fixed[word]) / limits[word] for word in limits)
             found = least_errors(errors, table, budget)
             if found is None:
@@ -341,7 +341,7 @@ class Space:
         never does."""
         if not holds(limits, self.costs(self.last, limits)):
             return None
-        errors, spent, choice = self.errors(), self._spent(limits), self.dense
+        errors, spent, choice = self.errors(), self.spent(limits), self.dense
         while not self.fits(choice, limits):
             steps = [
                 ((errors[at][up] - errors[at][level]) / (spent[at][level] - spent[at][up]), at, up)
@@ -360,7 +360,7 @@ class Space:
         """Greedy: next comes the least loss per cost saved, on the lower convex hull of each class' curve of the
         levels, until it fits; None where it never does."""
         steps = []
-        for at, (losses, costs) in enumerate(zip(self._told(), self._spent(limits), strict=True)):
+        for at, (losses, costs) in enumerate(zip(self._told(), self.spent(limits), strict=True)):
             corner = 0
             while corner + 1 < len(losses):
                 slopes = {
@@ -379,7 +379,7 @@ class Space:
                 return self.filled(choice, limits)
         return None
 
-    def _spent(self, limits: Mapping[str, float], weight: Mapping[str, float] | None = None) -> list[list[float]]:
+    def spent(self, limits: Mapping[str, float], weight: Mapping[str, float] | None = None) -> list[list[float]]:
         """Of each class what each level costs by itself, as a share of what may be spent; the limits may weigh."""
         weight = weight or dict.fromkeys(limits, 1.0)
         own = {word: self._own(word) for word in limits}

@@ -19,12 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from secateur.coupling import Group
-from secateur.models import NUMBERS, DenseOutputs, Descended, full_name, recomputed, running
+from secateur.models import NUMBERS, DenseOutputs, Descended, computing_with, full_name, recomputed, running
 from secateur.shrinking.costs import CostPolynomial, TiedGroups, amount_of, timed_amount
 from secateur.shrinking.counting import rounded_ties
 from secateur.shrinking.measure import Curve, Measured
 from secateur.shrinking.request import PruningTarget, Request
-from secateur.support import Forward, private, track
+from secateur.support import Forward, track
 
 STEPS, RATE, MOMENTA = 200, 0.1, (0.9, 0.95)  # of Adam
 WARM, COLD = 1.0, 0.1  # the temperatures at the start and in the end
@@ -198,22 +198,15 @@ def gated(model: nn.Module, places: Places, gates: Mapping[str, Tensor]) -> Iter
     True
     """
     own = dict(model.named_parameters())
-    new: dict[int, Any] = {}
+    new: dict[str, Tensor] = {}
     for name, its in places.items():
         weight: Tensor = own[name]
         for group, at, index in its:
             factors = torch.cat([gates[group].to(weight), weight.new_ones(1)])[index.to(weight.device)]
             weight = weight * factors.reshape([-1 if dim == at else 1 for dim in range(weight.dim())])
-        new[id(own[name])] = weight
-    tables = [private.parameters_of(module) for module in model.modules()]
-    held = [(table, key, each) for table in tables for key, each in table.items() if id(each) in new]
-    try:
-        for table, key, parameter in held:
-            table[key] = new[id(parameter)]
+        new[name] = weight
+    with computing_with(model, new):
         yield
-    finally:
-        for table, key, parameter in held:
-            table[key] = parameter
 
 
 # ---- learnt ---------------------------------------------------------------------------------------------------------
