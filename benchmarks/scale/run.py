@@ -34,7 +34,8 @@ RUNS = 9  # of each block of a transformer, in stages, the dense one beside (ben
 SLOPES = 4096  # tokens that slopes are of
 CELLS, SCORED = 4, 1000  # of `sensitivity`: levels of a group, and the tokens that each is scored on
 FINE, PASSES, FIRST, STEPS_OF_FIT = 18, 30, 6, 5  # of `fit`: levels, runs of what is held back, finals at once, others
-IN_MEMORY = 4  # times a model: `fit` with a copy that is finished; `shrink` takes 3.1 (benchmarks/shrinking/RESULTS.md)
+GATES = 80  # steps of `fit`, of a sequence each, forwards and backwards
+IN_MEMORY = 5  # times a model: `fit` between two levels of each group, with what lies between and its slopes
 
 
 def size(count: float) -> str:
@@ -128,6 +129,7 @@ def fit_seconds(model: Shapes, processes: int) -> dict[str, float]:
     final = sum(repairing(model, rest).values()) + 2 * model.parameters * tokens / FORWARD
     return {
         "levels": levels_seconds(model, FINE, rest),
+        "gates": GATES * 6 * model.parameters * LENGTH / FORWARD,
         "searching": PASSES * 2 * model.parameters * back / FORWARD / processes,
         "finals": sum(measuring(model, rest).values()) + (1 + -(-FIRST // processes) + STEPS_OF_FIT) * final,
         "writing": sum(shrink_seconds(model, 1).values()),

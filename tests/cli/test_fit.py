@@ -9,7 +9,6 @@ from transformers import AutoModelForCausalLM
 
 from secateur.checkpoints import locked
 from secateur.cli import calibrated
-from secateur.shrinking import gates
 from support.commands import fails, run
 from support.stacks import contents
 
@@ -92,16 +91,6 @@ def test_what_sensitivity_wrote_is_what_fit_begins_with(folder):
 
 
 @pytest.mark.long
-def test_gates_are_a_candidate_where_that_is_asked(folder, monkeypatch):
-    monkeypatch.setattr(gates, "STEPS", 10)
-    ended = call(folder, "--budget", "params=0.8", "--choose", "gates", "--share", 0.25, "--share", 0.5)
-    assert ended.exit_code == 0, ended.output
-    assert len(re.findall(r"^gates +[\d.e-]+", ended.stdout, re.MULTILINE)) == 2  # as levels, and finished
-    assert loaded(folder).num_parameters() <= 0.8 * loaded(folder, "dense").num_parameters()
-    assert "--choose gates" in (folder / "out" / "secateur.json").read_text()
-
-
-@pytest.mark.long
 def test_another_process_at_work_is_one_line(folder):
     (folder / "out.unfinished").mkdir()
     with locked(folder / "out.unfinished"):
@@ -135,7 +124,6 @@ def fail_to_join(device):
         (("--budget", "params=0.5", "--budget", "params=0.6"), "--budget names params twice"),
         (("--budget", "latency=0.5", "--over", "oneshot"), "zeros make nothing faster by themselves"),
         (("--budget", "params=0.5", "--over", "both"), "over says which kinds of levels"),
-        (("--budget", "params=0.5", "--choose", "luck"), "choose must be "),
         (("--budget", "params=0.5", "--share", "2"), "shares must be fractions"),
         (("--budget", "params=0.5", "--score", "f1"), "score must be one of 'kl', 'cosine', 'change'"),
         (("--budget", "params=0.5", "--include", "nothing*"), "no tensor or group matches"),

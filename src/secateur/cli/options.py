@@ -112,8 +112,7 @@ OPTIONS = {
     "criterion": Option("What ranks weights, or units: magnitude, lamp, ln_norm or random.", "NAME"),
     "choose": Option(
         "gates: learn which units, experts, blocks or weights leave, by the loss of the whole model on the text; it is "
-        "in memory as a whole then, and the search of fit begins there. swaps: units that left come back for others "
-        "where that loses less.",
+        "in memory as a whole then. swaps: units that left come back for others where that loses less.",
         "NAME",
     ),
     "allocate": Option(

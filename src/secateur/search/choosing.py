@@ -57,7 +57,18 @@ from secateur.shrinking import (
     plan_of,
     tie_roles,
 )
-from secateur.support import Forward, alone, in_mode, on_rank_zero, run_example, side_by_side, track, unwrapped
+from secateur.support import (
+    Forward,
+    alone,
+    in_mode,
+    mapped,
+    normal,
+    on_rank_zero,
+    run_example,
+    side_by_side,
+    track,
+    unwrapped,
+)
 
 PASSES = 30.0  # over the batches held back that a search may make, with the curve and the candidates
 _POINTS = 6  # of the curve, below the dense model
@@ -174,7 +185,9 @@ class _Slopes:
         self.search, self.measured = search, search.measured
         self.dense = {name: each.detach() for name, each in search.inner.named_parameters()}
         self.known: list[dict[int, dict[str, Tensor]]] = [{} for _ in search.space.classes]
-        self.order = self.measured.in_order(STEPS, torch.Generator().manual_seed(search.seed))
+        self.order = self.measured.in_order(
+            STEPS, torch.Generator().manual_seed(search.seed % (1 << 63)), without=self.measured.unguarded
+        )
         self.again: Sequence[nn.Module] | None = None  # what a backward pass computes once more
 
     def __call__(self, gates: Sequence[Gate], step: int) -> list[float]:
@@ -735,7 +748,8 @@ class LevelSearch:
         saved = [[its[0] - each for each in its] for its in self.space.spent(limits)]
 
         def ends() -> list[float]:
-            with alone(), running(self.inner), torch.enable_grad():
+            with alone(), torch.inference_mode(False), running(self.inner), torch.enable_grad():
+                self.measured.held = mapped(self.measured.held, normal)
                 self.inner.requires_grad_(False)
                 return descended(saved, start, _Slopes(self))
 

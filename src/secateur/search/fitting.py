@@ -63,7 +63,6 @@ class _MissedError(Exception):
     """The finished model does not keep its score."""
 
 
-@torch.inference_mode(False)  # gates between levels descend
 def fit(
     model: nn.Module | Path | str,
     batches: Iterable[Any],
@@ -95,8 +94,9 @@ def fit(
 
     Each group of units, or each matrix, has a few levels: so much leaves, the rest is repaired, with error and cost
     (`make_levels`). Dynamic programming over the loss of each group alone gives a choice of them (SPDY,
-    arXiv:2201.13096; ZipLM, arXiv:2302.04089), and so do the fixed allocations. From the best of these levels are
-    switched and the whole model is looked at, since errors of layers do not add up (EvoPress, arXiv:2410.14649), in
+    arXiv:2201.13096; ZipLM, arXiv:2302.04089), and so do the fixed allocations. Errors of layers do not add up: so
+    gates, each between two levels of its group, move along the slope of the whole model's loss (80 steps of a batch
+    each, forwards and backwards), and from the best of these levels are switched (EvoPress, arXiv:2410.14649), in
     coarse steps first (arXiv:2503.09657). Some models are finished, and their loss decides what is tried next. The
     best is carried out by `secateur.shrink` and `secateur.oneshot` with these counts, so that the model gets smaller,
     or sparser, and is repaired block by block, each on what the ones before it give.

@@ -69,8 +69,8 @@ class Chosen:
         finals: ``{name: loss}`` of those that were carried out on a copy, and compared when they were finished.
         taken: the one of them that was taken: that of the least, or the best fixed allocation, where the difference is
             no more than noise. None where none was finished, or where a share of the score was to be kept.
-        units: ``{group of the coupling: units that stay}``, where what `secateur.shrink` does by itself, or by gates,
-            lost least and was taken; ``choice`` is then what is nearest to it. Else None.
+        units: ``{group of the coupling: units that stay}``, where what `secateur.shrink` does by itself lost least
+            and was taken; ``choice`` is then what is nearest to it. Else None.
         over: the words of what could leave.
         stays: ``{group: why}`` of what has levels and could not leave all the same.
         bits: ``{module: bits}`` of linears and tables with fewer than 32, where these were chosen, too.
@@ -263,8 +263,8 @@ class Fitted(ByText):
         if without := {name: count for name, count in (self.units or {}).items() if name not in known}:
             name, count = next(iter(without.items()))
             yield printable(
-                f"It is what shrink makes of this budget by {str(self.taken).removeprefix('shrink, by ')}: also of "
-                f"what has no levels units leave, {len(without)} in all, such as {name}, of whose units {count} stay.",
+                f"It is what shrink makes of this budget by itself: also of what "
+                f"has no levels units leave, {len(without)} in all, such as {name}, of whose units {count} stay.",
                 1000,
             )
         if self.stays:

@@ -378,6 +378,11 @@ class ModelLoss(DenseOutputs):
         with self.instead(self.model if model is None else model):
             return {name: share_left(its, self.word) for name, its in self._by_name().items()}
 
+    @property
+    def unguarded(self) -> list[int]:
+        """The batches of texts that have no share to be kept, where others have one."""
+        return [at for at in range(len(self.held)) if self.keep and self.names[at] not in self.keep]
+
     def _by_name(
         self,
         some: Sequence[int] | None = None,
@@ -385,8 +390,9 @@ class ModelLoss(DenseOutputs):
     ) -> dict[str, float]:
         """What is lost on each guarded text."""
         numbers: dict[str, list[int]] = {}
+        unguarded = {*self.unguarded}
         for number in range(len(self.held)) if some is None else some:
-            if self.keep and self.names[number] in self.keep:
+            if self.keep and number not in unguarded:
                 numbers.setdefault(self.names[number], []).append(number)
         return {name: DenseOutputs.now(self, its, within) for name, its in numbers.items()}
 

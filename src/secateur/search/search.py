@@ -59,9 +59,9 @@ def descended(
     Returns:
         What each class saves in the end.
 
-    >>> bought = descended([[0, 1, 2], [0, 1, 2]], (1, 1), lambda gates, _: [2.0 * gates[0].low, 1.0])
-    >>> [round(each, 1) for each in bought]
-    [1.0, 1.0]
+    >>> dear, cheap = descended([[0, 1, 2], [0, 1, 2]], (1, 1), lambda gates, _: [2.0, 1.0])
+    >>> round(dear, 3), round(cheap, 3)
+    (0.0, 2.0)
     """
     ladders = [_ladder(its) for its in saved]
     amounts = [np.asarray([its[at] for at in ladder], np.float64) for its, ladder in zip(saved, ladders, strict=True)]

@@ -66,6 +66,7 @@ from secateur.support import (
     for_directories,
     mapped,
     naming_example,
+    normal,
     on_rank_zero,
     private,
     refuse,
@@ -539,7 +540,7 @@ def _out_of_inference(model: nn.Module) -> contextlib.AbstractContextManager[Non
 def _held(batches: Iterable[Any]) -> list[Any]:
     check_batches(batches)
     with torch.inference_mode(False):
-        held = [mapped(batch, lambda each: each.clone() if each.is_inference() else each) for batch in batches]
+        held = [mapped(batch, normal) for batch in batches]
     check_data(held, "or leave batches out to rank by the criterion")
     return held
 

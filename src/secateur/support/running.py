@@ -312,6 +312,17 @@ def mapped(batch: Any, function: Callable[[Tensor], Tensor]) -> Any:
     return batch
 
 
+def normal(tensor: Tensor) -> Tensor:
+    """The tensor, or a copy of one of `torch.inference_mode`, outside of which autograd refuses it.
+
+    >>> with torch.inference_mode():
+    ...     made = torch.ones(2)
+    >>> normal(made).is_inference(), made.is_inference()
+    (False, True)
+    """
+    return tensor.clone() if tensor.is_inference() else tensor
+
+
 def share_of(batch: Any, share: float) -> Any:
     """The first examples of a batch, so much of it, where all tensors in it have as many; else the batch, such as one
     whose input is a list of pictures.
