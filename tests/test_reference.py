@@ -18,7 +18,7 @@ WITHOUT = {  # {reason: names that the reference has, and no example}
         criteria.Scope allocation.Allocation allocation.Counts schedules.Schedule models.Solve coupling.Kept
         coupling.Polynomial""",
     "what is raised or warned": """
-        solvers.SolverWarning models.AllMetError""",
+        solvers.SolverWarning models.AllMetError models.NoSlopeError""",
     "what a verb returns, with the verb's example": """
         inference.Packing inference.PackedFile models.Descended models.Layer models.ByText models.Reach models.TextReach
         coupling.Branch""",
