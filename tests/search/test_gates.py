@@ -157,7 +157,7 @@ def test_slopes_are_those_of_the_loss_between_two_levels(of, monkeypatch):
     "asked",
     [
         {"budget": {"params": 0.6}, "finals": 3},
-        {"budget": {"macs": 0.7, "bytes": 0.65}, "uniform": True},
+        {"budget": {"macs": 0.7, "bytes": 0.65}, "uniform": True, "over": ("shrink", "oneshot")},
         {"budget": {"params": 0.7}, "over": ("shrink", "oneshot")},
         {"budget": {"params": 0.5}, "over": "oneshot"},
         {"budget": {"params": 0.8}, "over": "oneshot", "pattern": "2:4"},
@@ -213,6 +213,12 @@ def test_without_slopes_the_search_begins_without_them():
     done = fit(model, inputs(), budget={"params": 0.6}, shares=SHARES, finals=1, **how)
     assert "gates" not in done.candidates
     assert parameters(model) <= 0.6 * done.dense["params"]
+
+
+def test_where_one_class_alone_can_save_nothing_moves(monkeypatch):
+    monkeypatch.setattr(choosing, "descended", None)
+    done = fit(blocks(2), inputs(), budget={"params": 0.6}, shares=SHARES, finals=1, uniform=True)
+    assert "gates" not in done.candidates
 
 
 def test_one_seed_is_one_result():

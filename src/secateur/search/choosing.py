@@ -744,8 +744,11 @@ class LevelSearch:
         return self.starts
 
     def _by_gates(self, start: Choice, limits: Mapping[str, float]) -> Choice | None:
-        """What fits and is nearest to where gates between levels end; None where the loss has no slope along them."""
+        """What fits and is nearest to where gates between levels end; None where the loss has no slope along them, or
+        where one class alone can save, as the budget says what then stays."""
         saved = [[its[0] - each for each in its] for its in self.space.spent(limits)]
+        if sum(max(its) > 0 for its in saved) < 2:
+            return None
 
         def ends() -> list[float]:
             with alone(), torch.inference_mode(False), running(self.inner), torch.enable_grad():
