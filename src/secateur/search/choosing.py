@@ -182,12 +182,14 @@ class _Slopes:
     """
 
     def __init__(self, search: LevelSearch) -> None:
-        self.search, self.measured = search, search.measured
+        self.search, self.measured = search, copy.copy(search.measured)
+        held, rest = self.measured, search.seen  # by one of the batches alone, what is found is of that one
+        self.measured.held = mapped([*held.held, *rest.held], normal)
+        without = [*held.unguarded, *(len(held.held) + at for at in rest.unguarded)]
         self.dense = {name: each.detach() for name, each in search.inner.named_parameters()}
         self.known: list[dict[int, dict[str, Tensor]]] = [{} for _ in search.space.classes]
-        self.order = self.measured.in_order(
-            STEPS, torch.Generator().manual_seed(search.seed % (1 << 63)), without=self.measured.unguarded
-        )
+        draw = torch.Generator().manual_seed(search.seed % (1 << 63))
+        self.order = self.measured.in_order(STEPS, draw, without=without)
         self.again: Sequence[nn.Module] | None = None  # what a backward pass computes once more
 
     def __call__(self, gates: Sequence[Gate], step: int) -> list[float]:
@@ -278,6 +280,11 @@ class LevelSearch:
         self.space.beside = self._bill([word for word in self.asked.words if word in BESIDE])
         if "latency" in self.asked.words:
             self.space.predicted = on_rank_zero(self._predicted)  # two that time at once disturb each other
+
+    @functools.cached_property
+    def seen(self) -> ModelLoss:
+        """The loss on the batches that levels were made of, by outputs."""
+        return ModelLoss(self.model, self.rest, self.forward, self.measured.word, keep=self.measured.keep)
 
     @functools.cached_property
     def _mixed(self) -> OnnxRuntime | None:
@@ -752,7 +759,6 @@ class LevelSearch:
 
         def ends() -> list[float]:
             with alone(), torch.inference_mode(False), running(self.inner), torch.enable_grad():
-                self.measured.held = mapped(self.measured.held, normal)
                 self.inner.requires_grad_(False)
                 return descended(saved, start, _Slopes(self))
 

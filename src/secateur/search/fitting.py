@@ -500,7 +500,6 @@ class Executor:
     every: Sequence[Any]
     asked: FitRequest
     pattern: Pattern
-    seen: ModelLoss | None = None  # the batches that levels were made of
     memory: Memory = field(default_factory=Memory)  # of copies that are finished: they begin alike
 
     def __call__(
@@ -567,9 +566,7 @@ class Executor:
         task = self.choosing
         if task.measured.score is not None:
             return Judged(task.measured.of(model))
-        if self.seen is None:
-            self.seen = ModelLoss(task.model, task.rest, task.forward, task.measured.word)  # type: ignore[arg-type]
-        return Judged.by(task.measured.by_row(model), self.seen.by_row(model))
+        return Judged.by(task.measured.by_row(model), task.seen.by_row(model))
 
     def by_itself(self, limits: Mapping[str, float], *, by_all: bool = False, verify: bool = False) -> ByItself | None:
         """What `shrink` makes of a budget of anything but time on a copy, by what levels were made of, or by all
