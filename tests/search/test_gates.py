@@ -215,6 +215,21 @@ def test_without_slopes_the_search_begins_without_them():
     assert parameters(model) <= 0.6 * done.dense["params"]
 
 
+def test_texts_without_a_share_do_not_count(monkeypatch):
+    """Of four batches a text, three are seen and one is held back; two texts have a share to be kept."""
+    orders = []
+
+    def noted(saved, start, slopes):
+        orders.append((len(slopes.measured.held), {*slopes.order}, len(slopes.search.measured.held)))
+        return descended(saved, start, slopes, steps=1)
+
+    monkeypatch.setattr(choosing, "descended", noted)
+    texts = {name: inputs() for name in ("other", "mine", "theirs")}
+    fit(blocks(3), texts, keep={"mine": 0.5, "theirs": 0.4}, score="change", shares=SHARES, finals=1)
+    assert orders
+    assert all(each == (12, {1, 2, *range(6, 12)}, 3) for each in orders)
+
+
 def test_where_one_class_alone_can_save_nothing_moves(monkeypatch):
     monkeypatch.setattr(choosing, "descended", None)
     done = fit(blocks(2), inputs(), budget={"params": 0.6}, shares=SHARES, finals=1, uniform=True)

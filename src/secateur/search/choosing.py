@@ -182,10 +182,10 @@ class _Slopes:
     """
 
     def __init__(self, search: LevelSearch) -> None:
-        self.search, self.measured = search, copy.copy(search.measured)
-        held, rest = self.measured, search.seen  # by one of the batches alone, what is found is of that one
-        self.measured.held = mapped([*held.held, *rest.held], normal)
+        held, rest = search.measured, search.seen  # by one of the batches alone, what is found is of that one
         without = [*held.unguarded, *(len(held.held) + at for at in rest.unguarded)]
+        self.search, self.measured = search, copy.copy(held)
+        self.measured.held = mapped([*held.held, *rest.held], normal)
         self.dense = {name: each.detach() for name, each in search.inner.named_parameters()}
         self.known: list[dict[int, dict[str, Tensor]]] = [{} for _ in search.space.classes]
         draw = torch.Generator().manual_seed(search.seed % (1 << 63))
@@ -284,7 +284,8 @@ class LevelSearch:
     @functools.cached_property
     def seen(self) -> ModelLoss:
         """The loss on the batches that levels were made of, by outputs."""
-        return ModelLoss(self.model, self.rest, self.forward, self.measured.word, keep=self.measured.keep)
+        word: Any = self.measured.word
+        return ModelLoss(self.model, self.rest, self.forward, word, keep=self.measured.keep)
 
     @functools.cached_property
     def _mixed(self) -> OnnxRuntime | None:

@@ -108,7 +108,7 @@ def _along(
     """The slope along which what is saved stays, of those that can go down it."""
     free = whole > 0
     for _ in range(3):
-        price = slope[free] @ whole[free] / max(whole[free] @ whole[free], 1e-300)
+        price = float(slope[free] @ whole[free]) / max(float(whole[free] @ whole[free]), 1e-300)
         along = slope - price * whole
         free = (whole > 0) & ~((shares <= 0) & (along > 0)) & ~((shares >= 1) & (along < 0))
     return np.where(free, along, 0.0)
