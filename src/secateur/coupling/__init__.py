@@ -25,6 +25,7 @@ from secateur.coupling.groups import Group as Group
 from secateur.coupling.groups import Kept as Kept
 from secateur.coupling.groups import Removed as Removed
 from secateur.coupling.groups import Scope as Scope
+from secateur.coupling.groups import counts_kept as counts_kept
 from secateur.coupling.groups import may_leave as may_leave
 from secateur.coupling.groups import replacement as replacement
 from secateur.coupling.operations import Operation as Operation

@@ -159,6 +159,11 @@ def replacement(form: Mapping[str, Any]) -> nn.Module | None:
 Kept = Mapping[str, npt.NDArray[np.bool_]]  # {group: which of its units stay}
 
 
+def counts_kept(kept: Kept) -> dict[str, int]:
+    """How many units stay of each group."""
+    return {name: int(mask.sum()) for name, mask in kept.items()}
+
+
 @dataclass(frozen=True, eq=False)
 class Group:
     """Units that live and die together: index i of the axis is the same slices of all members.

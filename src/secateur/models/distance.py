@@ -174,7 +174,7 @@ class DenseOutputs:
     def rows_lost(self, at: int) -> Tensor:
         """What each row of the present outputs loses for the batch of this number, with gradients; in `running`."""
         batch, dense, mask, rows = self.held[at]
-        return distances(self.word, dense, self._compared(self._run(batch, rows), batch)[0], mask)
+        return distances(self.word, dense, self._compared(self._run(batch, rows), batch, dense)[0], mask)
 
     def to_descend(self, at: int, what: str) -> Tensor:
         """The mean of `rows_lost`, along which what is learnt, such as a gate, descends.
@@ -236,7 +236,7 @@ class DenseOutputs:
             for batch, dense, mask, rows in self.held if some is None else [self.held[at] for at in some]:
                 with within(batch):
                     outputs = self._run(batch, rows)
-                yield dense, self._compared(outputs, batch)[0], mask
+                yield dense, self._compared(outputs, batch, dense)[0], mask
 
     def _recorded(self, batch: Any) -> tuple[Any, dict[Hashable, Tensor]]:
         """The outputs, and which rows the model selects."""
@@ -256,8 +256,9 @@ class DenseOutputs:
         every = real_tensors(outputs)
         return max((each[..., 0].numel() if each.dim() > 1 else each.numel() for each in every), default=0)
 
-    def _compared(self, outputs: Any, batch: Any) -> tuple[Any, Tensor | None]:
-        """What of the outputs is compared, and which tokens are no padding: of logits those rows alone, or fewer."""
+    def _compared(self, outputs: Any, batch: Any, dense: Any = None) -> tuple[Any, Tensor | None]:
+        """What of the outputs is compared, and which tokens are no padding: of logits those rows alone, or fewer; as
+        many as are known of the dense ones."""
         mask = Tokens.of(batch).own
         self.word = self.word or word_for(outputs)
         found = compared(outputs, self.word)
@@ -265,6 +266,8 @@ class DenseOutputs:
             return found, mask
         rows = token_rows(found, mask)
         most = len(rows) if self._numbers is None else max(1, self._numbers // rows.shape[-1])
+        if dense is not None:
+            most = len(dense)
         if len(rows) > most:
             rows = rows[torch.linspace(0, len(rows) - 1, most, device=rows.device).round().long()]
         return rows.clone(), None  # and the others are let go of

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from secateur.coupling import Coupling, Group, Scope, find_coupling, may_leave
+from secateur.coupling import Coupling, Group, Scope, counts_kept, find_coupling, may_leave
 from secateur.models import NoSlopeError, computing_with, example_for, parts_of, recomputed, running, shorter
 from secateur.operations import Operation, operations_of
 from secateur.runtimes import Elsewhere, OnnxRuntime, Runtime, Timer, is_mixed, rounding
@@ -155,7 +155,7 @@ class _Seen:
         compared with the smaller model, too."""
         groups = self.groups
         masks = {name: np.asarray(mask) for name, mask in kept.items() if name in groups}
-        counts = {name: int(mask.sum()) for name, mask in masks.items()}
+        counts = counts_kept(masks)
         if self.scope.contradicted(counts):
             return "a comparison in the code would change its result"
         if self.configured is None or not counts:
@@ -939,7 +939,7 @@ class LevelSearch:
 
     def _judged(self, choice: Choice, finishing: Finishing) -> Judged:
         named = self.space.named(choice)
-        counts = {name: int(mask.sum()) for name, mask in self.levels.kept(named).items()}
+        counts = counts_kept(self._masks(named))
         if self.default is not None and counts == self.default.units and len(counts) == len(named):
             return self.default.judged  # it is that model
         return finishing.judged(named)

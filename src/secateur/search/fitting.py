@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from secateur import patterns, solvers
-from secateur.coupling import find_coupling
+from secateur.coupling import counts_kept, find_coupling
 from secateur.models import NamedTexts, OneShot, Solve, example_of, naming_batch, oneshot, reached_by_name
 from secateur.patterns import Pattern
 from secateur.runtimes import Elsewhere, Runtime, is_mixed, rounding
@@ -482,7 +482,7 @@ class Told:
 def told_of(levels: Levels, choice: Mapping[str, int]) -> Told:
     """The arguments of the verbs that carry out a choice."""
     chosen = {name: at for name, at in choice.items() if at}
-    units = {name: int(mask.sum()) for name, mask in levels.kept(chosen).items()}
+    units = counts_kept(levels.kept(chosen))
     layers = {name: levels[name][at] for name, at in chosen.items() if levels.kind[name] == "layer"}
     return Told(units, {name.removesuffix(LAYER): 1 - level.kept / level.of for name, level in layers.items()})
 
@@ -696,7 +696,7 @@ def _costs_of(shrunk: Shrunk) -> dict[str, float]:
 
 def _check_counts(told: Told, shrunk: Shrunk) -> None:
     """Raises ValueError where other units left than were chosen."""
-    kept = {name: int(mask.sum()) for name, mask in shrunk.kept.items()}
+    kept = counts_kept(shrunk.kept)
     sizes = {group.name: group.size for group in shrunk.scope.groups if not group.chosen}
     asked, left = ({name: each.get(name, size) for name, size in sizes.items()} for each in (told.units, kept))
     check_counts(asked, left, "Nothing was changed; exclude= this group, or ask for another budget.", sizes)

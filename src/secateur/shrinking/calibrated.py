@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur.checkpoints import Run
-from secateur.coupling import Axis, Coupling, Group, find_coupling
+from secateur.coupling import Axis, Coupling, Group, counts_kept, find_coupling
 from secateur.models import (
     Host,
     InFiles,
@@ -58,7 +58,6 @@ from secateur.shrinking.proof import Change, IncomparableError, wrong_changes
 from secateur.shrinking.repair import Repairing, free_in, rescaled
 from secateur.shrinking.request import PruningTarget, Request
 from secateur.shrinking.select import Choice, check_globs, choose, groups_in_scope, layer_signature, names_of
-from secateur.shrinking.select import counts_of as counts_kept
 from secateur.support import Between, Undo, alone, on_rank_zero, rank_and_world, run_example
 from secateur.targets import computed_weights
 
@@ -144,12 +143,7 @@ def calibrated_selection(
             model = host.loaded() if isinstance(host, InFiles) else host.model
             blocks = {name: model.get_submodule(name) for name in host.blocks}
             its = subject, budget, groups, measured, model, blocks, in_turn(host.batches), host.forward
-            way = "gates", asked.target
-            found: Gated | None = recalled(model, groups, host.batches, way)
-            if found is None:
-                found = on_rank_zero(lambda: learnt(*its))
-                remember(model, groups, host.batches, found, way)
-            return found
+            return on_rank_zero(lambda: learnt(*its))
 
         gates = _stage(run, "gates", Gated, learn, lambda its: its.misfit(named))
         measured = by_gates(budget, measured, gates)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from secateur.coupling import Axis, Coupling, Group, Kept, Polynomial, Scope, counted, representative
+from secateur.coupling import Axis, Coupling, Group, Kept, Polynomial, Scope, counted, counts_kept, representative
 from secateur.models import full_name, parameters_on_meta
 from secateur.shrinking.apply import (
     Place,
@@ -261,13 +261,13 @@ class Configured(Described):
 
     def changes(self, kept: Kept) -> dict[Place, Any] | None:
         """The fields that change when these units stay; None where one is no integer."""
-        fields = self.fields({name: int(mask.sum()) for name, mask in kept.items()})
+        fields = self.fields(counts_kept(kept))
         return None if fields is None else {**fields, **self._frequencies(kept)}
 
     def completed(self, plan: Plan, kept: Kept) -> Plan:
         """A plan that also makes of numbers by which attention is scaled what the configuration makes of them, and
         weights make up for that."""
-        counts = {name: int(mask.sum()) for name, mask in kept.items()}
+        counts = counts_kept(kept)
         fields = self.fields(counts) if self._made_up else None
         if not fields:
             return plan
@@ -602,7 +602,7 @@ class Configured(Described):
         not.
         """
         kept = {group.name: kept[group.name] for group in groups}
-        counts = {name: int(mask.sum()) for name, mask in kept.items()}
+        counts = counts_kept(kept)
         changes = self.changes(kept)
         if changes is None:
             return "a field would be no integer"

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from secateur.allocation import Allocation
 from secateur.checkpoints import places
-from secateur.coupling import Branch, Coupling, Scope, find_coupling
+from secateur.coupling import Branch, Coupling, Scope, counts_kept, find_coupling
 from secateur.criteria import magnitude
 from secateur.kinds import Blocks, Branches, Experts, Heads, Kind, Outputs
 from secateur.models import (
@@ -451,7 +451,7 @@ def shrink(
             if subject.configured is not None:
                 undo.call(subject.configured.adopt(model, choice.fields))
         kept = {} if choice is None else choice.kept
-        counts = {name: int(mask.sum()) for name, mask in kept.items()}
+        counts = counts_kept(kept)
         parameters, nbytes = zip(dense, _totals(model), strict=True)
         done = Shrunk(
             model=given,

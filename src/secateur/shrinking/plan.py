@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from secateur.coupling import Branch, Coupling, Kept, replacement
+from secateur.coupling import Branch, Coupling, Kept, counts_kept, replacement
 from secateur.support import Between, Fields, tensors_of
 
 # (dimension, what its positions are multiplied by)
@@ -121,7 +121,7 @@ def plan_of(model: nn.Module, coupling: Coupling, kept: Kept) -> Plan:
         cuts = {at: np.flatnonzero(mask) for at, mask in enumerate(masks) if not mask.all()}
         if cuts:
             tensors[name] = (tuple(tensor.shape), cuts)
-    counts = {name: int(mask.sum()) for name, mask in kept.items()}
+    counts = counts_kept(kept)
     numbers = [(each.place, each.value, value) for each, value in coupling.attributes(counts).items()]
     return Plan(tensors, numbers, coupling.scales(counts))
 

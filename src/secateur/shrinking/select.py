@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from secateur.coupling import OUTPUT, Coupling, Group, Kept, Scope, size_of
+from secateur.coupling import OUTPUT, Coupling, Group, Kept, Scope, counts_kept, size_of
 from secateur.selection import keep_largest
 from secateur.shrinking.apply import Place
 from secateur.shrinking.configuration import Configured, Described, has_configuration
@@ -261,7 +261,7 @@ class FreeUnits:
     ) -> FreeUnits | None:
         """Without the groups that cannot keep these units, and more units of those that a comparison in the code is
         about, which are frozen where all would have to stay, or ``at_once``; None where nothing is wrong."""
-        counts = counts_of(kept)
+        counts = counts_kept(kept)
         if turned := self.scope.contradicted(counts):
             least = {group.name: counts[group.name] + 1 for group in turned if group.name in counts}
             whole = [group.name for group in turned if at_once or least.get(group.name, group.size) >= group.size]
@@ -330,7 +330,7 @@ def choose(
         groups = groups_in_scope(free.scope, asked, chosen=chosen)
         if scores is None:
             kept = _dead(subject, groups)
-            return groups, kept, Counted(*(3 * [counts_of(kept)]))
+            return groups, kept, Counted(*(3 * [counts_kept(kept)]))
         now = replace(subject, scope=free.scope)
         found = solve_counts(now, groups, asked, scores=scores, minimum=free.minimum, loss=loss)
         return groups, largest(scores, found.counts), found
@@ -347,7 +347,7 @@ def choice_of(
     subject: PruningTarget, groups: Sequence[Group], kept: Kept, asked: Request, counted: Counted | None = None
 ) -> Choice:
     """What it comes to that these groups keep these units."""
-    counts = counts_of(kept)
+    counts = counts_kept(kept)
     beside = (counts, counts) if counted is None else (counted.less, counted.more)
     left = _left(subject, groups, counts, beside, asked)
     return Choice(dict(kept), subject.scope, subject.plan(kept), subject.fields(kept), *left)
@@ -356,11 +356,6 @@ def choice_of(
 def largest(scores: Mapping[str, Tensor], counts: Mapping[str, int]) -> dict[str, npt.NDArray[np.bool_]]:
     """So many units of each group, those of the highest scores."""
     return {name: keep_largest(scores[name].reshape(1, -1), count)[0].numpy() for name, count in counts.items()}
-
-
-def counts_of(kept: Kept) -> dict[str, int]:
-    """How many units stay of each group."""
-    return {name: int(mask.sum()) for name, mask in kept.items()}
 
 
 def _left(

@@ -14,13 +14,13 @@ import numpy as np
 import numpy.typing as npt
 from torch import nn
 
-from secateur.coupling import Coupling, Group, Scope, find_coupling
+from secateur.coupling import Coupling, Group, Scope, counts_kept, find_coupling
 from secateur.kinds import Heads
 from secateur.models import example_for, find_blocks
 from secateur.shrinking.costs import ties_around
 from secateur.shrinking.plan import Plan
 from secateur.shrinking.request import PruningTarget, Request, pruning_target
-from secateur.shrinking.select import Choice, FreeUnits, Leaving, Left, choice_of, counts_of
+from secateur.shrinking.select import Choice, FreeUnits, Leaving, Left, choice_of
 from secateur.support import Fields
 
 
@@ -54,7 +54,7 @@ def choose_heads(subject: PruningTarget, heads: Heads, asked: Request) -> Choice
     groups = [group for group in every if group.name in kept]
     for group in groups:
         _check_sharing(group, named[group.name])
-    counts = counts_of(kept)
+    counts = counts_kept(kept)
     _check_ties(every, counts)
     if not subject.is_possible(counts):
         raise ValueError("no configuration describes the model without these heads; leave out uniform=True.")

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from secateur.coupling import Coupling, Group, Scope
+from secateur.coupling import Coupling, Group, Scope, counts_kept
 from secateur.kinds import Outputs
 from secateur.shrinking.apply import Place, carry_out, dotted
 from secateur.shrinking.configuration import Described, has_configuration
@@ -26,7 +26,7 @@ from secateur.shrinking.plan import Plan, plan_of
 from secateur.shrinking.proof import coupling_of_outputs, differs_without_heads, probe_of
 from secateur.shrinking.proof import outputs as run_outputs
 from secateur.shrinking.request import pruning_target
-from secateur.shrinking.select import Choice, FreeUnits, Leaving, Left, counts_of
+from secateur.shrinking.select import Choice, FreeUnits, Leaving, Left
 from secateur.support import Undo, matched, tensors_of
 
 
@@ -109,8 +109,8 @@ def choose_outputs(
         why = next(iter(less.scope.reasons.values()))
         raise ValueError(f"the outputs of {_said(outputs)} cannot leave: without them {why}, so others need them.")
     plan = replace(plan_of(model, coupling, kept), outputs=tuple(paths))
-    fields = {} if described is None else _fields(described, keep, coupling, counts_of(kept))
-    left = _entries(model, coupling, counts_of(kept)) / max(1, _entries(model, coupling, {}))
+    fields = {} if described is None else _fields(described, keep, coupling, counts_kept(kept))
+    left = _entries(model, coupling, counts_kept(kept)) / max(1, _entries(model, coupling, {}))
     return Choice(kept, Scope.of(coupling), plan, fields, left, (left, left))
 
 
