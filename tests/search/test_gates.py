@@ -9,7 +9,7 @@ from torch import nn
 
 from secateur.checkpoints import verify_checkpoint
 from secateur.models import computing_with, distance
-from secateur.search import choosing, fit
+from secateur.search import choosing, fit, score
 from secateur.search.search import Gate, descended
 from support.families import make
 from support.fitting import blocks, inputs, parameters
@@ -206,6 +206,14 @@ def test_in_other_dtypes(dtype):
     done = fit(model, batches, budget={"params": 0.6}, shares=SHARES, finals=1)
     assert done.loss <= done.candidates["gates"]
     assert {each.dtype for each in model.parameters()} == {dtype}
+
+
+@pytest.mark.parametrize("numbers", [1, 40, 10**6])
+def test_where_few_of_the_logits_are_held_other_batches_hold_fewer(numbers, monkeypatch):
+    """The numbers that may be held are shared by three batches that levels are made of, and by one that is held back."""
+    monkeypatch.setattr(score, "_NUMBERS", numbers)
+    done = fit(blocks(3), inputs(), budget={"params": 0.5}, score="kl", shares=SHARES, finals=1)
+    assert done.loss <= done.candidates["gates"]
 
 
 def test_without_slopes_the_search_begins_without_them():
