@@ -210,7 +210,7 @@ def test_in_other_dtypes(dtype):
 
 @pytest.mark.parametrize("numbers", [1, 40, 10**6])
 def test_where_few_of_the_logits_are_held_other_batches_hold_fewer(numbers, monkeypatch):
-    """The numbers that may be held are shared by three batches that levels are made of, and by one that is held back."""
+    """Three batches that levels are made of share the numbers that may be held, as the one does that is held back."""
     monkeypatch.setattr(score, "_NUMBERS", numbers)
     done = fit(blocks(3), inputs(), budget={"params": 0.5}, score="kl", shares=SHARES, finals=1)
     assert done.loss <= done.candidates["gates"]

@@ -5,6 +5,7 @@ which sizes of the model, learnt by building the model repeatedly.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -280,25 +281,33 @@ class Configured(Described):
     def _is_made_up(self, key: _Key) -> bool:
         return key[0] == "real" and self._base[key] in self._made_up and bool(self._powers.get(key))
 
+    @functools.cached_property
+    def _rotary(self) -> dict[str, tuple[Place, Any]]:
+        """What has frequencies that may leave, and the place of its configuration."""
+        if not self.heads:
+            return {}
+        built = self.build({}, "cpu", without_weights=True)
+        places = {id(part): place for place, part in configurations_in(built.config)}
+        return {
+            path: (places[id(part)], module)
+            for path, module in built.named_modules()
+            if id(part := getattr(module, "config", None)) in places
+            and isinstance(getattr(module, "inv_freq", None), torch.Tensor)
+            and "rope_theta" in (getattr(part, "rope_parameters", None) or {})
+        }
+
     def _frequencies(self, kept: Kept) -> dict[Place, Any]:
         """Which frequencies rotary positions have, where some of them leave: a factor for each, as LongRoPE has them
         (Ding et al. 2024, arXiv:2402.13753)."""
         found: dict[Place, Any] = {}
-        if not self.heads:
-            return found
-        built = self.build({}, "cpu", without_weights=True)
-        places = {id(part): place for place, part in configurations_in(built.config)}
-        for path, module in built.named_modules():
-            part: Any = getattr(module, "config", None)
-            said, frequencies = getattr(part, "rope_parameters", None) or {}, getattr(module, "inv_freq", None)
-            if not isinstance(frequencies, torch.Tensor) or id(part) not in places or "rope_theta" not in said:
-                continue
+        for path, (place, module) in self._rotary.items():
+            part, said = module.config, module.config.rope_parameters
             stay = self._coupling.kept(full_name(path, "inv_freq"), kept)[0]
-            its = frequencies.double().numpy()[stay]
+            its = module.inv_freq.double().numpy()[stay]
             if not stay.all() and its.all():
                 powers = said["rope_theta"] ** (np.arange(len(its)) / len(its))
                 factors = (1 / (its * powers)).tolist()
-                found[(*places[id(part)], "rope_parameters")] = {
+                found[(*place, "rope_parameters")] = {
                     **{key: value for key, value in said.items() if key in ("rope_theta", "partial_rotary_factor")},
                     "rope_type": "longrope",
                     "attention_factor": module.attention_scaling,

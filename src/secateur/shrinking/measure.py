@@ -398,7 +398,7 @@ def _ranks(order: Sequence[int]) -> Tensor:
 class Memory:
     """A cache of measurements, for models that are run by one ``forward``."""
 
-    known: dict[tuple[Hashable, ...], Any] = field(default_factory=dict)
+    known: dict[tuple[Hashable, ...], Measured] = field(default_factory=dict)
 
 
 _MEMORY: ContextVar[Memory | None] = ContextVar("secateur_measured", default=None)
@@ -407,8 +407,7 @@ _MEMORY: ContextVar[Memory | None] = ContextVar("secateur_measured", default=Non
 @contextlib.contextmanager
 def remembering(memory: Memory) -> Iterator[None]:
     """A context in which `shrink` with data takes measurements from the memory, and puts new ones there. A search
-    finishes a dozen models that begin alike: only the differences are computed, and the numbers are the same. But gates
-    are learnt once: at a share that is a little larger, the next of their units leave.
+    finishes a dozen models that begin alike: only the differences are computed, and the numbers are the same.
 
     Whoever holds the memory runs all batches by the same ``forward``.
     """
@@ -419,14 +418,16 @@ def remembering(memory: Memory) -> Iterator[None]:
         _MEMORY.reset(token)
 
 
-def recalled(model: nn.Module, groups: Sequence[Group], batches: Sequence[Any], way: Hashable = None) -> Any:
+def recalled(
+    model: nn.Module, groups: Sequence[Group], batches: Sequence[Any], way: Hashable = None
+) -> Measured | None:
     """The cached measurement of these groups of this model; None where there is none, or no cache is open."""
     memory = _MEMORY.get()
     return None if memory is None else memory.known.get(_key(model, groups, batches, way))
 
 
 def remember(
-    model: nn.Module, groups: Sequence[Group], batches: Sequence[Any], measured: Any, way: Hashable = None
+    model: nn.Module, groups: Sequence[Group], batches: Sequence[Any], measured: Measured, way: Hashable = None
 ) -> None:
     """Puts a measurement into the open cache, if there is one."""
     if (memory := _MEMORY.get()) is not None:
