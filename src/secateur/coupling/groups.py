@@ -160,7 +160,11 @@ Kept = Mapping[str, npt.NDArray[np.bool_]]  # {group: which of its units stay}
 
 
 def counts_kept(kept: Kept) -> dict[str, int]:
-    """How many units stay of each group."""
+    """How many units stay of each group.
+
+    >>> counts_kept({"up.out": np.array([True, False, True])})
+    {'up.out': 2}
+    """
     return {name: int(mask.sum()) for name, mask in kept.items()}
 
 
