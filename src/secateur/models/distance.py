@@ -265,9 +265,9 @@ class DenseOutputs:
         if self.word != "kl":
             return found, mask
         rows = token_rows(found, mask)
-        most = len(rows) if self._numbers is None else max(1, self._numbers // rows.shape[-1])
-        if dense is not None:
-            most = len(dense)
+        most = len(rows)
+        if self._numbers is not None:
+            most = max(1, self._numbers // rows.shape[-1]) if dense is None else len(dense)
         if len(rows) > most:
             rows = rows[torch.linspace(0, len(rows) - 1, most, device=rows.device).round().long()]
         return rows.clone(), None  # and the others are let go of
