@@ -253,7 +253,7 @@ class Decoder(Subject):
     def __init__(self, cache: Path, steps: int, repair_steps: int, held_out: int = 64) -> None:
         self.subject = WideGPT(cache, steps)
         self.model, self.steps = self.subject.model, repair_steps
-        self.held_out = self.subject.held_out[:held_out]
+        self.held_out = self.subject.held_out[0][:held_out]
         self.example = (self.held_out[:1, 64:65],)
         self.judged = (self.held_out[:1],)
 

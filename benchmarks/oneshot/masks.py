@@ -140,7 +140,7 @@ def masks(
             pruned, began = copy.deepcopy(subject.model), time.process_time()
             start = walked(pruned, batches, how)
             rows.append({"setting": setting, "way": "oneshot", "s": time.process_time() - began})
-            rows[-1]["solved"] = subject.measure(pruned)["gap"]
+            rows[-1] |= _gaps(subject, pruned)
             for way in ways:
                 if way != "soft" or isinstance(how[1], NM):
                     found = _tried(subject, batches, how, way, start, pruned, steps)
@@ -155,11 +155,11 @@ def _tried(
     model, began = copy.deepcopy(pruned if way == "recover" else subject.model), time.process_time()
     if way == "recover":
         recover(model, subject.model, batches, steps=steps, local=0, forward=_named)
-        return {"s": time.process_time() - began, "solved": subject.measure(model)["gap"]}
+        return {"s": time.process_time() - began, **_gaps(subject, model)}
     solver, _, gates = way.partition("+")
     if solver in SOLVERS:
         oneshot(model, batches, how[0], pattern=how[1], solver=solver, choose=gates or None, forward=_named)
-        return {"s": time.process_time() - began, "solved": subject.measure(model)["gap"]}
+        return {"s": time.process_time() - began, **_gaps(subject, model)}
     frozen = {name: subject.model.get_parameter(name).detach().clone() for name in start}
     if way == "repaired":
         frozen = {name: torch.where(start[name], pruned.get_parameter(name), own) for name, own in frozen.items()}
@@ -171,27 +171,36 @@ def _tried(
     return {
         "before": before,
         "after": after,
-        "alone": subject.measure(model)["gap"],
-        "solved": subject.measure(solved)["gap"],
+        **_gaps(subject, model, "alone"),
+        **_gaps(subject, solved),
         "changed": changed / sum(each.numel() for each in start.values()),
         "s": seconds,
     }
+
+
+def _gaps(subject: Any, model: nn.Module, when: str = "solved") -> dict[str, float]:
+    """The gap to the dense model, on each kind of text where there is more than one."""
+    found = subject.measure(model)
+    return {name.replace("gap", when, 1): each for name, each in found.items() if name.startswith("gap")}
 
 
 COLUMNS = {
     "before": "lost on the batches before",
     "after": "after",
     "alone": "gap, mask alone",
+    "alone of the manual": "of the manual",
     "solved": "gap, solved",
+    "solved of the manual": "of the manual",
     "changed": "entries that changed",
     "s": "processor s",
 }
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    lines = [head(["setting", "way", *COLUMNS.values()])]
+    shown = [key for key in COLUMNS if any(key in each for each in rows)]
+    lines = [head(["setting", "way", *(COLUMNS[key] for key in shown)])]
     for setting, way in dict.fromkeys((each["setting"], each["way"]) for each in rows):
         these = [each for each in rows if (each["setting"], each["way"]) == (setting, way)]
-        means = [statistics.mean(each[key] for each in these) if key in these[0] else None for key in COLUMNS]
+        means = [statistics.mean(each[key] for each in these) if key in these[0] else None for key in shown]
         lines.append(row([setting, way, *("" if mean is None else f"{mean:.4g}" for mean in means)]))
     return "\n".join(lines)

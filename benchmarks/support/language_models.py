@@ -158,7 +158,10 @@ class SmolLM2:
 
 
 class GPT:
-    """A small Llama, trained here on docstrings; measured by its perplexity on docstrings that it never saw."""
+    """A small Llama, trained here on docstrings; measured by its perplexity on docstrings that it never saw.
+
+    Held out are these, and Python's manual.
+    """
 
     columns = ("perplexity",)
     higher_is_better = False
@@ -179,7 +182,8 @@ class GPT:
             self._make(directory, steps)
         self.model = transformers.AutoModelForCausalLM.from_pretrained(directory).eval()
         tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
-        self.train, self.held_out = (corpora.packed(tokenizer, texts, self.length) for texts in corpora.of_packages())
+        texts = *corpora.of_packages(), [corpora.language_reference()]
+        self.train, *self.held_out = (corpora.packed(tokenizer, each, self.length) for each in texts)
 
     def batches(self, seed: int, samples: int = 64) -> list[dict[str, Tensor]]:
         chosen = random.Random(seed).sample(range(len(self.train)), samples)
@@ -187,7 +191,7 @@ class GPT:
 
     @torch.no_grad()
     def measure(self, model: nn.Module) -> tuple[float, ...]:
-        losses = [float(model(input_ids=part, labels=part).loss) for part in self.held_out[:128].split(16)]
+        losses = [float(model(input_ids=part, labels=part).loss) for part in self.held_out[0][:128].split(16)]
         return (math.exp(statistics.mean(losses)),)
 
     def _make(self, directory: Path, steps: int) -> None:
