@@ -11,13 +11,13 @@
 
 A setting of 60% is entries that `oneshot` makes zero; -20% is parameters that `shrink` takes out. What is judged is the
 gap to the dense model: of MiniLM 1 less the cosine of embeddings of sentences that nobody was calibrated on, of the
-digits the divergence of the outputs on the test images, of language models that on text that nobody was calibrated on
-and on a third as much of Python's manual, which is another kind of text, with the perplexity beside it. ``--model`` is the directory of all-MiniLM-L6-v2, or of SmolLM2. What is measured is
-written to FILE, a line at a time, and what is there is not measured again. ``--finals`` and ``--shares`` are `fit`'s,
-``--passes`` what its search may make; ``--solver`` is everybody's; ``--methods`` leaves some out; with ``--store``
-`fit` makes its levels once for all settings of a seed, and the seconds of the second are without them. FastNAS is of
-``pip install torch==2.13.0 torchvision torchprofile==0.0.4 'nvidia-modelopt==0.47.*'``, and it is the search alone: no
-training follows any row.
+digits the divergence of the outputs on the test images, of language models that on text that nobody was calibrated on,
+with the perplexity beside it. Language models are calibrated on docstrings, and judged on Python's manual, too.
+``--model`` is the directory of all-MiniLM-L6-v2, or of SmolLM2. What is measured is written to FILE, a line at a time,
+and what is there is not measured again. ``--finals`` and ``--shares`` are `fit`'s, ``--passes`` what its search may
+make; ``--solver`` is everybody's; ``--methods`` leaves some out; with ``--store`` `fit` makes its levels once for all
+settings of a seed, and the seconds of the second are without them. FastNAS is of ``pip install torch==2.13.0
+torchvision torchprofile==0.0.4 'nvidia-modelopt==0.47.*'``, and it is the search alone: no training follows any row.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from torch import nn
 if not __package__:  # run as a script
     sys.path[0] = str(Path(__file__).parents[2])  # in place of this folder, whose names would hide packages
 from benchmarks.shrinking.networks import ViT, right_share, train
+from benchmarks.support import corpora
 from benchmarks.support.language_models import GPT, MiniLM, SmolLM2
 from benchmarks.support.rows import add_row, read_rows
 from benchmarks.support.tables import head, row
@@ -99,19 +100,25 @@ class Digits:
 
 
 class Embeddings:
-    """all-MiniLM-L6-v2; the gap is 1 less the cosine of embeddings."""
+    """all-MiniLM-L6-v2; the gap is 1 less the cosine of embeddings, of sentences of two kinds."""
 
     score = "cosine"
 
     def __init__(self, directory: Path, samples: int, size: int) -> None:
         self.subject, self.samples, self.size = MiniLM(directory), samples, size
         self.model = self.subject.model
+        self.manual = corpora.sentences_of_the_manual()[:500]
+        self.dense = self.subject.embeddings(self.model, self.manual)
 
     def batches(self, seed: int) -> list[dict[str, torch.Tensor]]:
         return self.subject.batches(seed, self.samples, self.size)
 
     def measure(self, model: nn.Module) -> dict[str, float]:
-        return {"gap": 1 - self.subject.measure(model)[0]}
+        other = self.subject.embeddings(model, self.manual)
+        return {
+            "gap": 1 - self.subject.measure(model)[0],
+            f"gap{OF_MANUAL}": 1 - float((self.dense * other).sum(1).mean()),
+        }
 
 
 class Language:

@@ -82,29 +82,30 @@ def of_packages() -> tuple[list[str], list[str]]:
 @functools.cache
 def sentences() -> list[str]:
     """Sentences of the standard library's docstrings."""
-    found: dict[str, None] = {}
-    for text in docstrings(sysconfig.get_path("stdlib")):
+    return shuffled(_sentences(docstrings(sysconfig.get_path("stdlib")), 50, 0.88))
+
+
+def sentences_of_the_manual() -> list[str]:
+    """Sentences of Python's manual that are in none of those docstrings."""
+    return shuffled(set(_sentences([language_reference()], 50, 0.88)) - set(sentences()))
+
+
+def _sentences(texts: Iterable[str], shortest: int, share: float) -> Iterator[str]:
+    """Those of at least so many characters and 300 at most, of which a share are letters or spaces."""
+    for text in texts:
         for paragraph in re.split(r"\n\s*\n", text):
             for sentence in re.split(r"(?<=[.!?])\s+(?=[A-Z])", " ".join(paragraph.split())):
                 letters = sum(c.isalpha() or c == " " for c in sentence)
-                if 50 <= len(sentence) <= 300 and letters > 0.88 * len(sentence):
-                    found[sentence] = None
-    return shuffled(found)
+                if shortest <= len(sentence) <= 300 and letters > share * len(sentence):
+                    yield sentence
 
 
 def sentences_of_everything() -> list[str]:
     """Sentences of the docstrings of all that is installed, the standard library's too; some 200 000, in minutes."""
     roots = [Path(sysconfig.get_path("stdlib")), Path(sysconfig.get_path("purelib"))]
     paths = [path for root in roots for path in sorted(root.rglob("*.py"))]
-    found: dict[str, None] = {}
-    for path in dict.fromkeys(paths):
-        for text in docstrings_of(path, 40):
-            for paragraph in re.split(r"\n\s*\n", text):
-                for sentence in re.split(r"(?<=[.!?])\s+(?=[A-Z])", " ".join(paragraph.split())):
-                    letters = sum(c.isalpha() or c == " " for c in sentence)
-                    if 30 <= len(sentence) <= 300 and letters > 0.85 * len(sentence):
-                        found[sentence] = None
-    return shuffled(found)
+    texts = (text for path in dict.fromkeys(paths) for text in docstrings_of(path, 40))
+    return shuffled(_sentences(texts, 30, 0.85))
 
 
 @functools.cache

@@ -96,9 +96,10 @@ class MiniLM:
         return self._tokens(random.Random(seed).sample(corpora.sentences()[1000:], samples), size)
 
     @torch.no_grad()
-    def embeddings(self, model: nn.Module) -> Tensor:
+    def embeddings(self, model: nn.Module, texts: list[str] | None = None) -> Tensor:
+        """Of these texts, by their length; of those held out without any."""
         found = []
-        for batch in self._tokens(self.held_out, 100):
+        for batch in self._tokens(self.held_out if texts is None else texts, 100):
             kept = batch["attention_mask"][..., None].float()
             found.append((model(**batch).last_hidden_state * kept).sum(1) / kept.sum(1))
         return nn.functional.normalize(torch.cat(found))

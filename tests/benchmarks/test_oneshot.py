@@ -215,14 +215,17 @@ def test_masks_that_are_learnt_keep_as_many_and_a_solver_keeps_them(way):
 def test_masks_are_measured_alone_and_solved_beside_recovery(capsys):
     class Judged(Stack):
         def measure(self, model):
-            return {"gap": super().measure(model)[0]}
+            (gap,) = super().measure(model)
+            return {"gap": gap, "perplexity": 1.0, "gap of the manual": 2 * gap}
 
     settings = {"50%": (0.5, Unstructured()), "2:4": (None, NM(2, 4))}
     rows = masks.masks(lambda _: Judged(), settings, masks.WAYS, 1, 2, most=1)
     ways = [(setting, way) for setting in settings for way in ("oneshot", *masks.WAYS)]
     assert [(each["setting"], each["way"]) for each in rows] == [each for each in ways if each != ("50%", "soft")]
-    assert all(each["solved"] > 0 for each in rows)
-    assert "| 2:4 | recover |" in capsys.readouterr().out
+    assert all(each["solved of the manual"] == 2 * each["solved"] > 0 for each in rows)
+    told = capsys.readouterr().out
+    assert "| 2:4 | recover |" in told
+    assert "| gap, solved | of the manual |" in told
 
 
 def test_networks_of_layers_are_measured_beside_criteria(monkeypatch, capsys):

@@ -45,12 +45,13 @@ def test_every_method_spends_no_more_than_the_budget(setting, monkeypatch, tmp_p
 def test_a_language_model_is_judged_on_text_of_its_own_by_the_dense_one():
     dense = make("llama")
     held_out = torch.randint(3, 64, (3, 8))
-    subject = search.Language(SimpleNamespace(model=dense, held_out=[held_out, held_out[:1]]), 4, judged=2)
-    assert torch.equal(subject.held_out, held_out[:2])
-    same = subject.measure(copy.deepcopy(dense))
-    assert same["gap"] == 0
-    assert same["perplexity"] == pytest.approx(dense(input_ids=held_out[:2], labels=held_out[:2]).loss.exp().item())
-    assert subject.measure(make("llama", seed=1))["gap"] > 0
+    manual = torch.randint(3, 64, (2, 8))
+    subject = search.Language(SimpleNamespace(model=dense, held_out=[held_out, manual]), 4, judged=2)
+    same, other = subject.measure(copy.deepcopy(dense)), subject.measure(make("llama", seed=1))
+    for kind, text in (("", held_out[:2]), (" of the manual", manual[:1])):
+        assert same[f"gap{kind}"] == 0
+        assert same[f"perplexity{kind}"] == pytest.approx(dense(input_ids=text, labels=text).loss.exp().item())
+        assert other[f"gap{kind}"] > 0
 
 
 def test_the_digits_are_judged_on_images_that_nobody_saw():
@@ -80,3 +81,14 @@ def test_what_is_delivered_stands_beside_the_dense_model_in_int8(tmp_path, capsy
     assert gaps["dense, int4"] == pytest.approx(delivered, rel=0.3)
     assert gaps["dense, plain int8"] == gaps["dense, int8"]  # it has no table
     assert len({*gaps.values()}) == 3
+
+
+def test_each_kind_of_text_has_rows_and_a_verdict_of_its_own():
+    rows = [
+        {"subject": "llama", "setting": "60%", "seed": 0, "method": method, "gap": gap, "gap of the manual": manual}
+        for method, gap, manual in (("uniform", 0.5, 0.5), ("owl", 0.4, 0.25), ("fit", 0.2, 0.25))
+    ]
+    told = search.table(rows)
+    assert "| owl of the manual | 0.25 | 0.25 |" in told
+    assert "fit / the best fixed: 0.50. At most 0.8 in each seed: met." in told
+    assert "fit / the best fixed of the manual: 1.00. At most 0.8 in each seed: missed." in told
