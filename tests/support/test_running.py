@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from secateur import criteria, pack, recover, shrink, sparsify, verify_shrunken
+from secateur import criteria, fit, oneshot, pack, recover, shrink, sparsify, verify_shrunken
 from secateur.coupling import find_coupling
 from secateur.evidence import collect
 from secateur.pipeline import reestimate_batchnorm
@@ -35,6 +35,8 @@ from secateur.support import (
     whole,
 )
 from secateur.support import machine as module
+from support.fitting import blocks, inputs
+from support.unchanged import is_unchanged, state_of
 
 
 @pytest.fixture(params=["asleep", "in use"])
@@ -335,3 +337,63 @@ def test_token_ids_without_values_are_told_before_anything_runs(verb, tmp_path, 
         verb(model, here.to("meta"), here)
     assert [each.shape[0] for each in model.parameters()] == [9, 8, 8, 4, 4]
     assert not any(tmp_path.iterdir())
+
+
+# ---- Inference mode, in which a predictor leaves its inputs, and some its model.
+
+
+def sharper():
+    model = blocks(2)
+    with torch.no_grad():
+        for each in model.parameters():
+            each.mul_(1.5)
+    return model
+
+
+LEARNING = {
+    "shrink": lambda model, batches: shrink(model, batches[0], 0.3, batches=batches),
+    "shrink by gates": lambda model, batches: shrink(model, batches[0], 0.3, batches=batches, choose="gates"),
+    "oneshot by gates": lambda model, batches: oneshot(model, batches, 0.5, choose="gates"),
+    "fit": lambda model, batches: fit(model, batches, budget={"params": 0.7}, shares=[0.5], finals=1),
+    "recover": lambda model, batches: recover(model, sharper(), batches, steps=2),
+}
+
+
+@pytest.mark.parametrize("verb", LEARNING)
+def test_batches_of_inference_mode_are_taken_as_others_are(verb):
+    found = []
+    for inference in (False, True):
+        model = blocks(2)
+        with torch.inference_mode(inference):
+            batches = [each.clone() for each in inputs()]
+        assert batches[0].is_inference() == inference
+        LEARNING[verb](model, batches)
+        found.append({name: each.clone() for name, each in model.state_dict().items()})
+    assert found[0].keys() == found[1].keys()
+    assert any(not torch.equal(each, found[0][name]) for name, each in blocks(2).state_dict().items())
+    for name, each in found[0].items():
+        assert torch.equal(each, found[1][name])
+
+
+@pytest.mark.parametrize("verb", LEARNING)
+def test_a_model_of_inference_mode_does_not_learn_and_stays_as_it_is(verb):
+    with torch.inference_mode():
+        model = blocks(2)
+    state, flags = state_of(model), [each.requires_grad for each in model.parameters()]
+    with pytest.raises(
+        ValueError, match=r"Sequential was made in torch\.inference_mode, where nothing learns; make or"
+    ):
+        LEARNING[verb](model, inputs())
+    assert is_unchanged(model, state)
+    assert [each.requires_grad for each in model.parameters()] == flags == [True] * len(flags)
+
+
+def test_what_does_not_learn_takes_a_model_of_inference_mode():
+    with torch.inference_mode():
+        model = blocks(2)
+    oneshot(model, inputs(), 0.5)
+    other = blocks(2)
+    oneshot(other, inputs(), 0.5)
+    for mine, its in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(mine, its)
+        assert mine.requires_grad

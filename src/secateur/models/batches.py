@@ -699,7 +699,7 @@ def passes(error: Exception) -> bool:
 def check_finite(model: nn.Module) -> None:
     """Raises ValueError if a weight of the model that is there, inside blocks or outside, holds NaN or infinity."""
     for name, parameter in model.named_parameters():
-        own = local(parameter)
+        own = local(parameter).detach()
         if own.numel() and not own.is_meta and not bool(own.isfinite().all()):
             raise ValueError(
                 f"{name}: the weight of shape {tuple(parameter.shape)} has entries that are NaN or infinite."

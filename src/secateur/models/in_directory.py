@@ -58,7 +58,17 @@ from secateur.models.solving import (
 )
 from secateur.models.walk import check_pruned, never_run, walk
 from secateur.selection import LazyScores
-from secateur.support import Between, LazyTensors, Undo, everywhere, on_rank_zero, printable, refuse_unloaded, track
+from secateur.support import (
+    Between,
+    LazyTensors,
+    Undo,
+    everywhere,
+    on_rank_zero,
+    printable,
+    refuse_inference,
+    refuse_unloaded,
+    track,
+)
 from secateur.targets import stored_inputs_first
 
 _Share = Annotated[float, Between(0, 1)]
@@ -249,11 +259,7 @@ def _sha256(path: Path) -> str:
 
 def _learn(host: Host, job: MatrixJob) -> tuple[LearntMasks | None, dict[str, npt.NDArray[np.uint8]]]:
     here, every = _in_memory(host), in_turn(host.batches)
-    if any(each.is_inference() for each in here.model.parameters()):
-        raise ValueError(
-            f"{type(here.model).__name__} was made in torch.inference_mode, where nothing learns; make it outside, or "
-            "leave choose out."
-        )
+    refuse_inference(here.model)
     dense: list[DenseOutputs] = []  # of the first process
     on_rank_zero(lambda: dense.append(DenseOutputs(here.model, every, here.forward, numbers=NUMBERS)))
     matrices: dict[str, Competing] = {}

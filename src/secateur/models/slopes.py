@@ -35,6 +35,7 @@ from secateur.support import (
     device_of,
     mapped,
     moved,
+    refuse_inference,
     run_batch,
     running_as,
     seeded,
@@ -115,6 +116,7 @@ def slopes(
     (['0.weight'], [False, True, True])
     """
     inner = unwrapped(model)
+    refuse_inference(inner)
     if blocks := _large_blocks(inner):
         with unchanged(inner), prepared(inner):
             inner.requires_grad_(False)

@@ -63,6 +63,7 @@ from secateur.support import (
     moved,
     rank_and_world,
     refuse,
+    refuse_inference,
     refuse_unloaded,
     repeatable,
     unchanged,
@@ -468,6 +469,7 @@ def check_alike(model: nn.Module) -> None:
 
 def _check_values(model: nn.Module) -> None:
     refuse_unloaded(model)
+    refuse_inference(model)
     check_finite(model)
 
 

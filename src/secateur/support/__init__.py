@@ -54,6 +54,7 @@ from secateur.support.running import moved as moved
 from secateur.support.running import naming_example as naming_example
 from secateur.support.running import normal as normal
 from secateur.support.running import refuse as refuse
+from secateur.support.running import refuse_inference as refuse_inference
 from secateur.support.running import refuse_sharded as refuse_sharded
 from secateur.support.running import refuse_unloaded as refuse_unloaded
 from secateur.support.running import refuse_unseen as refuse_unseen

@@ -261,14 +261,14 @@ def _own_loss(outputs: Any) -> Any:
 
 
 def moved(batch: Any, device: torch.device | None) -> Any:
-    """The batch with every tensor in it on ``device``; the batch itself where there is nothing to move. Of one without
-    values it raises what `refuse_unseen` does.
+    """The batch with every tensor in it on ``device``, and `normal`; the batch itself where there is nothing to move.
+    Of one without values it raises what `refuse_unseen` does.
 
     >>> moved({"x": torch.ones(1), "name": "one"}, torch.device("cpu"))
     {'x': tensor([1.]), 'name': 'one'}
     """
     refuse_unseen(batch, device)
-    return batch if device is None else mapped(batch, lambda tensor: tensor.to(device))
+    return mapped(batch, normal if device is None else lambda tensor: normal(tensor.to(device)))
 
 
 def refuse_unseen(inputs: Any, device: torch.device | None) -> None:
@@ -320,7 +320,7 @@ def normal(tensor: Tensor) -> Tensor:
     >>> normal(made).is_inference(), made.is_inference()
     (False, True)
     """
-    return tensor.clone() if tensor.is_inference() else tensor
+    return tensor.clone() if tensor.is_inference() and not torch.is_inference_mode_enabled() else tensor
 
 
 def share_of(batch: Any, share: float) -> Any:
@@ -504,7 +504,9 @@ def unchanged(model: nn.Module) -> Iterator[None]:
                     if not torch.equal(buffer, content):
                         buffer.copy_(content)
             for parameter, (requires_grad, grad), hooks in zip(parameters, flags, arrivals, strict=True):
-                parameter.requires_grad_(requires_grad)
+                if parameter.requires_grad != requires_grad:
+                    with torch.inference_mode(parameter.is_inference()):  # elsewhere it cannot be set
+                        parameter.requires_grad_(requires_grad)
                 parameter.grad = grad
                 if private.arrival_hooks_of(parameter) is not hooks:
                     private.set_arrival_hooks(parameter, hooks)
@@ -566,6 +568,19 @@ def refuse_unloaded(model: nn.Module, names: Container[str] | None = None) -> No
         if parameter.is_meta and (names is None or name in names):
             said = ", without a device_map that offloads them" if private.offloads(model) else " first"
             raise ValueError(f"{name} is on the meta device and has no values; load the weights{said}.")
+
+
+def refuse_inference(model: nn.Module) -> None:
+    """Raises ValueError for a model through which no gradient flows, since it was made in inference mode.
+
+    >>> with torch.inference_mode():
+    ...     refuse_inference(nn.Linear(1, 1))
+    Traceback (most recent call last):
+    ValueError: Linear was made in torch.inference_mode, where nothing learns; make or load it outside.
+    """
+    if any(each.is_inference() for each in model.parameters()):
+        kind = type(model).__name__
+        raise ValueError(f"{kind} was made in torch.inference_mode, where nothing learns; make or load it outside.")
 
 
 def is_fully_sharded(model: nn.Module) -> bool:
