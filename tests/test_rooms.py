@@ -197,6 +197,32 @@ def test_other_packages_are_imported_where_they_are_used(path):
             assert name.split(".")[0] in allowed, f"{path.name} imports {name} at the top"
 
 
+FACTORIES = {
+    "arange", "empty", "empty_strided", "eye", "full", "linspace", "ones", "rand", "randint", "randn", "randperm",
+    "scalar_tensor", "tensor", "zeros",
+}  # fmt: skip
+OF_FLOATS = {"empty", "eye", "linspace", "ones", "rand", "randn", "zeros"}  # unless another dtype is named
+BY_DEFAULTS = {"demo", "env.py", "prune/methods.py"}  # processes of their own; a draw that is torch's own
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(HOUSE)))
+def test_what_is_made_is_where_and_of_what_the_code_says(path):
+    """Neither `torch.set_default_dtype` nor `torch.set_default_device` decides: a kernel that writes float32 into what
+    is bfloat16 by default writes over other memory."""
+    inside = path.relative_to(HOUSE)
+    if {str(inside), inside.parts[0]} & BY_DEFAULTS:
+        return
+    for node in nodes(path):
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in FACTORIES):
+            continue
+        if not (isinstance(node.func.value, ast.Name) and node.func.value.id == "torch"):
+            continue
+        named = {each.arg: ast.unparse(each.value) for each in node.keywords}
+        assert "device" in named, f"{inside}:{node.lineno} says no device: {ast.unparse(node)}"
+        said = "dtype" in named or node.func.attr not in OF_FLOATS or named["device"] == "'meta'"
+        assert said, f"{inside}:{node.lineno} says no dtype: {ast.unparse(node)}"
+
+
 PRIVATE = HOUSE / "support" / "private.py"
 TOUCHED = {  # elsewhere, and why
     "integrations/lightning.py": {"_generate_state_key"},  # what a callback of Lightning's makes its key with

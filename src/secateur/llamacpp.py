@@ -413,7 +413,7 @@ class _Shape:
         model = self.model.model
         embedding, head = model.embed_tokens.weight, self.model.lm_head.weight
         yield "token_embd.weight", embedding
-        usual = self._base ** (-torch.arange(0, self.width, 2, dtype=torch.float64) / self.width)
+        usual = self._base ** (-torch.arange(0, self.width, 2, dtype=torch.float64, device="cpu") / self.width)
         factors = usual / model.rotary_emb.inv_freq.double().cpu()
         if not torch.allclose(factors, torch.ones_like(factors), rtol=1e-4):
             yield "rope_freqs.weight", factors

@@ -18,6 +18,7 @@ from secateur.inference import packing as inference
 from secateur.native import available, scaled
 from secateur.patterns import GroupedColumns
 from support.packed import close, model_of, three_layers, weight_of
+from support.unchanged import DEFAULTS
 
 needs_kernels = pytest.mark.skipif(not available(), reason="there is nothing in int8 without compiled kernels")
 
@@ -269,6 +270,15 @@ def layers():
         WindowLinear.from_dense(numbers, bias, scales=scales, round_inputs=True),
         SparseLinear.from_dense(numbers, bias, scales=scales, round_inputs=True),
     ]
+
+
+@pytest.mark.parametrize("default", DEFAULTS)
+@pytest.mark.parametrize("at", range(6))
+def test_dtypes_and_devices_that_are_torchs_defaults_do_not_matter(at, default):
+    layer, xs = layers()[at], [torch.randn(1, 24), torch.randn(70, 24)]
+    expected = [layer(x) for x in xs]
+    with DEFAULTS[default]():
+        assert all(torch.equal(layer(x), its) for x, its in zip(xs, expected, strict=True))
 
 
 @pytest.mark.parametrize("at", range(6))

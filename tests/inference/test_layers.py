@@ -16,6 +16,7 @@ from secateur import inference as house
 from secateur.inference import BlockLinear, GroupedLinear, Pointwise, SparseLinear, WindowLinear
 from secateur.patterns import GroupedColumns
 from support.packed import close, weight_of
+from support.unchanged import DEFAULTS
 
 
 @settings(max_examples=40)
@@ -89,6 +90,16 @@ def forms():
     yield WindowLinear.from_dense(weight, bias)
     yield SparseLinear.from_dense(weight, bias)
     yield SparseLinear.from_dense(weight, bias, batch=64)
+
+
+@pytest.mark.parametrize("default", DEFAULTS)
+@pytest.mark.parametrize("layer", list(forms()), ids=lambda layer: type(layer).__name__)
+def test_dtypes_and_devices_that_are_torchs_defaults_do_not_matter(layer, default):
+    layer.requires_grad_(False).eval()
+    xs = [torch.randn(48), torch.randn(64, 48)]
+    expected = [layer(x) for x in xs]
+    with DEFAULTS[default]():
+        assert all(torch.equal(layer(x), its) for x, its in zip(xs, expected, strict=True))
 
 
 @pytest.mark.parametrize("layer", list(forms()), ids=lambda layer: type(layer).__name__)

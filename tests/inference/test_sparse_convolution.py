@@ -12,6 +12,7 @@ from torch import nn
 
 from secateur.inference import BlockConv1d, BlockConv2d, SparseConv1d, SparseConv2d
 from secateur.inference.convolution import why_no_sparse_convolution
+from support.unchanged import DEFAULTS
 
 
 def sparse(module, share=0.2):
@@ -49,6 +50,19 @@ def test_it_is_the_module(data):
     close(layer(x), module(x))
     if data.draw(st.booleans()) and x.dim() == 4:
         close(layer(x.contiguous(memory_format=torch.channels_last)), module(x))
+
+
+@pytest.mark.parametrize("default", DEFAULTS)
+@pytest.mark.parametrize("form", [SparseConv1d, SparseConv2d, BlockConv1d, BlockConv2d])
+def test_dtypes_and_devices_that_are_torchs_defaults_do_not_matter(form, default):
+    dimensions = 1 if form in (SparseConv1d, BlockConv1d) else 2
+    module = sparse([nn.Conv1d, nn.Conv2d][dimensions - 1](16, 32, 3, padding=1))
+    layer, x = form.from_module(module), torch.randn(2, 16, *[12] * dimensions)
+    close(layer(x), module(x))
+    expected = layer(x)
+    with DEFAULTS[default]():
+        assert torch.equal(layer(x), expected)
+        assert torch.equal(form.from_module(module)(x), expected)
 
 
 @pytest.mark.parametrize("affine", [True, False])

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from secateur import criteria, fit, oneshot, pack, recover, shrink, sparsify, verify_shrunken
+from secateur import criteria, fit, oneshot, pack, recover, sensitivity, shrink, sparsify, verify_shrunken
 from secateur.coupling import find_coupling
 from secateur.evidence import collect
 from secateur.pipeline import reestimate_batchnorm
@@ -36,7 +36,7 @@ from secateur.support import (
 )
 from secateur.support import machine as module
 from support.fitting import blocks, inputs
-from support.unchanged import is_unchanged, state_of
+from support.unchanged import DEFAULTS, is_unchanged, state_of
 
 
 @pytest.fixture(params=["asleep", "in use"])
@@ -339,23 +339,19 @@ def test_token_ids_without_values_are_told_before_anything_runs(verb, tmp_path, 
     assert not any(tmp_path.iterdir())
 
 
-# ---- Inference mode, in which a predictor leaves its inputs, and some its model.
+# ---- What a caller has around a verb: inference mode, as predictors have; other defaults of torch's; autocast.
 
 
-def sharper():
-    model = blocks(2)
-    with torch.no_grad():
-        for each in model.parameters():
-            each.mul_(1.5)
-    return model
-
-
+TEACHER = blocks(2)
+with torch.no_grad():
+    for each in TEACHER.parameters():
+        each.mul_(1.5)
 LEARNING = {
     "shrink": lambda model, batches: shrink(model, batches[0], 0.3, batches=batches),
     "shrink by gates": lambda model, batches: shrink(model, batches[0], 0.3, batches=batches, choose="gates"),
     "oneshot by gates": lambda model, batches: oneshot(model, batches, 0.5, choose="gates"),
     "fit": lambda model, batches: fit(model, batches, budget={"params": 0.7}, shares=[0.5], finals=1),
-    "recover": lambda model, batches: recover(model, sharper(), batches, steps=2),
+    "recover": lambda model, batches: recover(model, TEACHER, batches, steps=2),
 }
 
 
@@ -386,6 +382,57 @@ def test_a_model_of_inference_mode_does_not_learn_and_stays_as_it_is(verb):
         LEARNING[verb](model, inputs())
     assert is_unchanged(model, state)
     assert [each.requires_grad for each in model.parameters()] == flags == [True] * len(flags)
+
+
+VERBS = {
+    **LEARNING,
+    "sparsify": lambda model, _: sparsify(model, 0.5),
+    "shrink without data": lambda model, batches: shrink(model, batches[0], 0.3),
+    "oneshot": lambda model, batches: oneshot(model, batches, 0.5),
+    "sensitivity": lambda model, batches: model.found(sensitivity(model, batches, shares=[0.5]).scores),
+}
+
+
+def found_by(verb, model, batches):
+    scores = []
+    model.found = scores.append
+    VERBS[verb](model, batches)
+    return model.state_dict(), scores
+
+
+@pytest.mark.filterwarnings("ignore::secateur.shrinking.WithoutDataWarning")
+@pytest.mark.parametrize("default", DEFAULTS)
+@pytest.mark.parametrize("verb", VERBS)
+def test_dtypes_and_devices_that_are_torchs_defaults_do_not_matter(verb, default):
+    model, batches = blocks(2), inputs()
+    other = copy.deepcopy(model)
+    tensors, scores = found_by(verb, model, batches)
+    with DEFAULTS[default]():
+        others, other_scores = found_by(verb, other, batches)
+    assert scores == other_scores
+    assert tensors.keys() == others.keys()
+    for name, each in tensors.items():
+        assert torch.equal(each, others[name])
+
+
+@pytest.mark.filterwarnings("ignore::secateur.shrinking.WithoutDataWarning")
+@pytest.mark.parametrize("verb", sorted(VERBS.keys() - {"recover"}))
+def test_a_callers_autocast_remembers_no_weights_that_are_gone(verb):
+    """It keeps a narrow copy of each weight that requires a gradient, whatever becomes of the weight."""
+    found = []
+    for learns in (True, False):
+        model, batches = blocks(2).requires_grad_(learns), inputs()
+        model.found = lambda _: None
+        with torch.autocast("cpu", torch.bfloat16):
+            model(batches[0])
+            VERBS[verb](model, batches)
+            before = model(batches[0])
+        with torch.autocast("cpu", torch.bfloat16):
+            assert torch.equal(model(batches[0]), before)
+        assert torch.is_autocast_cache_enabled()
+        found.append(model.state_dict())
+    for name, each in found[0].items():
+        assert torch.equal(each, found[1][name])
 
 
 def test_what_does_not_learn_takes_a_model_of_inference_mode():

@@ -272,7 +272,7 @@ class Checkpoint(LazyTensors):
         """Bytes ``start`` to ``stop`` of a tensor, as uint8."""
         entry = self.entries[name]
         stop = entry.nbytes if stop is None else stop
-        out = torch.empty(stop - start, dtype=torch.uint8)
+        out = torch.empty(stop - start, dtype=torch.uint8, device="cpu")
         self.read_into(name, start, out.numpy().data)
         return out
 

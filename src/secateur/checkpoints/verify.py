@@ -371,7 +371,7 @@ def _counted(
     if alone:
         zeros, claimed = sum(int(piece.count_nonzero()) for piece in zero_pieces(checkpoint, entry)), found.claimed
     else:
-        where, at = torch.empty(entry.numel, dtype=torch.bool), 0
+        where, at = torch.empty(entry.numel, dtype=torch.bool, device="cpu"), 0
         for piece in zero_pieces(checkpoint, entry):
             where[at : at + len(piece)] = piece
             at += len(piece)

@@ -67,7 +67,7 @@ def detector(asked: Asked) -> Iterator[Any]:
         from secateur.report import before_and_after
 
         dense, side = YOLO(asked.detector), asked.imgsz or small.overrides.get("imgsz") or 640
-        example = torch.zeros(1, dense.model.yaml.get("channels", 3), side, side)
+        example = torch.zeros(1, dense.model.yaml.get("channels", 3), side, side, dtype=torch.float32, device="cpu")
         timed = functools.partial(before_and_after, dense.model, small.model, example, call="a picture")
     yield Answer(small.shrunk, more=more, title=", smaller", timed=timed)
 

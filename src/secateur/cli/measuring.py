@@ -258,7 +258,7 @@ def inputs_for(model: Any, where: str, batch: int, tokens: int) -> tuple[dict[st
         longest = getattr(text, "max_position_embeddings", None) or tokens
         if tokens > longest:
             raise ValueError(f"--tokens {tokens} is more than the {longest} positions of {printable(where)}.")
-        ids = torch.randint(0, text.vocab_size, (batch, tokens), generator=draw)
+        ids = torch.randint(0, text.vocab_size, (batch, tokens), generator=draw, device="cpu")
         inputs = {"input_ids": ids}
         if getattr(config, "is_encoder_decoder", False):
             inputs["decoder_input_ids"] = ids
@@ -267,7 +267,7 @@ def inputs_for(model: Any, where: str, batch: int, tokens: int) -> tuple[dict[st
     if main == "pixel_values" and size:
         height, width = size if isinstance(size, list | tuple) else (size, size)
         channels = getattr(config, "num_channels", 3)
-        images = torch.randn(batch, channels, height, width, generator=draw)
+        images = torch.randn(batch, channels, height, width, generator=draw, dtype=torch.float32, device="cpu")
         return {"pixel_values": images.to(model.dtype)}, f"{batch} × {channels} × {height} × {width} pixels"
     raise CheckpointError(f"{printable(where)}: its config.json does not tell what it is given; say it with --example.")
 

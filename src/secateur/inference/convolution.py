@@ -91,7 +91,7 @@ class SparseConv2d(KernelLayer):
 
     def _nothing(self) -> Tensor:
         sizes = [1 + step * (size - 1) for step, size in zip(self.dilation, self.kernel, strict=True)]
-        return torch.zeros(0, self.in_features, *sizes, device=self.values.device)
+        return torch.zeros(0, self.in_features, *sizes, device=self.values.device, dtype=torch.float32)
 
     @property
     def in_channels(self) -> int:
@@ -145,7 +145,7 @@ class SparseConv2d(KernelLayer):
         columns_together = together * area
         starts = range(0, channels * area, columns_together)
         entries = [kept[:, left : left + columns_together].nonzero(as_tuple=True) for left in starts]
-        none = torch.zeros(0, device=weight.device)
+        none = torch.zeros(0, device=weight.device, dtype=torch.float32)
         columns = [column + left for left, (_, column) in zip(starts, entries, strict=True)]
         values = [units[at, :, column] for (at, _), column in zip(entries, columns, strict=True)]
         lengths = [none.long(), *(kept[:, left : left + columns_together].sum(1) for left in starts)]

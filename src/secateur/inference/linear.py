@@ -79,7 +79,7 @@ class KernelLayer(nn.Module):
 
     def _nothing(self) -> Tensor:
         """No input at all, of a shape that fits."""
-        return torch.zeros(0, self.in_features, device=self.values.device)
+        return torch.zeros(0, self.in_features, device=self.values.device, dtype=torch.float32)
 
     def __getstate__(self) -> dict[str, Any]:
         """Indices of 16 bits with a sign: torch's pickles of uint16 cannot be read."""
@@ -260,7 +260,7 @@ class SparseLinear(KernelLayer):
         count = int(kept.sum())
         if count >= 2**31:
             raise ValueError(f"{count} kept weights; a pointer of 32 bits counts up to {2**31 - 1}.")
-        none = torch.zeros(0, device=weight.device)
+        none = torch.zeros(0, device=weight.device, dtype=torch.float32)
         columns_kept, values, lengths = [none.long()], [none.to(weight.dtype)], [none.long()]
         for top in range(0, rows, rows_together):
             for left in range(0, max(columns, 1), columns_together):

@@ -77,7 +77,9 @@ def shrink_detector(
     small: YOLO = _copied(dense)
     batches = None if pictures is None else _batches(dense, pictures, size, samples, seed)
     channels = small.model.yaml.get("channels", 3)
-    example = torch.zeros(1, channels, size, size) if batches is None else batches[0][:1]
+    example = (
+        torch.zeros(1, channels, size, size, dtype=torch.float32, device="cpu") if batches is None else batches[0][:1]
+    )
     was = next(small.model.parameters()).device
     if classes is not None:
         names = [each for each in ("cv3", "one2one_cv3", "linear") if hasattr(small.model.model[-1], each)]

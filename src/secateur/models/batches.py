@@ -591,14 +591,16 @@ def example_for(model: nn.Module) -> dict[str, Any]:
     config: Any = model.config
     name = getattr(model, "main_input_name", None)
     if name == "input_ids":
-        tokens = torch.tensor([[7, 6, 5, 4, 1], [1, 2, 3, 5, 4]])
+        tokens = torch.tensor([[7, 6, 5, 4, 1], [1, 2, 3, 5, 4]], device="cpu")
         # with a mask, no model has to look for padding, which it cannot on meta
         found = {name: tokens, "attention_mask": torch.ones_like(tokens)}
     elif name == "pixel_values":
         seen = getattr(config, "vision_config", config)  # of SigLIP; a ResNet says no size, since it takes any
         size = getattr(seen, "image_size", None) or _SIDE
         height, width = (size, size) if isinstance(size, int) else size
-        found = {name: torch.zeros(2, getattr(seen, "num_channels", 3), height, width)}
+        found = {
+            name: torch.zeros(2, getattr(seen, "num_channels", 3), height, width, dtype=torch.float32, device="cpu")
+        }
     else:
         raise ValueError(f"give example_inputs: {type(model).__name__} takes {name}, of which no example is known.")
     if config.is_encoder_decoder and "decoder_input_ids" in known:

@@ -199,7 +199,7 @@ class DenseOutputs:
     def in_order(self, steps: int, draw: torch.Generator, *, without: Collection[int] = ()) -> list[int]:
         """The numbers of the batches of so many steps, without some: each once in turn, in orders that are drawn."""
         some = [at for at in range(len(self.held)) if at not in without]
-        turns = [torch.randperm(len(some), generator=draw) for _ in range(-(-steps // len(some)))]
+        turns = [torch.randperm(len(some), generator=draw, device="cpu") for _ in range(-(-steps // len(some)))]
         return [some[at] for at in torch.cat(turns)[:steps].tolist()]
 
     def to_compute_again(self, blocks: Sequence[nn.Module], run: Callable[[], object]) -> Sequence[nn.Module]:
@@ -269,7 +269,7 @@ class DenseOutputs:
         if self._numbers is not None:
             most = max(1, self._numbers // rows.shape[-1]) if dense is None else len(dense)
         if len(rows) > most:
-            rows = rows[torch.linspace(0, len(rows) - 1, most, device=rows.device).round().long()]
+            rows = rows[torch.linspace(0, len(rows) - 1, most, device=rows.device, dtype=torch.float32).round().long()]
         return rows.clone(), None  # and the others are let go of
 
 
@@ -417,7 +417,7 @@ def _by_change(dense: Any, found: Any, mask: Tensor | None) -> Tensor:
     pairs = list(_rows_of_both(dense, found, mask))
     if any(len(before) != count for before, _ in pairs):
         return (total / count).expand(count)
-    rows = torch.zeros(count, dtype=torch.float64)
+    rows = torch.zeros(count, dtype=torch.float64, device="cpu")
     for before, after in pairs:
         varied = float((before - before.mean(0)).square().sum()) or float(before.square().sum()) or 1.0
         rows = rows + (count * (after - before).square().sum(-1) / varied / 2).cpu()
@@ -458,7 +458,7 @@ def divergence(before: Any, after: Any, mask: Tensor | None = None) -> tuple[flo
 
 def _changed(before: Any, after: Any, mask: Tensor | None) -> tuple[Tensor, int]:
     """The same of outputs that are no logits, with gradients."""
-    total, count = torch.zeros((), dtype=torch.float64), 0
+    total, count = torch.zeros((), dtype=torch.float64, device="cpu"), 0
     for rows, there in _rows_of_both(before, after, mask):
         varied = float((rows - rows.mean(0)).square().sum()) or float(rows.square().sum()) or 1.0
         total = total + (len(rows) * (there - rows).square().sum() / varied / 2).cpu()

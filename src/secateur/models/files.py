@@ -102,13 +102,18 @@ class Group:
     def left_of(self, shapes: Sequence[tuple[int, ...]], place: int, at: int, cuts: Cuts) -> npt.NDArray[np.int64]:
         """Which indices are left of a dimension of one of the tensors in files of these shapes: seen by where numbers
         go. No index where they are not everywhere the same."""
-        tags = [torch.full(shape, -1.0, dtype=torch.float64) for shape in shapes]
-        numbers = torch.arange(shapes[place][at], dtype=torch.float64)
+        tags = [torch.full(shape, -1.0, dtype=torch.float64, device="cpu") for shape in shapes]
+        numbers = torch.arange(shapes[place][at], dtype=torch.float64, device="cpu")
         tags[place].copy_(numbers.reshape([-1, *[1] * (len(shapes[place]) - at - 1)]))
         made = self.read(tags)
         for dim, kept in cuts.items():
             made = {name: each.index_select(dim, torch.from_numpy(kept)) for name, each in made.items()}
-        left = self.write(made).get(self.sources[place], torch.empty(0, 1)).movedim(at, 0).flatten(1)
+        left = (
+            self.write(made)
+            .get(self.sources[place], torch.empty(0, 1, dtype=torch.float32, device="cpu"))
+            .movedim(at, 0)
+            .flatten(1)
+        )
         rows = left[:, :1]
         is_right = left.numel() and (left == rows).all() and (rows >= 0).all() and (rows.diff(dim=0) > 0).all()
         return rows[:, 0].numpy().astype(np.int64) if is_right else np.zeros(0, dtype=np.int64)
@@ -189,7 +194,7 @@ def _rows_of(
     where a row is not made of tensors of its own."""
     try:
         made = _reader(conversion, target, found, model)(
-            [torch.full([1] * dim, float(at)) for at, dim in enumerate(dims)]
+            [torch.full([1] * dim, float(at), device="cpu") for at, dim in enumerate(dims)]
         )
     except (AssertionError, RuntimeError):  # as of one that goes by sizes; 2.7 asserts
         return ()
@@ -202,7 +207,7 @@ def _rows_of(
     for row in numbers:
         its = [found[at] for at in row]
         parts.append(Group(tuple(name for name, _ in its), tuple(made), _reader(conversion, target, its, model), write))
-    alone = parts[0].read([torch.full([1] * dims[at], float(at)) for at in numbers[0]])
+    alone = parts[0].read([torch.full([1] * dims[at], float(at), device="cpu") for at in numbers[0]])
     same = alone.keys() == made.keys() and all(torch.equal(alone[name], made[name][:1]) for name in made)
     return tuple(parts) if same else ()
 
@@ -516,7 +521,7 @@ class BlockFiles(Weights):
     def _resting_like(self, name: str) -> Tensor:
         resting = self._resting_parameter(name)
         assert resting is not None
-        return torch.ones(resting.shape, dtype=torch.bool)
+        return torch.ones(resting.shape, dtype=torch.bool, device="cpu")
 
     def stands_alone(self, name: str) -> bool:
         """Whether a tensor in a file is one tensor of the model."""

@@ -398,7 +398,7 @@ class DenseScores(Mapping[str, Tensor]):
         pieces = complete(sorted(norms), parameter)
         if not pieces:
             return parameter.detach().abs().float().reshape(self.shapes[name])
-        nothing = torch.zeros(1, device=parameter.device)
+        nothing = torch.zeros(1, device=parameter.device, dtype=torch.float32)
         rows = [piece.of(parameter).abs().float() * norms.get(piece, nothing) for piece in pieces]
         return torch.cat(rows).reshape(self.shapes[name])
 

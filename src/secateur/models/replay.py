@@ -96,7 +96,7 @@ class Outputs:
     def _placed(self, name: str, number: int, tensor: Tensor) -> Tensor:
         if self.folder is None or not tensor.numel():
             free = self._free.get((tensor.shape, tensor.dtype))
-            place = free.pop() if free else torch.empty(tensor.shape, dtype=tensor.dtype)
+            place = free.pop() if free else torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
             self._own.setdefault((name, number), []).append(place)
             return place.copy_(tensor)
         files = self._files.setdefault((name, number), [])

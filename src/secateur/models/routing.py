@@ -231,7 +231,7 @@ class _Outputs(TorchFunctionMode):
 def signs(width: int) -> Tensor:
     """A way to move outputs, the same for all tokens; no sum over it vanishes for reasons of symmetry."""
     draw = torch.Generator().manual_seed(0)
-    return torch.randint(0, 2, (width,), generator=draw) * 2.0 - 1.0
+    return torch.randint(0, 2, (width,), generator=draw, device="cpu") * 2.0 - 1.0
 
 
 def last_products(host: Host, coupling: Coupling, groups: Sequence[Group]) -> dict[str, set[str]]:

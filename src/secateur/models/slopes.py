@@ -242,7 +242,8 @@ class RunAgain:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self.calls += 1
         returned: list[Any] = []
-        start = torch.zeros((), requires_grad=True)  # the graph begins here, where it has not begun before
+        # the graph begins here, where it has not begun before
+        start = torch.zeros((), requires_grad=True, dtype=torch.float32, device="cpu")
         given = args, kwargs
         flat = _Segment.apply(self, self.calls, given, returned, start, *_flat(given))  # type: ignore[no-untyped-call]
         return _filled(returned[0], flat)
@@ -335,7 +336,9 @@ def added_to(end: Tensor, seen: Iterable[tuple[Key, Tensor]]) -> list[Key]:
     asked = [each for each in seen if each[1].numel() == end.numel() and each[1].shape[-1:] == end.shape[-1:]]
     if not asked or not end.requires_grad:
         return []
-    drawn = torch.randn(end.shape, generator=torch.Generator().manual_seed(0)).to(end)
+    drawn = torch.randn(end.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32, device="cpu").to(
+        end
+    )
     found = torch.autograd.grad(end, [tensor for _, tensor in asked], drawn, allow_unused=True)
     return [
         key
@@ -361,7 +364,7 @@ def _backwards(outputs: Any, mask: Tensor | None) -> None:
         with torch.no_grad():  # the gradient of the cross entropy, in the memory of the probabilities: these are large
             gradient = flat.softmax(-1)
             # by numbers of the CPU, so that it is the same on each device
-            at = torch.rand(len(gradient), 1).to(gradient.device)
+            at = torch.rand(len(gradient), 1, dtype=torch.float32, device="cpu").to(gradient.device)
             reached = gradient.cumsum(-1)
             drawn = torch.searchsorted(reached, at * reached[:, -1:], right=True).clamp_max_(gradient.shape[-1] - 1)
             del reached
@@ -377,5 +380,5 @@ def _backwards(outputs: Any, mask: Tensor | None) -> None:
     for each in several or found:
         rows = token_rows(each, mask).float()
         spread = rows.detach().var(0, correction=0).clamp_min(1e-12).sqrt() * rows.shape[-1] ** 0.5
-        parts.append((rows / spread * torch.randn(rows.shape).to(rows.device)).sum())
+        parts.append((rows / spread * torch.randn(rows.shape, dtype=torch.float32, device="cpu").to(rows.device)).sum())
     torch.stack(parts).sum().backward()  # type: ignore[no-untyped-call]

@@ -448,7 +448,7 @@ class _Numbers:
         if not self.is_free:
             return self.start
         self.heat = HOT * (COLD / HOT) ** progress
-        noise = torch.rand(self.worths.shape, generator=self.draw, device=self.worths.device)
+        noise = torch.rand(self.worths.shape, generator=self.draw, device=self.worths.device, dtype=torch.float32)
         noise.clamp_(1e-9, 1 - 1e-7).log_().neg_().log_().mul_(-self.heat)
         return self._best(noise.add_(self.worths))
 

@@ -386,9 +386,12 @@ def _computed(
     if into is not None and (fit := _fits(into, call, x, addend, shared, may_be_apart)) is not None:
         y, y_plane = into, fit
     elif may_be_apart and call.planes is not None:
-        y, y_plane = torch.empty(call.planes[0]).as_strided(call.made, call.planes[1]), call.planes[1][1]
+        y, y_plane = (
+            torch.empty(call.planes[0], dtype=torch.float32, device="cpu").as_strided(call.made, call.planes[1]),
+            call.planes[1][1],
+        )
     else:
-        y = torch.empty(call.made)
+        y = torch.empty(call.made, dtype=torch.float32, device="cpu")
     if not y.numel():
         return y.to(x.dtype)
     copied = () if call.addresses is not None else [each if each is None else each.contiguous() for each in stored]
@@ -473,9 +476,9 @@ class _Memory:
         try:
             memory = self.spare.pop()
         except IndexError:  # the first call, or others compute now
-            memory = torch.empty(0)
+            memory = torch.empty(0, dtype=torch.float32, device="cpu")
         if memory.numel() < numbers:
-            memory = torch.empty(numbers)
+            memory = torch.empty(numbers, dtype=torch.float32, device="cpu")
         yield memory
         if memory.nbytes <= _HELD_BYTES:
             self.spare.append(memory)
@@ -556,7 +559,7 @@ class Chain:
         if that is contiguous and of its shape."""
         y = into
         if y is None or y.shape != self.shape or y.dtype != x.dtype or not y.is_contiguous():
-            y = torch.empty(self.shape)
+            y = torch.empty(self.shape, dtype=torch.float32, device="cpu")
         threads = torch.get_num_threads()
         with self.memory.of(self.numbers) as memory:
             begins = x.data_ptr(), y.data_ptr(), memory.data_ptr()

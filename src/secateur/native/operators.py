@@ -300,7 +300,7 @@ def _called(function: Any, x: Tensor, stored: tuple[Tensor | None, ...], rows: i
     if not x.is_contiguous():
         x = x.contiguous()
     batch = math.prod(shape[:-1])
-    y = torch.empty(*shape[:-1], rows)
+    y = torch.empty(*shape[:-1], rows, dtype=torch.float32, device="cpu")
     held = [tensor if tensor is None or tensor.is_contiguous() else tensor.detach().contiguous() for tensor in stored]
     addresses = [None if tensor is None else tensor.data_ptr() for tensor in held]
     threads = min(torch.get_num_threads(), 1 + work * batch // _WORK_FOR_A_THREAD)
@@ -474,8 +474,11 @@ def _row_order(rows: int, panels: int, rows_together: int) -> Tensor:
     >>> _row_order(3, 2, 2)
     tensor([0, 1, 0, 1, 2, 2])
     """
-    blocks = [torch.arange(top, min(top + rows_together, rows)).repeat(panels) for top in range(0, rows, rows_together)]
-    return torch.cat(blocks) if blocks else torch.zeros(0, dtype=torch.long)
+    blocks = [
+        torch.arange(top, min(top + rows_together, rows), device="cpu").repeat(panels)
+        for top in range(0, rows, rows_together)
+    ]
+    return torch.cat(blocks) if blocks else torch.zeros(0, dtype=torch.long, device="cpu")
 
 
 def dense_block(indices: Tensor, pointers: Tensor, values: Tensor, rows: int, columns: int) -> Tensor:

@@ -58,7 +58,7 @@ def to_windows(weight: Tensor, *, in_fours: bool = False) -> dict[str, Tensor]:
     shifts = 5 * np.arange(STEPS, dtype=np.uint32)[:, None, None]
     shifted = places.astype(np.uint32).reshape(longest, STEPS, slices, LANES) << shifts
     words = np.bitwise_or.reduce(shifted, axis=1).transpose(1, 0, 2)[used]
-    values = torch.zeros(slices, LANES, steps, dtype=weight.dtype)
+    values = torch.zeros(slices, LANES, steps, dtype=weight.dtype, device="cpu")
     sources = weight.cpu()[order]  # a row of -1 is another row, but nothing of it is taken
     lanes = torch.from_numpy(np.ascontiguousarray(taken.transpose(1, 2, 0)))
     values[lanes] = sources[kept[order] & (order >= 0)[:, None]]

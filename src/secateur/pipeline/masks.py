@@ -254,6 +254,7 @@ def apply_(model_or_weights: nn.Module | Mapping[str, Tensor], masks: Mapping[st
         for name, mask in track(masks.items(), "zeroing", total=len(masks)):
             _zero_(weights[name].detach(), mask)
             done[name] = mask
+    torch.clear_autocast_cache()
     return done
 
 

@@ -189,7 +189,7 @@ class Factors:
         self.start = self.parameter.detach().clone()
         *batch, outputs, inputs = self._matrix(self.start).shape
         rank = min(self.rank, outputs, inputs)
-        drawn = torch.rand((*batch, rank, inputs), generator=self.generator, dtype=torch.float32)
+        drawn = torch.rand((*batch, rank, inputs), generator=self.generator, dtype=torch.float32, device="cpu")
         self.down = ((2 * drawn - 1) / max(inputs, 1) ** 0.5).to(self.start).requires_grad_()
         self.up = torch.zeros(
             (*batch, outputs, rank), dtype=self.start.dtype, device=self.start.device
@@ -375,7 +375,7 @@ def order_of(seed: int, round_: int, count: int) -> list[int]:
     ([0, 1, 2, 3, 4], True)
     """
     generator = torch.Generator().manual_seed((seed * 1_000_003 + round_) % (1 << 63))
-    return [int(each) for each in torch.randperm(count, generator=generator)]
+    return [int(each) for each in torch.randperm(count, generator=generator, device="cpu")]
 
 
 CLIP = 1.0  # the largest norm of a step's gradients; they are scaled down to it

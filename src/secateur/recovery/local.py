@@ -350,8 +350,8 @@ class Gathered:
     def __init__(self, layer: nn.Linear) -> None:
         self.layer = layer
         size = layer.in_features + (layer.bias is not None)
-        self.gram = torch.zeros(size, size, dtype=torch.float64)
-        self.residual_cross = torch.zeros(layer.out_features, size, dtype=torch.float64)
+        self.gram = torch.zeros(size, size, dtype=torch.float64, device="cpu")
+        self.residual_cross = torch.zeros(layer.out_features, size, dtype=torch.float64, device="cpu")
 
     @torch.no_grad()
     def run(self, run: Callable[[], Tensor], wanted: Tensor, mask: Tensor | None = None) -> None:
@@ -379,11 +379,15 @@ class Gathered:
         weight = self.layer.weight.detach().float().cpu()
         bias = self.layer.bias
         whole = weight if bias is None else torch.cat([weight, bias.detach().float().cpu()[:, None]], 1)
-        damped = self.gram + damping * scale_of(self.gram) * torch.eye(len(self.gram), dtype=torch.float64)
+        damped = self.gram + damping * scale_of(self.gram) * torch.eye(
+            len(self.gram), dtype=torch.float64, device="cpu"
+        )
         aim = whole + torch.linalg.solve(damped, self.residual_cross.T).T.float()
         if mask is not None:
             kept = (
-                mask.cpu() if bias is None else torch.cat([mask.cpu(), torch.ones(len(mask), 1, dtype=torch.bool)], 1)
+                mask.cpu()
+                if bias is None
+                else torch.cat([mask.cpu(), torch.ones(len(mask), 1, dtype=torch.bool, device="cpu")], 1)
             )
             aim = refit(aim, kept, gram=damped.float(), start=whole)
         found = {"weight": aim[:, : weight.shape[1]]}

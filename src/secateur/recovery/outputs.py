@@ -145,7 +145,7 @@ def sampled(
         start: the first rows, drawn already.
         after: called with all rows so far when some more are there.
     """
-    rows = torch.empty(0, asked.length or LENGTH, dtype=torch.int64) if start is None else start
+    rows = torch.empty(0, asked.length or LENGTH, dtype=torch.int64, device="cpu") if start is None else start
     parts = [rows]
     for at in track(range(len(rows), asked.samples, TOGETHER), "sampling from the teacher"):
         parts.append(_drawn(teacher, min(TOGETHER, asked.samples - at), asked.length or LENGTH, seed + at))
@@ -179,8 +179,8 @@ def _first(teacher: Any, count: int) -> Tensor:
             token = getattr(config, name, None)
             token = token[0] if isinstance(token, list) and token else token
             if isinstance(token, int):
-                return torch.full((count, 1), token)
-    return torch.randint(int(teacher.config.vocab_size), (count, 1))
+                return torch.full((count, 1), token, device="cpu")
+    return torch.randint(int(teacher.config.vocab_size), (count, 1), device="cpu")
 
 
 # ---- in a file, for a run that goes on ------------------------------------------------------------------------------
@@ -239,7 +239,7 @@ def load_text(path: Path, asked: Sampled, said: dict[str, Any], vocabulary: int,
     with _saved(path, "text", hint) as (tensors, found):
         if found != said:
             raise ValueError("it is of another request")
-        rows = tensors.get("tokens", torch.empty(0))
+        rows = tensors.get("tokens", torch.empty(0, dtype=torch.float32, device="cpu"))
         if rows.dtype != torch.int64 or rows.dim() != 2 or rows.shape[1] != asked.length or len(rows) > asked.samples:
             raise ValueError(f"it holds {tuple(rows.shape)} of {rows.dtype}")
         if rows.numel() and not 0 <= int(rows.min()) <= int(rows.max()) < vocabulary:

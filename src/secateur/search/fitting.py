@@ -770,7 +770,7 @@ def _units_within(room: float, pattern: Pattern, shape: torch.Size, groups: int,
     """
     if groups * units == shape.numel():
         return int(room // groups)
-    which = pattern.spread(torch.arange(groups * units).reshape(groups, units), shape)
+    which = pattern.spread(torch.arange(groups * units, device="cpu").reshape(groups, units), shape)
     sizes = which.flatten().bincount(minlength=groups * units).reshape(groups, units)
     most = sizes.sort(dim=1, descending=True).values.cumsum(1).sum(0)  # of so many units of each group
     return int((most <= room).sum())

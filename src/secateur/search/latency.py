@@ -316,7 +316,7 @@ def write_probes(
                     name = ""
                     left_out[each.name] += 1
                 rows.writerow((name, operation, shapes_text(shapes), " ".join(map(str, numbers))))
-        where.write_alone(nn.Identity(), torch.ones(1), made / NOTHING)
+        where.write_alone(nn.Identity(), torch.ones(1, dtype=torch.float32, device="cpu"), made / NOTHING)
         script = resources.files(__package__) / f"{SCRIPT}.txt"
         (made / SCRIPT).write_text(script.read_text("utf-8"), "utf-8")
     return Probes(folder, dict(count), dict(left_out), str(where))

@@ -266,10 +266,13 @@ class _Walked:
 
     def measured(self) -> Measured:
         return Measured(
-            {name: torch.as_tensor(each.scores, dtype=torch.float64) for name, each in self.groups.items()},
+            {
+                name: torch.as_tensor(each.scores, dtype=torch.float64, device="cpu")
+                for name, each in self.groups.items()
+            },
             {name: Curve(each.counts.astype(np.int64), each.losses) for name, each in self.groups.items()},
             {name: each.consumers for name, each in self.groups.items()},
-            {piece: torch.as_tensor(squares, dtype=torch.float64) for piece, squares in self.slopes},
+            {piece: torch.as_tensor(squares, dtype=torch.float64, device="cpu") for piece, squares in self.slopes},
         )
 
 
@@ -495,8 +498,8 @@ class Rotation:
         """A rotation by which a model would compute something else if it may not be there, and a half of it."""
         heads, _, width = self.first[0].places.shape
         draw = torch.Generator().manual_seed(width)
-        first = torch.linalg.qr(torch.randn(heads, width, width, generator=draw, dtype=torch.float64)).Q
-        first = first * (0.5 + torch.rand(heads, 1, width, generator=draw, dtype=torch.float64))
+        first = torch.linalg.qr(torch.randn(heads, width, width, generator=draw, dtype=torch.float64, device="cpu")).Q
+        first = first * (0.5 + torch.rand(heads, 1, width, generator=draw, dtype=torch.float64, device="cpu"))
         second = torch.linalg.inv(first).mT
         return partial(self.moved, first=first, second=second), partial(self.moved, first=first, second=None)
 
@@ -789,7 +792,7 @@ def maps_of(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
 
     def regular(moment: Tensor) -> Tensor:
         mean = moment.diagonal(dim1=-2, dim2=-1).mean(-1)[:, None, None]
-        eye = torch.eye(moment.shape[-1]).to(moment)
+        eye = torch.eye(moment.shape[-1], dtype=torch.float32, device="cpu").to(moment)
         return moment / torch.where(mean > 0, mean, 1) + _SMALL * eye
 
     size = first.diagonal(dim1=-2, dim2=-1).sum(-1)

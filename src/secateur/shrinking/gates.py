@@ -66,11 +66,11 @@ class GateBudget:
     def __init__(self, tied: Sequence[TiedGroups], amount: CostPolynomial, sparsity: float) -> None:
         self.tied, self.amount = tied, amount
         self.groups = [group for each in self.tied for group in each.groups]
-        self.tie_of = torch.tensor([at for at, each in enumerate(self.tied) for _ in each.groups])
-        self.sizes = torch.tensor([group.size for group in self.groups])
-        self.group_of = torch.arange(len(self.groups)).repeat_interleave(self.sizes)
+        self.tie_of = torch.tensor([at for at, each in enumerate(self.tied) for _ in each.groups], device="cpu")
+        self.sizes = torch.tensor([group.size for group in self.groups], device="cpu")
+        self.group_of = torch.arange(len(self.groups), device="cpu").repeat_interleave(self.sizes)
         self.alike = torch.bincount(self.tie_of).double()  # groups of each tie
-        self.parts = torch.tensor([float(each.parts) for each in self.tied], dtype=torch.float64)
+        self.parts = torch.tensor([float(each.parts) for each in self.tied], dtype=torch.float64, device="cpu")
         self.whole = self.amount(self.parts.numpy())
         self.goal = (1 - sparsity) * self.whole
 
@@ -105,7 +105,9 @@ class GateBudget:
         """(units,): what a unit of each group costs, by the next part of its tie when the ties keep these shares."""
         here, steps = (shares * self.parts).numpy(), (self.parts / 1024).tolist()
         found = [-self.amount.changes(here, at, [here[at] - step])[0] / step for at, step in enumerate(steps)]
-        each = (torch.tensor(found, dtype=torch.float64) * self.parts / self.alike)[self.tie_of] / self.sizes
+        each = (torch.tensor(found, dtype=torch.float64, device="cpu") * self.parts / self.alike)[
+            self.tie_of
+        ] / self.sizes
         return each[self.group_of]
 
     def gates(self, worths: Tensor, temperature: float, goal: float) -> Tensor:
@@ -130,7 +132,9 @@ class GateBudget:
         """Each group's gates by a level of its own, at which it keeps the share of its tie."""
         wanted = self._by_tie(found)[self.tie_of]
         with torch.no_grad():
-            low = torch.full((len(self.groups),), float(worths.min()) - 40 * temperature, dtype=torch.float64)
+            low = torch.full(
+                (len(self.groups),), float(worths.min()) - 40 * temperature, dtype=torch.float64, device="cpu"
+            )
             high = torch.full_like(low, float(worths.max()) + 40 * temperature)
             for _ in range(_HALVINGS):
                 levels = (low + high) / 2
@@ -314,7 +318,7 @@ def ranked_start(scores: Iterable[Tensor]) -> Tensor:
 def _start(budget: GateBudget, measured: Measured) -> Tensor:
     """(units,), float64: the logarithm of what is lost next over what that saves, less that of the unit at which the
     goal is met; of units that nothing was measured of, as of the dearest tenth."""
-    prices = budget.split(budget.prices(torch.ones(len(budget.tied), dtype=torch.float64)))
+    prices = budget.split(budget.prices(torch.ones(len(budget.tied), dtype=torch.float64, device="cpu")))
     found = []
     for group in budget.groups:
         worths = np.full(group.size, np.nan)
@@ -338,7 +342,7 @@ def _start(budget: GateBudget, measured: Measured) -> Tensor:
 def by_gates(budget: GateBudget, measured: Measured, gates: Gated) -> Measured:
     """The measurements in which scores are the worths of the gates, and losses add up what these say: so counts are
     found that meet the budget exactly, and units that are worth less leave first."""
-    prices = budget.split(budget.prices(torch.ones(len(budget.tied), dtype=torch.float64)))
+    prices = budget.split(budget.prices(torch.ones(len(budget.tied), dtype=torch.float64, device="cpu")))
     scores = {name: torch.from_numpy(its) for name, its in gates.worths.items()}
     curves = {}
     for name, its in scores.items():

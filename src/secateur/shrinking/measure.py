@@ -383,8 +383,8 @@ def slopes_of(slopes: Mapping[WeightView, Tensor], piece: WeightView, met: Input
 
 def _ranks(order: Sequence[int]) -> Tensor:
     """Scores of units that leave in this order."""
-    ranks = torch.empty(len(order), dtype=torch.float64)
-    ranks[torch.as_tensor(order)] = torch.arange(1.0, len(order) + 1, dtype=torch.float64)
+    ranks = torch.empty(len(order), dtype=torch.float64, device="cpu")
+    ranks[torch.as_tensor(order, device="cpu")] = torch.arange(1.0, len(order) + 1, dtype=torch.float64, device="cpu")
     return ranks
 
 

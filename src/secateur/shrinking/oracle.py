@@ -176,7 +176,7 @@ def zero_all(tensors: Mapping[str, Tensor], plan: Plan) -> None:
             continue  # where a weight is zero, statistics and constants have no effect
         tensors[name].data = tensors[name].data.clone()
         for at, places in indices.items():
-            gone = torch.ones(tensors[name].shape[at], dtype=torch.bool)
+            gone = torch.ones(tensors[name].shape[at], dtype=torch.bool, device="cpu")
             gone[torch.from_numpy(places)] = False
             zero(tensors[name], at, gone)
 
@@ -374,7 +374,7 @@ class _Values:
         self.cuts: Plan | None = None
         self._factors: Mapping[str, Factors] = {}
         self._spread: dict[str, float] = {}
-        self._pool = torch.randn(_POOL, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        self._pool = torch.randn(_POOL, dtype=torch.float64, generator=torch.Generator().manual_seed(0), device="cpu")
 
     def cut(self, plan: Plan) -> None:
         self.cuts, self._factors = plan, factors_of(plan)
@@ -390,7 +390,7 @@ class _Values:
             return multiplied(sliced(value, self.cuts.tensors.get(name, ((), {}))[1]), self._factors.get(name, []))
         if self.zeros is not None:
             for at, places in self.zeros.tensors.get(name, ((), {}))[1].items():
-                gone = torch.ones(value.shape[at], dtype=torch.bool)
+                gone = torch.ones(value.shape[at], dtype=torch.bool, device="cpu")
                 gone[torch.from_numpy(places)] = False
                 zero(value, at, gone)
         return value

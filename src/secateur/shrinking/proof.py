@@ -156,7 +156,7 @@ def _moves(probe: nn.Module, expected: Sequence[Tensor], again: Runs) -> list[fl
     for _ in range(3):  # a single number may stay where it is by chance
         try:
             for weight, value in zip(weights, saved, strict=True):
-                up = torch.randint(0, 2, value.shape, generator=draw).to(value)
+                up = torch.randint(0, 2, value.shape, generator=draw, device="cpu").to(value)
                 weight.data = value * (1 + (2 * up - 1) * unit)
             moved = all_of(again)
         finally:
@@ -242,7 +242,7 @@ def would_show(probe: nn.Module, plan: Plan, runs: Runs) -> bool:
     for name, (_, cuts) in plan.tensors.items():
         if isinstance(tensors[name], nn.Parameter):
             for at in cuts:
-                place = int(torch.randint(0, tensors[name].shape[at], (), generator=draw))
+                place = int(torch.randint(0, tensors[name].shape[at], (), generator=draw, device="cpu"))
                 slices.append((_slope(tensors[name], at, place), name, at, place))
     for slope, name, at, place in sorted(slices):
         if slope > clearly:

@@ -471,7 +471,7 @@ def _counts(norm: _Norm) -> bool:
     """Whether it is a normalization over its last dimension: of entries that are all alike the others see each one."""
     size = len(_own(norm.module)["weight"])
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(4, size, generator=generator).to(_own(norm.module)["weight"])
+    x = torch.randn(4, size, generator=generator, dtype=torch.float32, device="cpu").to(_own(norm.module)["weight"])
     try:
         with torch.no_grad(), in_mode(norm.module, training=False):
             whole, part = norm.module(x)[:, norm.kept].double(), norm.smaller(x[:, norm.kept].double())

@@ -150,7 +150,7 @@ def _sums(
 
     The weight comes as one or more blocks of its rows; all but the last have a multiple of `rows_at_once`.
     """
-    found = {at: torch.zeros(shape[at], dtype=torch.float64) for at in dims}
+    found = {at: torch.zeros(shape[at], dtype=torch.float64, device="cpu") for at in dims}
     rows, start = rows_at_once(shape), 0
     for block in blocks:
         for part in torch.split(block, rows):

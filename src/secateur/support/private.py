@@ -146,7 +146,7 @@ def are_fakes_of_one_device() -> bool:
     """Whether within `fake_values` indices of the CPU are no longer taken for weights on meta, as before torch 2.12."""
     with fake_values():
         try:
-            torch.embedding(torch.empty(2, 2, device="meta"), torch.zeros(1, dtype=torch.int64))
+            torch.embedding(torch.empty(2, 2, device="meta"), torch.zeros(1, dtype=torch.int64, device="cpu"))
         except RuntimeError:
             return True
     return False
@@ -543,7 +543,9 @@ def made_on_loading(model: nn.Module, module: nn.Module, key: str, name: str) ->
     if held is None or held.requires_grad or not any(re.search(pattern, name) for pattern in left_out or ()):
         return None
     alone: Any = copy.copy(module)
-    alone._parameters = {key: nn.Parameter(torch.empty(held.shape, dtype=held.dtype), requires_grad=False)}
+    alone._parameters = {
+        key: nn.Parameter(torch.empty(held.shape, dtype=held.dtype, device="cpu"), requires_grad=False)
+    }
     with torch.random.fork_rng(devices=[]):  # it may draw numbers before it computes these
         model._init_weights(alone)  # type: ignore[operator]
     made: Tensor = alone._parameters[key].detach()

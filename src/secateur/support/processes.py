@@ -184,7 +184,7 @@ def part_of(batch: Any) -> tuple[Any, bool]:
         raise ValueError(
             f"a batch ({type(batch).__name__}) has no tensor with rows to share out among {world} processes; run one."
         )
-    places = [*torch.arange(rows).tensor_split(world)][rank]
+    places = [*torch.arange(rows, device="cpu").tensor_split(world)][rank]
     own = len(places) > 0
     first, end = (int(places[0]), int(places[-1]) + 1) if own else (0, 1)
     return mapped(batch, lambda each: each[first:end] if each.dim() and len(each) == rows else each), own

@@ -411,7 +411,7 @@ def usable(device: torch.device | str | None) -> torch.device:
     """
     try:
         found = torch.device("cpu" if device is None else device)
-        torch.empty(0, device=found)
+        torch.empty(0, device=found, dtype=torch.float32)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         why = str(error).strip().partition("\n")[0].rstrip(".")
         raise ValueError(f"device {str(device)!r} can't be used here: {why}.") from None
@@ -471,8 +471,8 @@ def unchanged(model: nn.Module) -> Iterator[None]:
     That is: ``training`` of every submodule, ``.grad`` (None inside) and ``requires_grad`` of every parameter, the
     buffers' objects and contents, tensors in plain attributes with what stands beside them, and the random states of
     torch (CPU and the model's devices), numpy and Python. Hooks that step an optimizer as gradients arrive are silent
-    inside, and compiled modules run uncompiled. The weights themselves are not copied. Costs a copy of the buffers, but
-    for pruning masks.
+    inside, compiled modules run uncompiled, and a caller's autocast remembers no weights. The weights themselves are
+    not copied. Costs a copy of the buffers, but for pruning masks.
 
     >>> model = nn.BatchNorm1d(2)
     >>> with unchanged(model):
@@ -488,7 +488,7 @@ def unchanged(model: nn.Module) -> Iterator[None]:
     left = _kept(modules)
     contents = {id(buffer): (buffer, buffer.detach().clone()) for module in modules for buffer in _changing(module)}
     devices = {tensor.device for tensor in (*parameters, *model.buffers())}
-    with _same_random_states(devices), _uncompiled():
+    with _same_random_states(devices), _uncompiled(), _uncached():
         try:
             for parameter in parameters:
                 parameter.grad = None
@@ -604,8 +604,8 @@ def times_the_mean(parameter: Tensor) -> int:
         return 1
     from torch import distributed
 
-    group, made = mesh.get_group(mesh.ndim - 1), torch.empty(1)
-    ones = torch.ones(distributed.get_world_size(group))
+    group, made = mesh.get_group(mesh.ndim - 1), torch.empty(1, dtype=torch.float32, device="cpu")
+    ones = torch.ones(distributed.get_world_size(group), dtype=torch.float32, device="cpu")
     distributed.reduce_scatter_tensor(made, ones, op=distributed.ReduceOp.AVG, group=group)
     return int(made)
 
@@ -652,6 +652,20 @@ def _uncompiled() -> Iterator[None]:
         return
     with ONE_AT_A_TIME, torch.compiler.set_stance("force_eager"):
         yield
+
+
+@contextlib.contextmanager
+def _uncached() -> Iterator[None]:
+    """A caller's autocast keeps no narrow copies of the weights here, nor those that it has: they would be of what the
+    weights were before."""
+    before = torch.is_autocast_cache_enabled()
+    torch.clear_autocast_cache()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
+        torch.clear_autocast_cache()
 
 
 def run_example(model: nn.Module, example_inputs: Any) -> Any:

@@ -334,7 +334,7 @@ def rounding_scales(weight: Tensor) -> Tensor:
     """
     rows = weight.detach().float().flatten(1) if weight.dim() > 1 else weight.detach().float()[:, None]
     if not rows.numel():
-        return torch.ones(len(rows), device=rows.device)
+        return torch.ones(len(rows), device=rows.device, dtype=torch.float32)
     largest = rows.abs().amax(1)
     if not bool(largest.isfinite().all()):
         raise ValueError(f"a weight of shape {tuple(weight.shape)} holds NaN or infinity, which has no place in int8.")

@@ -47,6 +47,7 @@ class Undo:
     def __exit__(
         self, kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
+        torch.clear_autocast_cache()  # else a caller's autocast goes on with what the weights were
         if kind is not None:
             self.roll_back()
 

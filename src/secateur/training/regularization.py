@@ -274,7 +274,7 @@ class Penalty:
         found = {}
         for (name, dim), positions in kept.items():
             parameter = self._parameters[name]
-            mask = torch.ones(parameter.shape[dim], dtype=torch.bool)
+            mask = torch.ones(parameter.shape[dim], dtype=torch.bool, device="cpu")
             mask[positions] = False
             found[name, dim] = mask.to(parameter.device)
         return found

@@ -270,7 +270,7 @@ def _laid_out(
 def _packed(masks: Iterable[Tensor]) -> Tensor:
     """Eight entries a byte, each mask from a byte of its own."""
     parts = [torch.from_numpy(np.packbits(mask.reshape(-1).numpy())) for mask in masks]
-    return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.uint8)
+    return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.uint8, device="cpu")
 
 
 def _unpacked(packed: Tensor, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:

@@ -45,7 +45,7 @@ def _setitem(call: Call) -> None:
 def _indexed(call: Call, x: Dims, index: Any) -> Dims | None:
     """The dimensions of ``x[index]``; None where there is no rule."""
     indices = list(index) if isinstance(index, tuple) else [index]
-    indices = [torch.as_tensor(each) if isinstance(each, list) else each for each in indices]
+    indices = [torch.as_tensor(each, device="cpu") if isinstance(each, list) else each for each in indices]
     taking = sum(
         each.dim() if isinstance(each, Tensor) and each.dtype == torch.bool else 1
         for each in indices

@@ -121,8 +121,8 @@ class _Kept:
 
     store: Outputs
     rows: list[list[ExpertRows]] = field(default_factory=list)  # of each batch, without features
-    residual: Tensor = field(default_factory=lambda: torch.zeros(0))
-    unseen: Tensor = field(default_factory=lambda: torch.zeros(0))
+    residual: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.float32, device="cpu"))
+    unseen: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.float32, device="cpu"))
     pieces: list[WeightView] = field(default_factory=list)
 
     def learn(self, passes: Iterable[Pass], model: nn.Module, group: Group) -> str:
@@ -135,7 +135,7 @@ class _Kept:
                 why = why or "what its experts give is not added up as it is"
                 continue  # other processes wait for as many steps
             self.store.save("rows", number, [one.features for one in found])
-            empty = torch.zeros(0)
+            empty = torch.zeros(0, dtype=torch.float32, device="cpu")
             self.rows.append([ExpertRows(one.unit, one.piece, one.tokens + first, one.weights, empty) for one in found])
             residuals.append(each.residual)
             first += len(each.residual)
@@ -164,7 +164,9 @@ class _Kept:
                 found.append(whole.weighted())
                 tokens.append(whole.tokens)
         if not found:
-            return torch.zeros(0, piece.shape[1], device=self.residual.device), torch.zeros(0, dtype=torch.long)
+            return torch.zeros(0, piece.shape[1], device=self.residual.device, dtype=torch.float32), torch.zeros(
+                0, dtype=torch.long, device="cpu"
+            )
         return torch.cat(found).to(self.residual.device), torch.cat(tokens)
 
 
@@ -173,12 +175,12 @@ def _held_out(parts: Sequence[Tensor]) -> Tensor:
     rank, world = rank_and_world()
     counted = all_gather([len(each) for each in parts] if any(map(len, parts)) else [])
     sizes = {at * world + other: size for other, its in enumerate(counted) for at, size in enumerate(its)}
-    found = [torch.zeros(0, dtype=torch.bool)]
+    found = [torch.zeros(0, dtype=torch.bool, device="cpu")]
     for number, part in enumerate(parts):
         mine = number * world + rank
-        numbers = torch.full((len(part),), mine)
+        numbers = torch.full((len(part),), mine, device="cpu")
         if len(sizes) < UNSEEN:
-            numbers = torch.arange(len(part)) + sum(size for at, size in sizes.items() if at < mine)
+            numbers = torch.arange(len(part), device="cpu") + sum(size for at, size in sizes.items() if at < mine)
         found.append(torch.as_tensor(is_held_out(numbers)))
     return torch.cat(found)
 

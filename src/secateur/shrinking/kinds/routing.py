@@ -158,7 +158,7 @@ def _unit(piece: WeightView, parameter: Tensor) -> int | None:
 def _numbers(own: Tensor | None, count: int) -> Tensor:
     """Of each token its number among those that are no padding, or -1."""
     if own is None or own.numel() != count:
-        return torch.arange(count)
+        return torch.arange(count, device="cpu")
     kept = own.reshape(-1).cpu()
     return torch.where(kept, kept.long().cumsum(0) - 1, -1)
 
@@ -277,7 +277,7 @@ class PairedBlocks:
             given, output, whole = _through(self.small, number, batch, name, path)
             own = Tokens.of(batch).own
             if isinstance(self.small.batches, RunAlong):  # to keep step with the other processes
-                own = torch.zeros(_rows(output).shape[0], dtype=torch.bool)
+                own = torch.zeros(_rows(output).shape[0], dtype=torch.bool, device="cpu")
             if self._adds_up[group.name]:
                 wanted = self.dense.outputs.load(name, number)
                 residual = output_rows(_wide(wanted), own).to(_rows(whole).device) - output_rows(_wide(whole), own)
