@@ -201,7 +201,7 @@ FACTORIES = {
     "arange", "empty", "empty_strided", "eye", "full", "linspace", "ones", "rand", "randint", "randn", "randperm",
     "scalar_tensor", "tensor", "zeros",
 }  # fmt: skip
-OF_FLOATS = {"empty", "eye", "linspace", "ones", "rand", "randn", "zeros"}  # unless another dtype is named
+OF_NUMBERS = FACTORIES - {"arange", "randint", "randperm"}  # the others make int64 of ints
 BY_DEFAULTS = {"demo", "env.py", "prune/methods.py"}  # processes of their own; a draw that is torch's own
 
 
@@ -219,7 +219,7 @@ def test_what_is_made_is_where_and_of_what_the_code_says(path):
             continue
         named = {each.arg: ast.unparse(each.value) for each in node.keywords}
         assert "device" in named, f"{inside}:{node.lineno} says no device: {ast.unparse(node)}"
-        said = "dtype" in named or node.func.attr not in OF_FLOATS or named["device"] == "'meta'"
+        said = "dtype" in named or node.func.attr not in OF_NUMBERS or named["device"] == "'meta'"
         assert said, f"{inside}:{node.lineno} says no dtype: {ast.unparse(node)}"
 
 

@@ -105,7 +105,7 @@ class Tables(Mapping[str, Tensor]):
         if groups <= 1:
             return total
         left = self.left_in_groups(name)
-        return dealt_out(total, torch.full((groups,), units, device="cpu") if left is None else left)
+        return dealt_out(total, torch.full((groups,), units, dtype=torch.int64, device="cpu") if left is None else left)
 
     def _pool(self, name: str, scores: Tensor) -> Tensor:
         try:
@@ -461,7 +461,7 @@ class _Above:
             table = tables[name]
             groups, units = table.shape
             left = tables.left_in_groups(name)
-            least = torch.full((groups,), units - round(sparsity * units), device="cpu")
+            least = torch.full((groups,), units - round(sparsity * units), dtype=torch.int64, device="cpu")
             over = (table > self.threshold).sum(1).cpu()
             counts[name] = _one_if_equal(over.maximum(least if left is None else least.minimum(left)))
         return counts

@@ -134,7 +134,7 @@ def averaged(sums: dict[str, Tensor], count: int, group: Any) -> dict[str, Tenso
     if group is not None and sums:
         from torch import distributed
 
-        total = torch.tensor(float(count), device=next(iter(sums.values())).device)
+        total = torch.tensor(float(count), dtype=torch.float32, device=next(iter(sums.values())).device)
         for tensor in (total, *(sums[name] for name in sorted(sums))):  # gradients arrive in any order
             distributed.all_reduce(tensor, group=group)
         count = int(total)

@@ -197,7 +197,7 @@ class _AttentionInput:
         rows = [_rows(given[name], keep) for name in wanted]
         parts = [[summed(x) for x in rows] for summed in (sums.total, sums.square)]
         totals, squares = (None if each[0] is None else torch.stack(each) for each in parts)  # type: ignore[arg-type]
-        sums.add(totals, squares, torch.tensor([[float(x.shape[0])] for x in rows], device="cpu"))
+        sums.add(totals, squares, torch.tensor([[float(x.shape[0])] for x in rows], dtype=torch.float32, device="cpu"))
 
     def inputs(self, vector: Tensor, shape: torch.Size) -> Tensor:
         return vector if vector.shape[0] == 1 else vector.repeat_interleave(shape[0] // vector.shape[0], 0)

@@ -591,7 +591,7 @@ def example_for(model: nn.Module) -> dict[str, Any]:
     config: Any = model.config
     name = getattr(model, "main_input_name", None)
     if name == "input_ids":
-        tokens = torch.tensor([[7, 6, 5, 4, 1], [1, 2, 3, 5, 4]], device="cpu")
+        tokens = torch.tensor([[7, 6, 5, 4, 1], [1, 2, 3, 5, 4]], dtype=torch.int64, device="cpu")
         # with a mask, no model has to look for padding, which it cannot on meta
         found = {name: tokens, "attention_mask": torch.ones_like(tokens)}
     elif name == "pixel_values":

@@ -108,12 +108,8 @@ class Group:
         made = self.read(tags)
         for dim, kept in cuts.items():
             made = {name: each.index_select(dim, torch.from_numpy(kept)) for name, each in made.items()}
-        left = (
-            self.write(made)
-            .get(self.sources[place], torch.empty(0, 1, dtype=torch.float32, device="cpu"))
-            .movedim(at, 0)
-            .flatten(1)
-        )
+        none = torch.empty(0, 1, dtype=torch.float32, device="cpu")
+        left = self.write(made).get(self.sources[place], none).movedim(at, 0).flatten(1)
         rows = left[:, :1]
         is_right = left.numel() and (left == rows).all() and (rows >= 0).all() and (rows.diff(dim=0) > 0).all()
         return rows[:, 0].numpy().astype(np.int64) if is_right else np.zeros(0, dtype=np.int64)
@@ -194,7 +190,7 @@ def _rows_of(
     where a row is not made of tensors of its own."""
     try:
         made = _reader(conversion, target, found, model)(
-            [torch.full([1] * dim, float(at), device="cpu") for at, dim in enumerate(dims)]
+            [torch.full([1] * dim, float(at), dtype=torch.float32, device="cpu") for at, dim in enumerate(dims)]
         )
     except (AssertionError, RuntimeError):  # as of one that goes by sizes; 2.7 asserts
         return ()
@@ -207,7 +203,9 @@ def _rows_of(
     for row in numbers:
         its = [found[at] for at in row]
         parts.append(Group(tuple(name for name, _ in its), tuple(made), _reader(conversion, target, its, model), write))
-    alone = parts[0].read([torch.full([1] * dims[at], float(at), device="cpu") for at in numbers[0]])
+    alone = parts[0].read(
+        [torch.full([1] * dims[at], float(at), dtype=torch.float32, device="cpu") for at in numbers[0]]
+    )
     same = alone.keys() == made.keys() and all(torch.equal(alone[name], made[name][:1]) for name in made)
     return tuple(parts) if same else ()
 

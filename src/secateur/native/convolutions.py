@@ -386,10 +386,8 @@ def _computed(
     if into is not None and (fit := _fits(into, call, x, addend, shared, may_be_apart)) is not None:
         y, y_plane = into, fit
     elif may_be_apart and call.planes is not None:
-        y, y_plane = (
-            torch.empty(call.planes[0], dtype=torch.float32, device="cpu").as_strided(call.made, call.planes[1]),
-            call.planes[1][1],
-        )
+        held, strides = call.planes
+        y, y_plane = torch.empty(held, dtype=torch.float32, device="cpu").as_strided(call.made, strides), strides[1]
     else:
         y = torch.empty(call.made, dtype=torch.float32, device="cpu")
     if not y.numel():

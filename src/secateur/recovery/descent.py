@@ -390,7 +390,9 @@ def add_slopes(leaves: Sequence[Tensor], shared: int) -> None:
     whole_ones = [leaf for leaf in leaves if not is_sharded(leaf)]
     if not whole_ones:
         return
-    there = summed(torch.tensor([leaf.grad is not None for leaf in whole_ones], device=leaves[0].device).int())
+    there = summed(
+        torch.tensor([leaf.grad is not None for leaf in whole_ones], dtype=torch.bool, device=leaves[0].device).int()
+    )
     for leaf, count in zip(whole_ones, there.tolist(), strict=True):
         if count:  # of experts some processes may have reached none
             leaf.grad = summed(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad).div_(shared)

@@ -112,9 +112,8 @@ def recover_directory(
     asked = Sampled() if batches is None else batches
     if isinstance(asked, Sampled):
         asked = asked.of(build_on_meta(open_checkpoint(dense)))
-        every: Any = [
-            {"input_ids": torch.zeros(1, 2, dtype=torch.int64, device="cpu")}
-        ]  # to try the models on; the text comes later
+        # to try the models on; the text comes later
+        every: Any = [{"input_ids": torch.zeros(1, 2, dtype=torch.int64, device="cpu")}]
         held: Any = every
     else:
         every, held = held_batches(asked)

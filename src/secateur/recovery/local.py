@@ -384,11 +384,7 @@ class Gathered:
         )
         aim = whole + torch.linalg.solve(damped, self.residual_cross.T).T.float()
         if mask is not None:
-            kept = (
-                mask.cpu()
-                if bias is None
-                else torch.cat([mask.cpu(), torch.ones(len(mask), 1, dtype=torch.bool, device="cpu")], 1)
-            )
+            kept = mask.cpu() if bias is None else torch.cat([mask.cpu(), mask.new_ones(len(mask), 1, device="cpu")], 1)
             aim = refit(aim, kept, gram=damped.float(), start=whole)
         found = {"weight": aim[:, : weight.shape[1]]}
         return found if bias is None else {**found, "bias": aim[:, -1]}

@@ -179,7 +179,7 @@ def _first(teacher: Any, count: int) -> Tensor:
             token = getattr(config, name, None)
             token = token[0] if isinstance(token, list) and token else token
             if isinstance(token, int):
-                return torch.full((count, 1), token, device="cpu")
+                return torch.full((count, 1), token, dtype=torch.int64, device="cpu")
     return torch.randint(int(teacher.config.vocab_size), (count, 1), device="cpu")
 
 
@@ -413,7 +413,7 @@ class Steps:
                 found, rows = self._lost(next(source))
                 self.losses.append(self.descent.step(found))
                 del found  # and with it what the model's run has left
-                self.rows += int(summed(torch.tensor(rows, device=self.descent.device)))
+                self.rows += int(summed(torch.tensor(rows, dtype=torch.int64, device=self.descent.device)))
                 if after is not None:
                     after(self.descent.done, self.losses[-1])
 

@@ -61,7 +61,7 @@ def keep_largest(table: Tensor, kept: int | Tensor) -> Tensor:
     if isinstance(kept, int) and 0 < units <= 8:
         return _keep_by_rank(table, kept)
     rows = max(1, (1 << 22) // max(units, 1))
-    counts = kept if isinstance(kept, Tensor) else torch.full((groups,), kept, device="cpu")
+    counts = kept if isinstance(kept, Tensor) else torch.full((groups,), kept, dtype=torch.int64, device="cpu")
     mask = empty_mask(groups * units, table.device).view(groups, units)
     for start in range(0, groups, rows):
         part = slice(start, start + rows)

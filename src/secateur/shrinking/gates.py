@@ -66,8 +66,10 @@ class GateBudget:
     def __init__(self, tied: Sequence[TiedGroups], amount: CostPolynomial, sparsity: float) -> None:
         self.tied, self.amount = tied, amount
         self.groups = [group for each in self.tied for group in each.groups]
-        self.tie_of = torch.tensor([at for at, each in enumerate(self.tied) for _ in each.groups], device="cpu")
-        self.sizes = torch.tensor([group.size for group in self.groups], device="cpu")
+        self.tie_of = torch.tensor(
+            [at for at, each in enumerate(self.tied) for _ in each.groups], dtype=torch.int64, device="cpu"
+        )
+        self.sizes = torch.tensor([group.size for group in self.groups], dtype=torch.int64, device="cpu")
         self.group_of = torch.arange(len(self.groups), device="cpu").repeat_interleave(self.sizes)
         self.alike = torch.bincount(self.tie_of).double()  # groups of each tie
         self.parts = torch.tensor([float(each.parts) for each in self.tied], dtype=torch.float64, device="cpu")

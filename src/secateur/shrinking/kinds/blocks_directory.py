@@ -244,7 +244,9 @@ def learnt_blocks(
             model, blocks, lambda name, args, kwargs, out: passed_on(args, kwargs, out, gates["blocks"][places[name]])
         )
 
-    start = ranked_start([torch.tensor([float(order.index(name)) for name in blocks], device="cpu")])
+    start = ranked_start(
+        [torch.tensor([float(order.index(name)) for name in blocks], dtype=torch.float32, device="cpu")]
+    )
     dense = DenseOutputs(model, batches, forward, numbers=NUMBERS)
     return descended(dense, budget, start, within, [model.get_submodule(name) for name in blocks])
 

@@ -197,7 +197,7 @@ def learnt_branches(
         finally:
             undo()
 
-    start = ranked_start([torch.tensor([float(order.index(each)) for each in free], device="cpu")])
+    start = ranked_start([torch.tensor([float(order.index(each)) for each in free], dtype=torch.float32, device="cpu")])
     blocks = InMemory(model, batches[:1], forward=costs.forward).blocks
     return descended(dense, budget, start, within, [*blocks.values()], without)
 

@@ -178,7 +178,7 @@ def _held_out(parts: Sequence[Tensor]) -> Tensor:
     found = [torch.zeros(0, dtype=torch.bool, device="cpu")]
     for number, part in enumerate(parts):
         mine = number * world + rank
-        numbers = torch.full((len(part),), mine, device="cpu")
+        numbers = torch.full((len(part),), mine, dtype=torch.int64, device="cpu")
         if len(sizes) < UNSEEN:
             numbers = torch.arange(len(part), device="cpu") + sum(size for at, size in sizes.items() if at < mine)
         found.append(torch.as_tensor(is_held_out(numbers)))

@@ -132,7 +132,10 @@ class Mixtures:
         """The tensors in files of each expert of one that transformers joins: seen by joining numbers."""
         group = self.walk.files.group_of[mine]
         entries = [self.checkpoint.entries[name] for name in group.sources]
-        tags = [torch.full([1] * len(entry.shape), float(at), device="cpu") for at, entry in enumerate(entries)]
+        tags = [
+            torch.full([1] * len(entry.shape), float(at), dtype=torch.float32, device="cpu")
+            for at, entry in enumerate(entries)
+        ]
         made = group.read(tags)[mine]
         if made.shape[0] != count:
             raise self._of_another_form(group.sources[0])
