@@ -180,10 +180,11 @@ def test_a_file_goes_only_where_arrows_go_and_through_doors(path):
 
 def test_integrations_are_adapters_only():
     """The arrow to recovery leads on to nearly every room; an adapter takes a pruner, a teacher, or what makes a
-    detector smaller, and writes a file."""
+    detector smaller, warns, and writes a file."""
     taken = {(place, name) for path in FILES if room_of(path) == "integrations" for place, name, _ in entered(path)}
     detectors = {("shrinking", "Shrunk"), ("shrinking", "shrink"), ("kinds", "Outputs")}
-    assert taken == {("training", "Pruner"), ("recovery", "Distillation"), ("support", "write_whole"), *detectors}
+    support = {("support", "write_whole"), ("support", "warn")}
+    assert taken == {("training", "Pruner"), ("recovery", "Distillation"), *support, *detectors}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(HOUSE)))
@@ -195,6 +196,13 @@ def test_other_packages_are_imported_where_they_are_used(path):
         names += [node.module] if isinstance(node, ast.ImportFrom) else []
         for name in names:
             assert name.split(".")[0] in allowed, f"{path.name} imports {name} at the top"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(HOUSE)))
+def test_what_warns_names_the_line_that_called_the_library(path):
+    """`support.warn` finds it; a number of frames is right until somebody puts a decorator between."""
+    warned = [node for node in nodes(path) if isinstance(node, ast.Attribute) and ast.unparse(node) == "warnings.warn"]
+    assert len(warned) == (path == HOUSE / "support" / "text.py")
 
 
 FACTORIES = {
@@ -226,7 +234,7 @@ def test_what_is_made_is_where_and_of_what_the_code_says(path):
 PRIVATE = HOUSE / "support" / "private.py"
 TOUCHED = {  # elsewhere, and why
     "integrations/lightning.py": {"_generate_state_key"},  # what a callback of Lightning's makes its key with
-    "prune/changes.py": {"_getframe"},  # of Python
+    "support/text.py": {"_getframe"},  # of Python
     "inference/linear.py": {"_buffers"},  # a key of the state that a pickle holds; a getattr takes a microsecond each
 }  # fmt: skip
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import math
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -21,7 +20,7 @@ from torch import Tensor
 from secateur import criteria, patterns
 from secateur.patterns import Pattern, Rows, Unstructured
 from secateur.selection import LazyScores, comparable, counts_kept_overall, refuse_meta, removed_lowest
-from secateur.support import function_of, matches, no_match, track
+from secateur.support import function_of, matches, no_match, track, warn
 
 __all__ = [
     "Allocation",
@@ -158,17 +157,15 @@ def settled(
     shared = (everywhere if scope == "model" else uniform) if allocate is None else parse(allocate)
     who = getattr(criterion, "__name__", "the criterion")
     if scope == "row" and isinstance(chosen, Unstructured):
-        warnings.warn(
+        warn(
             f"{who} scores the weights of one output against each other, and {chosen} lets all outputs of a layer "
             "compete; leave pattern out, or pass Rows() or an n:m such as NM(2, 4).",
-            stacklevel=3,  # the line that called the verb
         )
     if scope != "model" and chosen.density is None and criteria.scope_of(shared, "layer") == "model":
-        warnings.warn(
+        warn(
             f"{who} scores the weights of one {'output' if scope == 'row' else scope} against each other, and this "
             "allocation ranks them over the whole model, where they don't compare: a layer may lose nearly all of its "
             "weights; leave allocate out, or pass one that ranks within layers, such as 'uniform' or 'erk'.",
-            stacklevel=3,  # the line that called the verb
         )
     return criterion, chosen, shared
 

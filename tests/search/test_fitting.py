@@ -411,8 +411,9 @@ def test_less_that_left_than_was_chosen_is_an_error_that_changes_nothing(monkeyp
 def test_what_costs_no_more_as_it_is_stays_with_a_warning():
     model = blocks(3)
     before = state_of(model)
-    with pytest.warns(UserWarning, match="the model costs no more than the budget as it is: nothing leaves"):
+    with pytest.warns(UserWarning, match="the model costs no more than the budget as it is: nothing leaves") as said:
         done = fit(model, inputs(), budget={"params": 1.0}, shares=SHARES)
+    assert [each.filename for each in said] == [__file__]
     assert is_unchanged(model, before)
     assert done.got["params"] == done.dense["params"]
     assert "100%" in str(done)

@@ -179,15 +179,10 @@ def convolved():
     return Residual(nn.Conv2d(8, 12, 1), nn.ReLU(), nn.Conv2d(12, 8, 1))
 
 
-def shrunken(model, inputs, **asked):
-    """As `shrink` calls it: the call's caller is warned."""
-    warn_without_data(model, find_coupling(model, inputs), Request(**asked))
-
-
 def said(model, inputs, **asked):
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
-        shrunken(model, inputs, **asked)
+        warn_without_data(model, find_coupling(model, inputs), Request(**asked))
     assert all(each.category is WithoutDataWarning for each in found)
     return [linecache.getline(each.filename, each.lineno).strip() for each in found]
 
@@ -214,7 +209,10 @@ WORDS = MODELS["words"][0], find_coupling(*MODELS["words"][:2])
 @pytest.mark.parametrize("name", MODELS)
 def test_only_blocks_whose_branches_multiply_with_matrices(name):
     model, inputs, helps = MODELS[name]
-    assert said(model, inputs, sparsity=0.3) == ["shrunken(model, inputs, **asked)"] * helps
+    assert (
+        said(model, inputs, sparsity=0.3)
+        == ["warn_without_data(model, find_coupling(model, inputs), Request(**asked))"] * helps
+    )
 
 
 @given(

@@ -377,7 +377,7 @@ def test_a_model_of_inference_mode_does_not_learn_and_stays_as_it_is(verb):
         model = blocks(2)
     state, flags = state_of(model), [each.requires_grad for each in model.parameters()]
     with pytest.raises(
-        ValueError, match=r"Sequential was made in torch\.inference_mode, where nothing learns; make or"
+        ValueError, match=r" was made (in|under) torch\.inference_mode(, where nothing| and can't be tr)"
     ):
         LEARNING[verb](model, inputs())
     assert is_unchanged(model, state)
@@ -416,23 +416,48 @@ def test_dtypes_and_devices_that_are_torchs_defaults_do_not_matter(verb, default
 
 
 @pytest.mark.filterwarnings("ignore::secateur.shrinking.WithoutDataWarning")
-@pytest.mark.parametrize("verb", sorted(VERBS.keys() - {"recover"}))
-def test_a_callers_autocast_remembers_no_weights_that_are_gone(verb):
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_callers_autocast_does_not_count_and_remembers_no_weights_that_are_gone(verb):
     """It keeps a narrow copy of each weight that requires a gradient, whatever becomes of the weight."""
-    found = []
-    for learns in (True, False):
-        model, batches = blocks(2).requires_grad_(learns), inputs()
-        model.found = lambda _: None
-        with torch.autocast("cpu", torch.bfloat16):
-            model(batches[0])
-            VERBS[verb](model, batches)
-            before = model(batches[0])
-        with torch.autocast("cpu", torch.bfloat16):
-            assert torch.equal(model(batches[0]), before)
-        assert torch.is_autocast_cache_enabled()
-        found.append(model.state_dict())
-    for name, each in found[0].items():
-        assert torch.equal(each, found[1][name])
+    model, batches = blocks(2), inputs()
+    other = copy.deepcopy(model)
+    tensors, scores = found_by(verb, model, batches)
+    with torch.autocast("cpu", torch.bfloat16):
+        other(batches[0])
+        others, other_scores = found_by(verb, other, batches)
+        after = other(batches[0])
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(other(batches[0]), after)
+    assert not torch.equal(other(batches[0]), after), "the autocast was left off"
+    assert scores == other_scores
+    assert tensors.keys() == others.keys()
+    for name, each in tensors.items():
+        assert torch.equal(each, others[name])
+
+
+def test_a_model_that_runs_under_autocast_alone_enters_it_itself():
+    class Narrow(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.within = blocks(2)
+            for each in self.within.modules():
+                if isinstance(each, nn.Linear):
+                    each.bfloat16()
+
+        def forward(self, inputs):
+            with torch.autocast("cpu", torch.bfloat16):
+                return self.within(inputs)
+
+    model, batches = Narrow(), inputs()
+    oneshot(model, batches, 0.5)
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(ValueError, match="must have the same dtype") as caught:
+        oneshot(model.within, batches, 0.5)
+    assert caught.value.__notes__ == [
+        "A torch.autocast around the call does not count: a model that needs one enters it in its forward."
+    ]
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(ValueError, match="sparsity") as caught:
+        oneshot(model, batches, 2.0)
+    assert not hasattr(caught.value, "__notes__")
 
 
 def test_what_does_not_learn_takes_a_model_of_inference_mode():

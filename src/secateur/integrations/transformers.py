@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import math
 import os
-import warnings
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from secateur.recovery import Distillation
-from secateur.support import write_whole
+from secateur.support import warn, write_whole
 from secateur.training import Pruner
 
 FILE = "pruner.pt"
@@ -44,7 +43,7 @@ class PruningCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
     ) -> None:
         if args.load_best_model_at_end:
-            warnings.warn("load_best_model_at_end may bring back weights from before they were pruned.", stacklevel=2)
+            warn("load_best_model_at_end may bring back weights from before they were pruned.")
         told: dict[str, Any] = {"verbose": state.is_world_process_zero, "total_steps": state.max_steps}
         with suppress(TypeError):  # an iterable dataset has no length; the state's number of epochs is rounded up
             told["steps_per_epoch"] = math.ceil(len(given["train_dataloader"]) / args.gradient_accumulation_steps)

@@ -8,7 +8,6 @@ import contextlib
 import inspect
 import itertools
 import os
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +36,7 @@ from secateur.support import (
     shapes_in_words,
     tensors_in,
     track,
+    warn,
 )
 
 # ---- Calibration data: token batches from a text file, a file of JSON records, or what the caller has.
@@ -159,10 +159,9 @@ def read_calibration(
     found = [text.whole(body) for body in bodies]
     if len(found) < samples or len(found[0]) < length:
         sequences = "sequence" if len(found) == 1 else "sequences"
-        warnings.warn(
+        warn(
             f"{source if isinstance(source, str | Path) else 'the list of documents'} is short: calibrating with "
             f"{len(found):,} {sequences} of {len(found[0]):,} tokens, not {samples:,} of {length:,}.",
-            stacklevel=2,
         )
     _warn_of_unknown(bodies, tokenizer, source if isinstance(source, str | Path) else "the list of documents")
     _check_vocabulary((int(tokens.max()) for tokens in found), vocabulary, f"the tokenizer in {directory}")
@@ -419,9 +418,8 @@ def _tensor(tokens: Any, where: str) -> Tensor:
 
 
 def _random(text: _Text, samples: int, vocabulary: int, generator: np.random.Generator) -> list[Batch]:
-    warnings.warn(
+    warn(
         "random tokens are no language: what is pruned by them is worse than by any text. Use them for trials.",
-        stacklevel=3,
     )
     drawn = [generator.integers(vocabulary, size=text.body, dtype=np.int64) for _ in range(samples)]
     return [torch.from_numpy(text.whole(tokens))[None] for tokens in drawn]
@@ -432,10 +430,9 @@ def _warn_of_unknown(bodies: Iterable[Tokens], tokenizer: Any, where: str | Path
         return
     share = float(np.mean(np.concatenate([*bodies]) == tokenizer.unk_token_id))
     if share > _UNKNOWN:
-        warnings.warn(
+        warn(
             f"{where}: {share:.0%} of its tokens are {tokenizer.unk_token}, which stands for what the tokenizer does "
             "not know. They say little: give a text in a language of the model.",
-            stacklevel=3,
         )
 
 
@@ -497,7 +494,7 @@ def _pictures(folder: Path, samples: int, seed: int, prepare: Callable[[Any], Ba
     if not every:
         raise ValueError(f"{folder}: holds no pictures ({', '.join(sorted(_PICTURES))}).")
     if len(every) < samples:
-        warnings.warn(f"{folder} is short: calibrating with {len(every):,} pictures, not {samples:,}.", stacklevel=3)
+        warn(f"{folder} is short: calibrating with {len(every):,} pictures, not {samples:,}.")
     found = []
     order = np.random.default_rng(seed).permutation(len(every))[:samples]
     for path in track([every[at] for at in order], "reading pictures"):

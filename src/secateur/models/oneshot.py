@@ -25,12 +25,22 @@ from secateur.models.result import OneShot
 from secateur.models.solving import OneShotRequest, Solve
 from secateur.patterns import Pattern
 from secateur.solvers import admm
-from secateur.support import Forward, check_choose, directories, for_directories, globs_of, name_of, refuse_sharded
+from secateur.support import (
+    Forward,
+    check_choose,
+    directories,
+    for_directories,
+    globs_of,
+    name_of,
+    refuse_sharded,
+    without_autocast,
+)
 
 AIM = 0.5  # in benchmarks/oneshot the best of 0, 0.5 and 1
 GATHERED = frozenset(["gram", "input_norm", "input_mean", "input_var"])
 
 
+@without_autocast()
 def oneshot(
     model: nn.Module | Path | str,
     batches: Iterable[Any],

@@ -36,6 +36,7 @@ from secateur.support import (
     name_of,
     rank_and_world,
     track,
+    warn,
 )
 from secateur.targets import is_expert
 
@@ -605,10 +606,9 @@ def held_batches(batches: Iterable[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
     check_data(every, "since pruning needs the inputs of each layer")
     world = rank_and_world()[1]
     if len(every) < world:
-        warnings.warn(
+        warn(
             f"there are fewer batches than processes: {len(every)} of {world} processes sum what they see, and the "
             "others help to solve.",
-            stacklevel=4,  # where oneshot was called
         )
     return every, own_share(every)
 

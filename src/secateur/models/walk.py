@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
@@ -24,7 +23,7 @@ from secateur.models.replay import LostOutputError, Replay
 from secateur.models.solving import DOES_NOT_FIT, MatrixJob
 from secateur.patterns import word_of
 from secateur.solvers import SolverWarning
-from secateur.support import track
+from secateur.support import track, warn
 from secateur.targets import computed_weights
 
 NEVER_RUN = "in a block that the batches never ran"
@@ -58,7 +57,7 @@ def walk(
     if form.notes and not isinstance(job, MatrixJob):
         name, note = next(iter(form.notes.items()))
         more = f" So are {len(form.notes) - 1} more." if len(form.notes) > 1 else ""
-        warnings.warn(f"{name}: {note}{more}", SolverWarning, stacklevel=4)
+        warn(f"{name}: {note}{more}", SolverWarning)
     for name in track(already, "running finished blocks"):
         pass_through(replay, name)
     for _ in track(range(len(replay.blocks) - len(already)), "pruning blocks"):

@@ -5,7 +5,6 @@ Law: nothing but the running statistics changes, and they only when all batches 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +27,7 @@ from secateur.support import (
     track,
     unchanged,
     unwrapped,
+    warn,
 )
 
 
@@ -99,9 +99,8 @@ def reestimate_batchnorm(model: nn.Module, batches: Iterable[Any], *, forward: F
     check_batches(batches)
     found = batchnorms(model)
     if not found:
-        warnings.warn(
+        warn(
             f"{type(model).__name__} has no BatchNorm with running statistics; there is nothing to re-estimate.",
-            stacklevel=2,
         )
         return Reestimation(0, ())
     inner = unwrapped(model)

@@ -6,8 +6,6 @@ Law: all of a call happens or none of it, whatever raises and wherever.
 from __future__ import annotations
 
 import copy
-import sys
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -19,7 +17,7 @@ from secateur.prune.computing import mask_for, ones_in, refuse_nan_scores, with_
 from secateur.prune.holders import Holder, Target, hooks_of, is_plain, key_of, other_holders
 from secateur.prune.masked_weight import compute_on_read, is_computed_on_read, stop_computing_on_read
 from secateur.prune.methods import TORCH_CONTAINER, BasePruningMethod, CustomFromMask, PruningContainer
-from secateur.support import Undo, is_sharded, private, sharded_parameter, whole
+from secateur.support import Undo, is_sharded, private, sharded_parameter, warn, whole
 
 
 def prune_one(module: nn.Module, name: str, make: Callable[[], Any], *, scores: Tensor | None) -> Any:
@@ -131,15 +129,7 @@ def _holds_anything(mask: Tensor) -> bool:
 def _warn_of_emptied(changes: Sequence[Change]) -> None:
     if changes:
         names = ", ".join(str(change.target) for change in changes)
-        warnings.warn(f"Nothing is left of {names}: every entry is pruned.", UserWarning, stacklevel=_depth_of_caller())
-
-
-def _depth_of_caller() -> int:
-    """How far up the stack the code is that called into the library."""
-    depth, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "secateur":
-        frame, depth = frame.f_back, depth + 1
-    return depth
+        warn(f"Nothing is left of {names}: every entry is pruned.")
 
 
 def take_off(pairs: Sequence[tuple[nn.Module, str]]) -> list[tuple[nn.Module, str]]:

@@ -52,7 +52,6 @@ from secateur.recovery.outputs import (
     OnStep,
     Sampled,
     Steps,
-    casting,
     check_text,
     load_state,
     load_text,
@@ -122,7 +121,7 @@ def recover_directory(
     place = _Place(source, dense, unfinished_copy(out), held, request, activations, device)
     check_text(place.student.model, every, request.share if request.steps else 1.0)
     said = _said_of(request, asked if isinstance(asked, Sampled) else every, place.theirs.source)
-    with casting(place.student.device, None), place.student.begun(out, said) as run:
+    with place.student.begun(out, said) as run:
         if isinstance(asked, Sampled):
             every[:] = _text(place, run, asked, request.seed)
             said = {**said, "data": digest(every)}

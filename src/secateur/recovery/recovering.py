@@ -40,7 +40,6 @@ from secateur.recovery.outputs import (
     OnStep,
     Sampled,
     Steps,
-    casting,
     check_text,
     narrower_routers,
     sampled,
@@ -63,12 +62,12 @@ from secateur.support import (
     moved,
     rank_and_world,
     refuse,
-    refuse_inference,
     refuse_unloaded,
     repeatable,
     unchanged,
     unwrapped,
     widened,
+    without_autocast,
 )
 from secateur.targets import kinds_within
 
@@ -213,6 +212,7 @@ def _only_looked_up(model: nn.Module) -> set[int]:
 # Law: a call that fails changes nothing; one that ends has changed the parameters alone, and no zero of them.
 
 
+@without_autocast()
 def recover(
     model: nn.Module | Path | str,
     teacher: nn.Module | Path | str,
@@ -354,8 +354,7 @@ def recover(
     )
     model, teacher = unwrapped(model), unwrapped(teacher)
     reach = reached_by_name(model, batches, forward=forward)
-    with casting(device_of(model), None), casting(device_of(teacher), None):
-        return replace(_recovered(model, teacher, batches, request, on_step), reach=reach)
+    return replace(_recovered(model, teacher, batches, request, on_step), reach=reach)
 
 
 def _recovered(
@@ -469,7 +468,6 @@ def check_alike(model: nn.Module) -> None:
 
 def _check_values(model: nn.Module) -> None:
     refuse_unloaded(model)
-    refuse_inference(model)
     check_finite(model)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import sys
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -15,7 +14,7 @@ import torch
 
 from secateur.models import ByText
 from secateur.recovery.local import LocalPart
-from secateur.support import Chart, Column, Part, Table, bytes_text, printable
+from secateur.support import Chart, Column, Part, Table, bytes_text, printable, warn
 
 # ---- The result of `recover`: the losses, the error of each part of a block, and the zeros before and after.
 #
@@ -61,7 +60,7 @@ class Judged:
         """Says so and what to do, where the steps are not kept."""
         if not self.is_kept:
             message = f"{self.said()} Lower rate= ({rate:g}; try {rate / 3:.1g}), or take more text."
-            warnings.warn(message, UserWarning, stacklevel=5)
+            warn(message)
 
 
 def apart(before: float, after: float) -> tuple[str, str]:

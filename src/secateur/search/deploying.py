@@ -71,6 +71,7 @@ from secateur.support import (
     tensors_of,
     unwrapped,
     widened,
+    without_autocast,
 )
 
 FLOAT, INT8, CALIBRATED, INT4, MIXED = "float32", "int8", "int8, calibrated", "int4", "mixed bits"
@@ -263,6 +264,7 @@ class Deployed(ByText):
         return share_left(each.loss, self.compared) if self.dense_score is None else self.dense_score - each.loss
 
 
+@without_autocast()
 def deploy(
     model: nn.Module | Path | str,
     batches: Iterable[Any],

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import time
-import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,6 +48,8 @@ from secateur.support import (
     printable,
     refuse,
     unwrapped,
+    warn,
+    without_autocast,
 )
 
 FINALS = 12
@@ -63,6 +64,7 @@ class _MissedError(Exception):
     """The finished model does not keep its score."""
 
 
+@without_autocast()
 def fit(
     model: nn.Module | Path | str,
     batches: Iterable[Any],
@@ -466,9 +468,9 @@ def check_all_pruned(done: OneShot, entries: Collection[str], pattern: Pattern) 
 
 
 def within_as_it_is(chosen: Chosen) -> None:
-    """Warns the caller's caller where nothing has to leave."""
+    """Warns where nothing has to leave."""
     if not chosen.choice and not chosen.candidates:
-        warnings.warn("the model costs no more than the budget as it is: nothing leaves.", UserWarning, stacklevel=3)
+        warn("the model costs no more than the budget as it is: nothing leaves.")
 
 
 @dataclass(frozen=True)

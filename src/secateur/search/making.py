@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -90,6 +89,7 @@ from secateur.support import (
     refuse_sharded,
     refuse_unloaded,
     unwrapped,
+    warn,
 )
 from secateur.targets import computed_weights
 
@@ -323,7 +323,7 @@ class _Making:
         found = slopes(self.model, for_slopes(batches), names, forward=forward)
         if (wrong := not_finite(found)) is not None:
             check_finite(self.model)
-            warnings.warn(OVERFLOWING.format(name=wrong), RuntimeWarning, stacklevel=3)
+            warn(OVERFLOWING.format(name=wrong), RuntimeWarning)
             found = {}
         grading.slopes = found
         job = _Both(grading, layers, self.shares, self.solver, self.pattern, found, self._solved)

@@ -42,6 +42,7 @@ from secateur.support import (
     plain,
     side_by_side,
     unwrapped,
+    without_autocast,
     write_whole,
 )
 
@@ -187,6 +188,7 @@ class Sensitivity(ByText):
         return f"{line}."
 
 
+@without_autocast()
 def sensitivity(
     model: nn.Module | Path | str,
     batches: Iterable[Any],

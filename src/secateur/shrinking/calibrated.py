@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -58,7 +57,7 @@ from secateur.shrinking.proof import Change, IncomparableError, wrong_changes
 from secateur.shrinking.repair import Repairing, free_in, rescaled
 from secateur.shrinking.request import PruningTarget, Request
 from secateur.shrinking.select import Choice, check_globs, choose, groups_in_scope, layer_signature, names_of
-from secateur.support import Between, Undo, alone, on_rank_zero, rank_and_world, run_example
+from secateur.support import Between, Undo, alone, on_rank_zero, rank_and_world, run_example, warn
 from secateur.targets import computed_weights
 
 _Named = Mapping[str, Group]
@@ -123,11 +122,11 @@ def calibrated_selection(
     rotated = rotate_heads(subject, asked, host, undo, run) if asked.rotate and repair else None
 
     def measure() -> _Walked:
-        measured, tokens = _measured(subject, asked, host, None, named, stacklevel=7 + (run is not None))
+        measured, tokens = _measured(subject, asked, host, None, named)
         return _Walked.of(measured, named, tokens, host.in_blocks)
 
     if isinstance(host, InMemory):
-        measured, tokens = _measured(subject, asked, host, free if repair else None, named, stacklevel=4)
+        measured, tokens = _measured(subject, asked, host, free if repair else None, named)
     else:
         walked = measure() if run is None else run.stage("measured", _Walked, measure, lambda its: its.misfit(named))
         measured, tokens = walked.measured(), walked.tokens
@@ -282,7 +281,6 @@ def _measured(
     host: Host,
     free: frozenset[str] | None,
     named: _Named,
-    stacklevel: int,
 ) -> tuple[Measured, int]:
     """What a walk over the dense model says, and over how many tokens.
 
@@ -307,7 +305,7 @@ def _measured(
 
     trying = walked(measuring)
     if wrong is not None:
-        warnings.warn(OVERFLOWING.format(name=wrong), RuntimeWarning, stacklevel=stacklevel)
+        warn(OVERFLOWING.format(name=wrong), RuntimeWarning)
     if on_rank_zero(lambda: bool(measuring.slopes) and measuring.unsloped):
         measuring = Measuring(coupling, groups, shared=measuring.shared)
         trying = walked(measuring)
@@ -880,7 +878,7 @@ def rotate_heads(
     except IncomparableError as error:
         why = str(error)
     if not rotations:
-        warnings.warn(f"nothing is rotated: {why}", RuntimeWarning, stacklevel=5 + (run is not None))
+        warn(f"nothing is rotated: {why}", RuntimeWarning)
         return Rotated([], [])
 
     def solve() -> list[_Maps]:

@@ -74,6 +74,7 @@ from secateur.support import (
     refuse_unloaded,
     tensors_of,
     unwrapped,
+    without_autocast,
 )
 
 # what leaves before units, in this order: the value that `leave=` takes, and who chooses, proves and repairs
@@ -153,6 +154,7 @@ class Shrunk(ByText):
 
 
 @Returns[Shrunk, CheckpointShrinking | ShrunkExperts | ShrunkDepth]()
+@without_autocast()
 def shrink(
     model: nn.Module | Path | str,
     example_inputs: Any = None,

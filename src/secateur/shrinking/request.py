@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,7 +25,7 @@ from secateur.shrinking.configuration import Configured
 from secateur.shrinking.costs import TARGETS
 from secateur.shrinking.plan import Plan, plan_of
 from secateur.shrinking.proof import wrong_groups
-from secateur.support import Forward, check_choose, globs_of
+from secateur.support import Forward, check_choose, globs_of, warn
 
 CHOOSE = ("gates", "swaps")
 
@@ -206,16 +205,15 @@ class WithoutDataWarning(UserWarning):
 
 
 def warn_without_data(model: nn.Module, coupling: Coupling, asked: Request) -> None:
-    """Warns the caller's caller, if data would help."""
+    """Warns, if data would help."""
     if not asked.sparsity or asked.evidence or needs(asked.criterion) or not _has_residual_blocks(model, coupling):
         return
-    warnings.warn(
+    warn(
         "shrink without data ranks units by magnitude and repairs nothing. Of SmolLM2-135M that leaves little: without "
         "10 % of its parameters its perplexity is 325 000, and was 15. Pass batches=, some dozens of real "
         "inputs (of a language model, what secateur.read_calibration gives). If the model is trained afterwards, or "
         "has not been so far, filter secateur.shrinking.WithoutDataWarning.",
         WithoutDataWarning,
-        stacklevel=3,
     )
 
 

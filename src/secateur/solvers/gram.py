@@ -6,7 +6,6 @@ damping beyond the request gives a `SolverWarning`.
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
@@ -14,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from secateur.support import private
+from secateur.support import private, warn
 
 _Result = TypeVar("_Result")
 BLOCK = 128  # columns of a block: its triangle is factored and inverted, everything else is products
@@ -114,11 +113,10 @@ def factor(gram: Tensor, damping: float) -> tuple[Tensor, Tensor]:
         if damping > MOST_DAMPING:
             raise not_a_gram(gram)
     if damping != asked:
-        warnings.warn(
+        warn(
             f"damping of the Gram matrix of shape {tuple(gram.shape)} was raised from {asked:g} to {damping:g} of its "
             "mean diagonal entry, since the matrix is singular to rounding.",
             SolverWarning,
-            stacklevel=3,
         )
     return R, dead
 

@@ -75,6 +75,7 @@ from secateur.support.running import times_the_mean as times_the_mean
 from secateur.support.running import unchanged as unchanged
 from secateur.support.running import unwrapped as unwrapped
 from secateur.support.running import usable as usable
+from secateur.support.running import without_autocast as without_autocast
 from secateur.support.tables import Chart as Chart
 from secateur.support.tables import Column as Column
 from secateur.support.tables import Part as Part
@@ -113,4 +114,5 @@ from secateur.support.text import percents as percents
 from secateur.support.text import printable as printable
 from secateur.support.text import some as some
 from secateur.support.text import unknown as unknown
+from secateur.support.text import warn as warn
 from secateur.support.undo import Undo as Undo

@@ -471,8 +471,8 @@ def unchanged(model: nn.Module) -> Iterator[None]:
     That is: ``training`` of every submodule, ``.grad`` (None inside) and ``requires_grad`` of every parameter, the
     buffers' objects and contents, tensors in plain attributes with what stands beside them, and the random states of
     torch (CPU and the model's devices), numpy and Python. Hooks that step an optimizer as gradients arrive are silent
-    inside, compiled modules run uncompiled, and a caller's autocast remembers no weights. The weights themselves are
-    not copied. Costs a copy of the buffers, but for pruning masks.
+    inside, and compiled modules run uncompiled. The weights themselves are not copied. Costs a copy of the buffers, but
+    for pruning masks.
 
     >>> model = nn.BatchNorm1d(2)
     >>> with unchanged(model):
@@ -488,7 +488,7 @@ def unchanged(model: nn.Module) -> Iterator[None]:
     left = _kept(modules)
     contents = {id(buffer): (buffer, buffer.detach().clone()) for module in modules for buffer in _changing(module)}
     devices = {tensor.device for tensor in (*parameters, *model.buffers())}
-    with _same_random_states(devices), _uncompiled(), _uncached():
+    with _same_random_states(devices), _uncompiled():
         try:
             for parameter in parameters:
                 parameter.grad = None
@@ -655,17 +655,31 @@ def _uncompiled() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _uncached() -> Iterator[None]:
-    """A caller's autocast keeps no narrow copies of the weights here, nor those that it has: they would be of what the
-    weights were before."""
-    before = torch.is_autocast_cache_enabled()
-    torch.clear_autocast_cache()
-    torch.set_autocast_cache_enabled(False)
-    try:
-        yield
-    finally:
-        torch.set_autocast_cache_enabled(before)
-        torch.clear_autocast_cache()
+def without_autocast() -> Iterator[None]:
+    """A context, or a decorator of a verb, in which a caller's autocast does not count: sums and solvers need the width
+    of the weights. Afterwards that autocast has no narrow copies of what the weights were before. An error of dtypes
+    has a note that says so, since the model may need an autocast to run.
+
+    >>> with torch.autocast("cpu", torch.bfloat16), without_autocast():
+    ...     (torch.ones(1, 1) @ torch.ones(1, 1)).dtype
+    torch.float32
+    """
+    accelerator = torch.accelerator.current_accelerator()
+    kinds = [kind for kind in ("cpu", accelerator and accelerator.type) if kind and torch.is_autocast_enabled(kind)]
+    with contextlib.ExitStack() as stack:
+        for kind in kinds:
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        try:
+            yield
+        except Exception as error:
+            if kinds and "dtype" in str(error):
+                error.add_note(_UNCOUNTED)
+            raise
+        finally:
+            torch.clear_autocast_cache()
+
+
+_UNCOUNTED = "A torch.autocast around the call does not count: a model that needs one enters it in its forward."
 
 
 def run_example(model: nn.Module, example_inputs: Any) -> Any:

@@ -6,6 +6,8 @@ import dataclasses
 import difflib
 import functools
 import re
+import sys
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
@@ -24,6 +26,23 @@ def printable(text: str, limit: int = 200) -> str:
     if len(text) > limit:
         text = f"{text[: limit // 2]}...{text[-limit // 2 :]}"
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+_WITHIN = frozenset(["secateur", "contextlib", "torch"])  # the library, and decorators of it
+
+
+def warn(message: str, kind: type[Warning] = UserWarning) -> None:
+    """A warning at the line that called into the library, however deep in it this is.
+
+    >>> with warnings.catch_warnings(record=True) as caught:
+    ...     warn("few batches")
+    >>> caught[0].message
+    UserWarning('few batches')
+    """
+    depth, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _WITHIN:
+        frame, depth = frame.f_back, depth + 1
+    warnings.warn(message, kind, stacklevel=depth)
 
 
 def some(names: Sequence[object]) -> str:

@@ -5,14 +5,13 @@ back to saved weights, as lottery tickets do (arXiv:1803.03635, arXiv:1912.05671
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from secateur.support import Undo, local, private
+from secateur.support import Undo, local, private, warn
 
 # What a Pruner asks of optimizers: which they are, what they remember of a weight, whether they skipped a step.
 #
@@ -40,12 +39,11 @@ def is_skipped(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def warn_of_other_weights(optimizers: Iterable[torch.optim.Optimizer], weights: Mapping[str, Tensor]) -> None:
-    """A warning at the line of whoever makes a Pruner, if optimizers train none of the weights."""
+    """Warns whoever makes a Pruner, if optimizers train none of the weights."""
     trained = {id(each) for optimizer in optimizers for group in optimizer.param_groups for each in group["params"]}
     if not any(id(weight) in trained for weight in weights.values()):
-        warnings.warn(
+        warn(
             f"the optimizer trains none of the {len(weights)} weights to be pruned: is it another model's?",
-            stacklevel=3,
         )
 
 
