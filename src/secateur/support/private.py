@@ -191,7 +191,8 @@ def frozen_linear(matrix: Tensor, bias: Tensor | None, example: Tensor) -> Calla
 
 def int8_linear(matrix: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor] | None:
     """The product with a weight (outputs, inputs) in int8, a scale for each output, that torch's dynamic quantization
-    makes: inputs are rounded to 8 bits as they come. None where this torch has no engine for it."""
+    makes: inputs are rounded to 7 bits as they come, since sums of two products saturate in 8 where a processor has no
+    VNNI. None where this torch has no engine for it."""
     try:
         rows = matrix.detach().float().contiguous()
         scales = (rows.abs().amax(1) / 127).clamp_min(torch.finfo(torch.float32).tiny).double()
@@ -203,7 +204,7 @@ def int8_linear(matrix: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tenso
         return None
 
     def product(x: Tensor) -> Tensor:
-        made: Tensor = torch.ops.quantized.linear_dynamic(x.float(), stored)
+        made: Tensor = torch.ops.quantized.linear_dynamic(x.float(), stored, reduce_range=True)
         return made
 
     return product
