@@ -43,7 +43,7 @@ def test_an_editor_shows_every_argument(name: str) -> None:
     for each in inspect.signature(verb).parameters.values():
         assert each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
         assert each.annotation is not each.empty
-    tree = ast.parse(Path(inspect.getsourcefile(verb) or "").read_text(encoding="utf-8"))
+    tree = ast.parse(Path(inspect.getsourcefile(inspect.unwrap(verb)) or "").read_text(encoding="utf-8"))
     said = [each for each in tree.body if isinstance(each, ast.FunctionDef) and each.name == name]
     assert said
     assert not any(each.args.vararg or each.args.kwarg for each in said)

@@ -35,6 +35,7 @@ def warn(message: str, kind: type[Warning] = UserWarning) -> None:
     """A warning at the line that called into the library, however deep in it this is.
 
     >>> with warnings.catch_warnings(record=True) as caught:
+    ...     warnings.simplefilter("always")
     ...     warn("few batches")
     >>> caught[0].message
     UserWarning('few batches')
