@@ -9,12 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from torch import nn
 
 import secateur
-from secateur import deploy, fit, shrink
+from secateur import deploy, fit, runtimes, shrink
 from secateur.runtimes import OnnxRuntime, OpenVINO, Timer, Torch, parse
 from support.measured import ByParameters
 from support.unchanged import is_unchanged, state_of
@@ -87,6 +88,41 @@ def test_fewer_bits_are_near_and_not_the_same(traced):
     errors = [abs(exact - each).max() / abs(exact).max() for each in (int8, int4)]
     assert 0 < errors[0] < 0.1
     assert 2 * errors[0] < errors[1] < 0.3
+
+
+@pytest.mark.parametrize("calibrated", [False, True])
+@pytest.mark.long
+def test_no_sum_of_products_in_8_bits_overflows_on_this_processor(calibrated, tmp_path):
+    """Two of the largest input by the largest weight are more than 16 bits hold, in which some processors add them."""
+    model, x = nn.Sequential(nn.Linear(64, 8, bias=False)), torch.ones(16, 64)
+    nn.init.ones_(model[0].weight)
+    OnnxRuntime().write(model, x, tmp_path)
+    feeds = OnnxRuntime().load(tmp_path).feeds(x)
+    OnnxRuntime(8, calibrated).rounded(tmp_path, tmp_path / "int8", [feeds])
+    (found,) = OnnxRuntime().load(tmp_path / "int8").run(feeds)
+    np.testing.assert_allclose(found, model(x).detach(), rtol=0.02)
+
+
+@pytest.mark.parametrize(("overflows", "largest"), [(False, 127), (True, 64)])
+def test_weights_of_products_have_7_bits_where_their_sums_would_overflow(overflows, largest, tmp_path, monkeypatch):
+    """And tables 8, whose rows are not added; and what rounding moves is foretold of as many bits."""
+    monkeypatch.setattr(runtimes, "_overflows", lambda: overflows)
+    torch.manual_seed(0)
+    model, ids, of = nn.Sequential(nn.Embedding(40, 16), nn.Linear(16, 8)), torch.randint(40, (4, 6)), OnnxRuntime(8)
+    OnnxRuntime().write(model, ids, tmp_path)
+    of.rounded(tmp_path, tmp_path / "int8")
+    stored = [
+        onnx.numpy_helper.to_array(each)
+        for each in onnx.load(tmp_path / "int8" / "model.onnx").graph.initializer
+        if each.data_type in (onnx.TensorProto.INT8, onnx.TensorProto.UINT8)
+    ]
+    sizes = {each.shape: int(np.ptp(each.astype(int))) for each in stored if each.ndim == 2}
+    assert 1.5 * largest < sizes[16, 8] <= 2 * largest
+    assert sizes[40, 16] > 192
+    with runtimes.rounding(model, {"1": 8}):
+        near = model[1](torch.eye(16)) - model[1].bias
+    apart = (near - model[1].weight.T).abs().amax(0) / (model[1].weight.amax(1) - model[1].weight.amin(1))
+    assert 0.25 < apart.max() * (127 if overflows else 255) <= 0.51
 
 
 def test_4_bits_are_an_eighth_but_for_scales_and_what_is_kept(tmp_path):

@@ -152,10 +152,10 @@ class OnnxRuntime:
 
     Attributes:
         bits: 8: weights of matrix products in 8 bits, and their inputs as they come, as ``quantize_dynamic`` does it;
-            tables of embeddings, too. Convolutions stay in float, which is faster there unless their inputs are
-            calibrated. 4: weights of matrix products in 4 bits, a range for each 32 inputs of an output, by
-            ``MatMulNBitsQuantizer`` (ONNX Runtime 1.22 or later), their inputs in 8 bits as they come, and tables in 8.
-            32: as they are.
+            tables of embeddings, too. Weights have 7 where a processor without VNNI would overflow. Convolutions stay
+            in float, which is faster there unless their inputs are calibrated. 4: weights of matrix products in 4 bits,
+            a range for each 32 inputs of an output, by ``MatMulNBitsQuantizer`` (ONNX Runtime 1.22 or later), their
+            inputs in 8 bits as they come, and tables in 8. 32: as they are.
         calibrated: of 8 bits: convolutions, too, by ranges of their inputs that are known, as ``quantize_static`` does
             it. What is only timed is calibrated on the example.
         modules: of ``"onnxruntime:mixed"``: ``(module, bits)`` of each linear and table that has fewer than 32, and, if
@@ -332,7 +332,8 @@ class OnnxRuntime:
                 for node in some:
                     turned = any(each.name == "transB" and each.i for each in node.attribute)
                     x, weight = given[node.input[0]], values[node.input[1]].T if turned else values[node.input[1]]
-                    near = _rounded(x, 255) @ _rounded(weight, 255, -2) if self.bits == 8 else x @ _in_blocks(weight)
+                    by = _rounded(weight, _steps(), -2) if self.bits == 8 else _in_blocks(weight)
+                    near = (_rounded(x, 255) if self.bits == 8 else x) @ by
                     found[node.name] = _apart_by(near, x @ weight)
         return found
 
@@ -771,9 +772,38 @@ def _dynamic(model: Any, smaller: Path, types: list[str], keep: list[str], large
         op_types_to_quantize=types,
         per_channel=not batched,
         weight_type=QuantType.QInt8,
+        reduce_range=_overflows(),
         nodes_to_exclude=keep,
         use_external_data_format=large,
     )
+
+
+@functools.cache
+def _overflows() -> bool:
+    """Whether ONNX Runtime adds products of bytes in 16 bits, which two large ones overflow, as on processors without
+    VNNI. There weights have 7 bits, which cannot."""
+    import onnx
+    import onnxruntime
+    from onnx import helper
+
+    of = onnx.TensorProto
+    given = [helper.make_tensor_value_info("x", of.UINT8, [1, 64])]
+    made = [helper.make_tensor_value_info("y", of.INT32, [1, 64])]
+    weight = onnx.numpy_helper.from_array(np.full((64, 64), 127, np.int8), "weight")
+    node = helper.make_node("MatMulInteger", ["x", "weight"], ["y"])
+    model = helper.make_model(
+        helper.make_graph([node], "products", given, made, [weight]),
+        opset_imports=[helper.make_opsetid("", 13)],
+        ir_version=8,
+    )
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {"x": np.full((1, 64), 255, np.uint8)})
+    return bool((found != 64 * 255 * 127).any())
+
+
+def _steps() -> int:
+    """Between the least and the largest weight of a product in int8."""
+    return 127 if _overflows() else 255
 
 
 def _folded(path: Path, keep: Collection[str]) -> tuple[Any, list[str]]:
@@ -823,8 +853,11 @@ def rounding(model: nn.Module, bits: Mapping[str, int]) -> Iterator[None]:
             module: Any = model.get_submodule(name)
             values = module.weight.detach().float().numpy(force=True)
             table = isinstance(module, nn.Embedding)
-            axes = None if table else tuple(range(1, values.ndim))
-            near = _in_blocks(values.T).T if its == 4 and not table else _rounded(values, 255, axes)
+            axes = tuple(range(1, values.ndim))
+            if table:
+                near = _rounded(values, 255)
+            else:
+                near = _in_blocks(values.T).T if its == 4 else _rounded(values, _steps(), axes)
             weight = torch.from_numpy(np.ascontiguousarray(near)).to(module.weight)
             made = functools.partial(nn.functional.embedding, weight=weight)
             if not table:
@@ -890,6 +923,7 @@ def _in_static_int8(path: Path, smaller: Path, feeds: Iterable[Mapping[str, Any]
             per_channel=True,
             activation_type=QuantType.QUInt8,
             weight_type=QuantType.QInt8,
+            reduce_range=_overflows(),
             nodes_to_exclude=[*keep],
             use_external_data_format=large,
         )
