@@ -106,7 +106,7 @@ def test_no_sum_of_products_in_8_bits_overflows_on_this_processor(calibrated, tm
 @pytest.mark.parametrize(("overflows", "largest"), [(False, 127), (True, 64)])
 def test_weights_of_products_have_7_bits_where_their_sums_would_overflow(overflows, largest, tmp_path, monkeypatch):
     """And tables 8, whose rows are not added; and what rounding moves is foretold of as many bits."""
-    monkeypatch.setattr(runtimes, "_overflows", lambda: overflows)
+    monkeypatch.setattr(runtimes, "sums_overflow", lambda: overflows)
     torch.manual_seed(0)
     model, ids, of = nn.Sequential(nn.Embedding(40, 16), nn.Linear(16, 8)), torch.randint(40, (4, 6)), OnnxRuntime(8)
     OnnxRuntime().write(model, ids, tmp_path)

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from secateur.runtimes import sums_overflow
+
 
 def int8(model: nn.Module) -> nn.Module:
     """Linear layers in int8, activations by what they are at run time: torch's own, without calibration."""
@@ -39,7 +41,8 @@ def onnx_file(path: Path, model: nn.Module, example: tuple[Tensor, ...], quantiz
             del graph.graph.value_info[:]  # the exporter's shapes and those that are inferred anew differ
             onnx.save(graph, unfinished)
             grouped = any(len(tensor.dims) == 3 for tensor in graph.graph.initializer)
-            quantize_dynamic(unfinished, unfinished, per_channel=not grouped)  # batched products take one scale only
+            how = {"per_channel": not grouped, "reduce_range": sums_overflow()}  # batched products take one scale only
+            quantize_dynamic(unfinished, unfinished, **how)
     return unfinished.rename(path)
 
 
@@ -63,7 +66,8 @@ def onnx_file_of_convolutions(
             return next(self.given, None)
 
     with quiet():
-        kinds = {"activation_type": QuantType.QUInt8, "weight_type": QuantType.QInt8}
+        kinds: dict[str, Any] = {"activation_type": QuantType.QUInt8, "weight_type": QuantType.QInt8}
+        kinds["reduce_range"] = sums_overflow()
         quantize_static(plain, path, Once(), quant_format=QuantFormat.QDQ, per_channel=True, **kinds)
     return path
 

@@ -47,7 +47,7 @@ from secateur.support import (
 
 __all__ = [
     "Elsewhere", "Loaded", "OnnxRuntime", "OpenVINO", "Runtime", "Timer", "Torch", "is_mixed", "parse", "rounding",
-    "timed_by",
+    "sums_overflow", "timed_by",
 ]  # fmt: skip
 
 OUTPUT = "output"  # what an output of no name is called; of several their places follow: output_0, output_1
@@ -772,16 +772,20 @@ def _dynamic(model: Any, smaller: Path, types: list[str], keep: list[str], large
         op_types_to_quantize=types,
         per_channel=not batched,
         weight_type=QuantType.QInt8,
-        reduce_range=_overflows(),
+        reduce_range=sums_overflow(),
         nodes_to_exclude=keep,
         use_external_data_format=large,
     )
 
 
 @functools.cache
-def _overflows() -> bool:
+def sums_overflow() -> bool:
     """Whether ONNX Runtime adds products of bytes in 16 bits, which two large ones overflow, as on processors without
-    VNNI. There weights have 7 bits, which cannot."""
+    VNNI. There weights have 7 bits (``reduce_range``), which cannot.
+
+    >>> sums_overflow() in (False, True)
+    True
+    """
     import onnx
     import onnxruntime
     from onnx import helper
@@ -803,7 +807,7 @@ def _overflows() -> bool:
 
 def _steps() -> int:
     """Between the least and the largest weight of a product in int8."""
-    return 127 if _overflows() else 255
+    return 127 if sums_overflow() else 255
 
 
 def _folded(path: Path, keep: Collection[str]) -> tuple[Any, list[str]]:
@@ -923,7 +927,7 @@ def _in_static_int8(path: Path, smaller: Path, feeds: Iterable[Mapping[str, Any]
             per_channel=True,
             activation_type=QuantType.QUInt8,
             weight_type=QuantType.QInt8,
-            reduce_range=_overflows(),
+            reduce_range=sums_overflow(),
             nodes_to_exclude=[*keep],
             use_external_data_format=large,
         )
