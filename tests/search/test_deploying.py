@@ -532,7 +532,11 @@ def asked(monkeypatch):
     return found
 
 
-def test_int8_of_openvino_is_calibrated_on_what_is_not_held_back(asked, tmp_path):
+@pytest.mark.parametrize("overflows", [False, True])
+def test_int8_of_openvino_is_calibrated_on_what_is_not_held_back(overflows, asked, tmp_path, monkeypatch):
+    """Where sums of products would overflow, weights have 7 bits in it, too."""
+    if overflows:
+        monkeypatch.setattr(runtimes, "sums_overflow", lambda: True)
     model, batches = cnn(), [torch.randn(4, 3, 12, 12) for _ in range(4)]
     done = deploy(model, batches, budget={"bytes": 0.9}, out=tmp_path / "out", runtime="openvino:int8")
     assert [each.form for each in done.candidates] == ["float32", "int8, calibrated"]
@@ -543,7 +547,8 @@ def test_int8_of_openvino_is_calibrated_on_what_is_not_held_back(asked, tmp_path
     torch.testing.assert_close(found, model(batches[0][:3]), atol=0.2, rtol=0.2)
     OpenVINO(8)(blocks(), given()[0])()  # as levels are timed
     if asked:
-        assert asked == [(3, None), (1, "transformer")]  # attention has ways of its own
+        how = ["enable"] if runtimes.sums_overflow() else []
+        assert asked == [(3, None, *how), (1, "transformer", *how)]  # attention has ways of its own
 
 
 def cnn():

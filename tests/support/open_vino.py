@@ -50,10 +50,17 @@ def openvino() -> types.ModuleType:
 
 
 def nncf(asked: list[Any]) -> types.ModuleType:
-    """``asked`` gets the number of examples and the type of each model that was rounded."""
+    """``asked`` gets the number of examples and the type of each model that was rounded, and how overflows are met."""
 
-    def quantize(graph: Graph, examples: list[Any], subset_size: int, model_type: str, ignored_scope: Any) -> Graph:
-        asked.append((len(examples), model_type))
+    def quantize(
+        graph: Graph,
+        examples: list[Any],
+        subset_size: int,
+        model_type: str,
+        ignored_scope: Any,
+        advanced_parameters: Any,
+    ) -> Graph:
+        asked.append((len(examples), model_type, *vars(advanced_parameters).values()))
         assert (subset_size, ignored_scope.names) == (len(examples), [])
         with tempfile.TemporaryDirectory() as place:
             onnx.save(graph.model, Path(place, "model.onnx"))
@@ -62,5 +69,7 @@ def nncf(asked: list[Any]) -> types.ModuleType:
 
     made = types.ModuleType("nncf")
     vars(made).update(quantize=quantize, Dataset=list, IgnoredScope=types.SimpleNamespace)
+    vars(made).update(AdvancedQuantizationParameters=types.SimpleNamespace)
+    made.OverflowFix = types.SimpleNamespace(ENABLE="enable")  # type: ignore[attr-defined]
     made.ModelType = types.SimpleNamespace(TRANSFORMER="transformer")  # type: ignore[attr-defined]
     return made
