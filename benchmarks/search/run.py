@@ -389,7 +389,8 @@ def main() -> None:
     parser.add_argument("--model", type=Path)
     parser.add_argument("--settings", default=",".join(SETTINGS), help="-20%% as --settings=-20%%")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--samples", type=int, help="to calibrate on: 128 of MiniLM and CREPE, 24, 64 of the Llama")
+    calibrated = "to calibrate on: 128 of MiniLM and CREPE, 24 of SmolLM2, 64 of the Llama"
+    parser.add_argument("--samples", type=int, help=calibrated)
     parser.add_argument("--steps", type=int, default=1500, help="that the small Llama is trained")
     parser.add_argument("--size", type=int, default=16)
     parser.add_argument("--judged", type=int, default=24, help="sequences of held-out text")

@@ -409,7 +409,7 @@ class OpenVINO:
         openvino, nncf = self.package(), importlib.import_module("nncf")
         graph, given = openvino.Core().read_model(str(path)), [dict(each) for each in feeds]
         convolved = any("Convolution" in each.get_type_name() for each in graph.get_ops())
-        more = {"overflow_fix": nncf.OverflowFix.ENABLE} if sums_overflow() else {}  # it overflows where that one does
+        more = {"overflow_fix": nncf.OverflowFix.ENABLE} if sums_overflow() else {}  # where ONNX Runtime overflows
         with _quiet():
             return nncf.quantize(
                 graph,
