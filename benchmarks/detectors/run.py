@@ -44,7 +44,7 @@ OURS, THEIRS, NARROWER = "shrink", "Torch-Pruning", "narrower"
 EIGHTS, TIMED, ONE = "shrink in eights", "shrink by time", "shrink for one class"
 OWN = "shrink, then Ultralytics' defaults"
 TAUGHT = "shrink, then recover"
-PRUNED_BY_PEER = {"YOLOv8n-seg": 1e9, "YOLO11n": 150.0}  # seconds, after which it is stopped
+PRUNED_BY_PEER = {"YOLOv8n-seg": 1e9, "YOLO11n": 150.0, "YOLO26n": 600.0}  # seconds, after which it is stopped
 
 
 @dataclass(frozen=True)
@@ -79,13 +79,12 @@ def jobs_of(subjects: Sequence[str], seeds: int, peers: bool) -> Iterator[Job]:
                     yield job((late + 1, place, 3), method=OWN, level=level, epochs=max(EPOCHS), start=OURS)
                 if not peers:
                     continue
-                if subject in PRUNED_BY_PEER and (subject != "YOLO11n" or (seed, number) == (0, 0)):
+                if subject in PRUNED_BY_PEER and (subject == "YOLOv8n-seg" or (seed, number) == (0, 0)):
                     limit = PRUNED_BY_PEER[subject]
                     yield job((late + 1, place, 2, seed, number), method=THEIRS, level=level, seconds=limit)
                     for epochs in EPOCHS:
                         yield job((1, place, 2, seed, -epochs, number), method=THEIRS, level=level, epochs=epochs)
-                if subject == "YOLO11n":  # of what is asked most the middle is first
-                    yield job((2, abs(number - 1), seed), method=NARROWER, level=level)
+                yield job((late + 2, abs(number - 1), seed), method=NARROWER, level=level)  # the middle is asked most
             yield job((late + 3, place, seed), method="dense", epochs=max(EPOCHS))
         if peers:
             for level in LEVELS:
