@@ -6,6 +6,7 @@ Law: what is smaller stays so, loads where secateur is not, and what it was made
 from __future__ import annotations
 
 import copy
+import importlib.util
 import os
 import pickle
 import re
@@ -27,6 +28,7 @@ from wild.operators import provide
 provide()
 
 import ultralytics  # noqa: E402
+from ultralytics.data.augment import classify_transforms  # noqa: E402
 from ultralytics.nn.tasks import yaml_model_load  # noqa: E402
 from ultralytics.utils import DEFAULT_CFG  # noqa: E402
 
@@ -79,6 +81,10 @@ def built(name: str) -> ultralytics.YOLO:
     torch.manual_seed(0)
     found = (ultralytics.RTDETR if name.startswith("rtdetr") else ultralytics.YOLO)(f"{name}.yaml")
     disturbed(found.model)
+    if found.task == "pose":  # as trainers leave it
+        found.model.kpt_shape = found.model.yaml["kpt_shape"]
+    if found.task == "classify":
+        found.model.transforms = classify_transforms(SIDE)
     return found
 
 
@@ -176,8 +182,8 @@ def test_every_architecture_gets_smaller_and_is_saved_as_one_of_theirs(name: str
         assert torch.equal(found, wanted)
     assert ours._is_narrower(again.model)
     assert not ours._is_narrower(dense.model)
-    assert len(again.predict(pictures(1), imgsz=side, verbose=False)) == 1
     assert {each.shape for each in in_training(again).parameters()} == {each.shape for each in half.parameters()}
+    assert len(again.predict(pictures(1), imgsz=side, verbose=False)) == 1
     exported = torch.jit.load(again.export(format="torchscript", imgsz=side))(torch.rand(1, 3, side, side))
     assert all(each.isfinite().all() for each in tree_leaves(exported))
 
@@ -186,6 +192,7 @@ def test_what_is_saved_needs_no_secateur(small: YOLO, folder: Path) -> None:
     script = """
 import ultralytics
 model = ultralytics.YOLO(sys.argv[1])
+print("size", sum(each.numel() for each in model.model.parameters()))
 model.val(data=sys.argv[2], imgsz=64, plots=False, workers=0, project=sys.argv[3])
 model.export(format="torchscript", imgsz=64)
 try:
@@ -193,7 +200,6 @@ try:
 except KeyError as error:
     print("says", error)
 assert "secateur" not in sys.modules
-print("size", sum(each.numel() for each in model.model.parameters()))
 """
     said = alone(script, folder / "small.pt", folder / "data.yaml", folder / "runs")
     assert f"size {small.shrunk.parameters[1]}" in said
@@ -202,8 +208,7 @@ print("size", sum(each.numel() for each in model.model.parameters()))
 
 
 def test_pictures_are_those_of_the_models_own_predictor(folder: Path) -> None:
-    for name in (folder / "dense.pt", "yolo11n-cls.yaml"):
-        dense = ultralytics.YOLO(str(name))
+    for dense in (ultralytics.YOLO(str(folder / "dense.pt")), built("yolo11n-cls")):
         given = pictures(3)
         seen = []
         dense.predict(given[:1], imgsz=SIDE, rect=False, verbose=False)
@@ -257,7 +262,7 @@ def test_widths_survive_training_resuming_validation_and_export(small: YOLO, fol
 def test_weights_move_and_other_data_is_refused(small: YOLO, folder: Path) -> None:
     model = YOLO(folder / "small.pt")
     before = copy.deepcopy(model.model.state_dict())
-    model.train(**how(folder), epochs=1, name="moved", optimizer="SGD", lr0=0.1, warmup_epochs=0)
+    model.train(**how(folder), epochs=1, name="moved", nbs=4, optimizer="SGD", lr0=0.1, warmup_epochs=0)
     after = model.model.state_dict()
     assert any(not torch.equal(before[name], each) for name, each in after.items() if each.dim() == 4)
     with pytest.raises(ValueError, match=re.escape("other classes (3) than the smaller detector (2)")):
@@ -307,7 +312,7 @@ def test_checkpoints_with_means_in_half_precision_or_folded_are_taken(folder: Pa
     assert next(shrink_detector(half, None, 0.3, imgsz=SIDE).model.parameters()).dtype == torch.float32
     assert next(half.model.parameters()).dtype == torch.float16
     folded = ultralytics.YOLO(str(folder / "dense.pt"))
-    folded.fuse(verbose=False)
+    folded.fuse()
     small = shrink_detector(folded, pictures(4), 0.2, imgsz=SIDE)
     small.save(tmp_path / "folded.pt")
     again = ultralytics.YOLO(str(tmp_path / "folded.pt"))
@@ -330,8 +335,7 @@ def test_only_the_classes_that_are_used(name: str, folder: Path) -> None:
 
 
 def test_classes_of_a_classifier_which_ends_in_a_softmax(tmp_path: Path) -> None:
-    dense = ultralytics.YOLO("yolo11n-cls.yaml")
-    disturbed(dense.model)
+    dense = built("yolo11n-cls")
     small = shrink_detector(dense, None, classes=[3, 7], imgsz=SIDE)
     assert (small.names, small.model.yaml["nc"]) == ({0: dense.names[3], 1: dense.names[7]}, 2)
     example = torch.rand(1, 3, SIDE, SIDE)
@@ -488,3 +492,14 @@ def test_a_network_of_timm_takes_a_folder_of_pictures(tmp_path: Path) -> None:
     before = sum(each.numel() for each in model.parameters())
     shrink(model, found[0], 0.2, batches=found, verify=False)
     assert sum(each.numel() for each in model.parameters()) < 0.85 * before
+
+
+def test_a_version_that_loses_normalizations_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    described = (ROOT / "pyproject.toml").read_text()
+    assert f'ultralytics = ["ultralytics>={ours._OLDEST}"]' in described
+    monkeypatch.setattr(ultralytics, "__version__", "8.4.99")
+    found = importlib.util.spec_from_file_location("too_old", ours.__file__)
+    assert found is not None
+    assert found.loader is not None
+    with pytest.raises(ImportError, match=re.escape(f"Ultralytics {ours._OLDEST} or newer, and 8.4.99 is installed")):
+        found.loader.exec_module(importlib.util.module_from_spec(found))

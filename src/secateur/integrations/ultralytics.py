@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.torch_version import TorchVersion
 
 try:
     import ultralytics
@@ -30,6 +31,13 @@ from secateur.kinds import Outputs
 from secateur.shrinking import Shrunk, shrink
 from secateur.support import write_whole
 from secateur.training import Pruner
+
+_OLDEST = "8.4.150"  # before it `val` folds a model in place, and what is then saved has lost its normalizations
+if TorchVersion(ultralytics.__version__) < _OLDEST:
+    raise ImportError(
+        f"detectors need Ultralytics {_OLDEST} or newer, and {ultralytics.__version__} is installed: "
+        "pip install -U 'secateur[ultralytics]'."
+    )
 
 _BATCH = 8  # pictures at once
 _FILE = "pruner.pt"
@@ -278,7 +286,7 @@ def _batches(dense: Any, pictures: Any, size: int, samples: int, seed: int) -> l
     device = next(dense.model.parameters()).device
     asked = {"imgsz": size, "rect": False, "save": False, "verbose": False, "mode": "predict", "batch": _BATCH}
     made = dense.task_map[dense.task]["predictor"](overrides={**dense.overrides, **asked, "device": str(device)})
-    made.setup_model(model=dense.model, verbose=False)
+    made.setup_model(model=copy.deepcopy(dense.model), verbose=False)  # which it may fold
     found: list[Tensor] = []
     try:
         made.setup_source(pictures)
