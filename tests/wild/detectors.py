@@ -496,10 +496,10 @@ def test_a_network_of_timm_takes_a_folder_of_pictures(tmp_path: Path) -> None:
 
 def test_a_version_that_loses_normalizations_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     described = (ROOT / "pyproject.toml").read_text()
-    assert f'ultralytics = ["ultralytics>={ours._OLDEST}"]' in described
+    assert 'ultralytics = ["ultralytics>=8.4.150"]' in described
     monkeypatch.setattr(ultralytics, "__version__", "8.4.99")
     found = importlib.util.spec_from_file_location("too_old", ours.__file__)
     assert found is not None
     assert found.loader is not None
-    with pytest.raises(ImportError, match=re.escape(f"Ultralytics {ours._OLDEST} or newer, and 8.4.99 is installed")):
+    with pytest.raises(ImportError, match=re.escape("Ultralytics (8.4.150 or newer, not 8.4.99): pip install")):
         found.loader.exec_module(importlib.util.module_from_spec(found))

@@ -17,13 +17,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.torch_version import TorchVersion
 
 try:
     import ultralytics
     from ultralytics.engine import trainer as training
     from ultralytics.nn import tasks
     from ultralytics.utils.checks import check_yolov5u_filename
+
+    if torch.torch_version.TorchVersion(ultralytics.__version__) < "8.4.150":  # whose `val` folds a model in place
+        raise ImportError(f"8.4.150 or newer, not {ultralytics.__version__}")
 except ImportError as error:
     raise ImportError(f"detectors need Ultralytics ({error}): pip install 'secateur[ultralytics]'.") from error
 
@@ -31,13 +33,6 @@ from secateur.kinds import Outputs
 from secateur.shrinking import Shrunk, shrink
 from secateur.support import write_whole
 from secateur.training import Pruner
-
-_OLDEST = "8.4.150"  # before it `val` folds a model in place, and what is then saved has lost its normalizations
-if TorchVersion(ultralytics.__version__) < _OLDEST:
-    raise ImportError(
-        f"detectors need Ultralytics {_OLDEST} or newer, and {ultralytics.__version__} is installed: "
-        "pip install -U 'secateur[ultralytics]'."
-    )
 
 _BATCH = 8  # pictures at once
 _FILE = "pruner.pt"
@@ -85,16 +80,13 @@ def shrink_detector(
     small: YOLO = _copied(dense)
     batches = None if pictures is None else _batches(dense, pictures, size, samples, seed)
     channels = small.model.yaml.get("channels", 3)
-    example = (
-        torch.zeros(1, channels, size, size, dtype=torch.float32, device="cpu") if batches is None else batches[0][:1]
-    )
-    was = next(small.model.parameters()).device
+    on = next(small.model.parameters()).device
+    example = batches[0][:1].to(on) if batches else torch.zeros(1, channels, size, size, dtype=torch.float32, device=on)
     if classes is not None:
         names = [each for each in ("cv3", "one2one_cv3", "linear") if hasattr(small.model.model[-1], each)]
-        last = len(small.model.model) - 1
-        options["leave"] = Outputs([f"model.{last}.{name}" for name in names], keep=classes)
+        options["leave"] = Outputs([f"model.{len(small.model.model) - 1}.{name}" for name in names], keep=classes)
     with _without_features(small.model):
-        small.shrunk = shrink(small.model, example.to(was), sparsity, target=target, batches=batches, **options)
+        small.shrunk = shrink(small.model, example, sparsity, target=target, batches=batches, **options)
     for module in small.model.modules():
         if hasattr(module, "forward_split"):  # which exporters call, and which splits by a number that no pass reads
             module.c = module.cv1.conv.out_channels // 2
