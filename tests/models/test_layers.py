@@ -271,3 +271,49 @@ def test_what_is_pruned_of_a_network_does_not_depend_on_its_memory_format(form, 
         pruned[each] = errors, smaller.state_dict(), model.state_dict()
     for one, other in zip(*pruned.values(), strict=True):
         torch.testing.assert_close(other, one)
+
+
+def turned(weight):
+    return weight.transpose(0, 1).contiguous().transpose(0, 1)
+
+
+def columns(weight):
+    return torch.cat((weight, weight), 1)[:, : weight.shape[1]]
+
+
+def with_gaps(weight):
+    return torch.stack((weight, weight), -1)[..., 0]
+
+
+@pytest.mark.parametrize("lies", [turned, columns, with_gaps])
+def test_nor_on_where_its_weights_lie_in_memory(lies):
+    x, pruned = torch.randn(8, 2, 6, generator=torch.Generator().manual_seed(1)), []
+    for place in (torch.clone, lies):
+        torch.manual_seed(0)
+        model = nn.Sequential(
+            nn.Conv1d(2, 16, 3), nn.ReLU(), nn.Conv1d(16, 8, 3), nn.Flatten(), nn.Linear(16, 12), nn.ReLU(),
+            nn.Linear(12, 4),
+        ).eval()  # fmt: skip
+        for weight in model.parameters():
+            if weight.dim() > 1:
+                weight.data = place(weight.data)
+        strides = [weight.stride() for weight in model.parameters()]
+        smaller = copy.deepcopy(model)
+        shrink(smaller, x[:1], 0.3, batches=[x])
+        oneshot(model, [x], 0.5)
+        assert [weight.stride() for weight in model.parameters()] == strides
+        pruned.append((smaller.state_dict(), model.state_dict()))
+    for one, other in zip(*pruned, strict=True):
+        torch.testing.assert_close(other, one)
+
+
+def test_two_names_of_one_memory_stay_so_where_it_has_gaps():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)).eval()
+    whole = with_gaps(model[0].weight.data)
+    for layer in (model[0], model[2]):
+        layer.weight.data = whole
+    x = torch.randn(32, 8)
+    oneshot(model, [x], 0.5)
+    assert model[0].weight.data_ptr() == model[2].weight.data_ptr() == whole.data_ptr()
+    assert int((whole == 0).sum()) == 32

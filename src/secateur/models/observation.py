@@ -28,7 +28,7 @@ from secateur.models.products import (
 )
 from secateur.models.recall import Recall
 from secateur.models.replay import RUNS_AGAIN, Replay
-from secateur.support import all_gather, mapped, memory_format, private, share_of, tensors_in, track
+from secateur.support import all_gather, mapped, private, share_of, tensors_in, track
 
 
 @contextlib.contextmanager
@@ -36,12 +36,13 @@ def prepared(model: nn.Module) -> Iterator[None]:
     """A context for replaying: evaluation mode, no key/value caches (a second run of a block would attend to its
     first), no scores of routers (a loss would take them from all blocks at once), and experts one after the other, so
     that each one's product is seen. The fused attention of nn.TransformerEncoder reads the weights of its layers
-    without running them, and is off. Weights in ``channels_last`` lie as others do meanwhile: products are recognised
-    by their memory."""
+    without running them, and is off. Weights that lie otherwise than their shape says, or with gaps, lie as others do
+    meanwhile: products are recognised by their memory."""
     model.eval()
-    turned = [(each, each.data) for each in model.parameters() if memory_format(each) != torch.contiguous_format]
+    turned = [(each, each.data) for each in model.parameters() if _lies_otherwise(each)]
+    whole = {(data.data_ptr(), data.shape, data.stride()): data.contiguous() for _, data in turned}  # ties stay so
     for parameter, data in turned:
-        parameter.data = data.contiguous()
+        parameter.data = whole[data.data_ptr(), data.shape, data.stride()]
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}
@@ -60,6 +61,13 @@ def prepared(model: nn.Module) -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fast)
         for config, key, value in changed:
             setattr(config, key, value)
+
+
+def _lies_otherwise(weight: Tensor) -> bool:
+    """Than products tell by their memory: whole, or as the transpose of a matrix. One number in all places stays."""
+    if weight.layout != torch.strided or weight.dim() < 2 or 0 in weight.stride():
+        return False
+    return not (weight.is_contiguous() or (weight.dim() == 2 and weight.mT.is_contiguous()))
 
 
 def stages_of(replay: Replay, name: str, wanted: Mapping[str, Tensor]) -> tuple[list[dict[str, Tensor]], bool]:
