@@ -278,7 +278,7 @@ def _batches(dense: Any, pictures: Any, size: int, samples: int, seed: int) -> l
     device = next(dense.model.parameters()).device
     asked = {"imgsz": size, "rect": False, "save": False, "verbose": False, "mode": "predict", "batch": _BATCH}
     made = dense.task_map[dense.task]["predictor"](overrides={**dense.overrides, **asked, "device": str(device)})
-    made.setup_model(model=copy.deepcopy(dense.model), verbose=False)  # which it may fold
+    made.setup_model(model=dense.model, verbose=False)
     found: list[Tensor] = []
     try:
         made.setup_source(pictures)
