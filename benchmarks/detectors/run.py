@@ -5,10 +5,11 @@
     python benchmarks/detectors/run.py table --rows FILE
 
 `figures` draws scenes in FOLDER, trains each detector from nothing in three seeds, makes it smaller by `shrink` on 128
-training pictures without labels, and trains it on for 1, 5 and 20 epochs; without two fifths also as Ultralytics'
-`train` does of itself, and RT-DETR also by `recover`, without labels. Beside it: Torch-Pruning 1.6.1 by the steps of
-its own example, and a narrower detector of the family that is trained from nothing for as many epochs in all. At once
-alone: in eights, by milliseconds of ONNX Runtime, and for one class, where the others leave and pictures of it decide.
+training pictures without labels, and trains it on for 1, 5 and 20 epochs, at half of the first rate and slowly, at a
+tenth; without two fifths also as Ultralytics' `train` does of itself; and by `recover`, without labels. Beside it:
+Torch-Pruning 1.6.1 by the steps of its own example, and a narrower detector of the family that is trained from nothing
+for as many epochs in all. At once alone: in eights, by milliseconds of ONNX Runtime, and for one class, where the
+others leave and pictures of it decide.
 `times` are of ONNX Runtime and torch, of one picture and one thread, every form of a detector in turns.
 
 Law: forms of one detector share pictures, batches, learning rates and seeds; multiply-adds are counted by torch on the
@@ -40,7 +41,8 @@ from benchmarks.support.tables import head, row, spread
 LEVELS = (0.2, 0.4, 0.6)
 LATE = 10
 EPOCHS = (1, 5, 20)  # of training after a detector became smaller
-OURS, THEIRS, NARROWER = "shrink", "Torch-Pruning", "narrower"
+DENSE, OURS, THEIRS, NARROWER = "dense", "shrink", "Torch-Pruning", "narrower"
+SLOWLY = ", then slowly"
 EIGHTS, TIMED, ONE = "shrink in eights", "shrink by time", "shrink for one class"
 OWN = "shrink, then Ultralytics' defaults"
 TAUGHT = "shrink, then recover"
@@ -68,13 +70,14 @@ def jobs_of(subjects: Sequence[str], seeds: int, peers: bool) -> Iterator[Job]:
         late = LATE * (subject == "RT-DETR")
         for seed in range(seeds):
             job = functools.partial(Job, subject=subject, seed=seed)
-            yield job((late, place, seed), method="dense")
+            yield job((late, place, seed), method=DENSE)
             for number, level in enumerate(LEVELS):
                 yield job((late + 1, place, 0, seed), method=OURS, level=level)
                 for epochs in EPOCHS:
                     yield job((late + 1, place, 1, seed, -epochs, number), method=OURS, level=level, epochs=epochs)
-                if late:
-                    yield job((late + 1, place, 0, seed, 1), method=TAUGHT, level=level, epochs=5, start=OURS)
+                    slowly = (late + 1, place, 1, seed, epochs, number)
+                    yield job(slowly, method=OURS + SLOWLY, level=level, epochs=epochs, start=OURS)
+                yield job((late + 1, place, 0, seed, 1), method=TAUGHT, level=level, epochs=5, start=OURS)
                 if level == LEVELS[1] and not seed:
                     yield job((late + 1, place, 3), method=OWN, level=level, epochs=max(EPOCHS), start=OURS)
                 if not peers:
@@ -83,9 +86,13 @@ def jobs_of(subjects: Sequence[str], seeds: int, peers: bool) -> Iterator[Job]:
                     limit = PRUNED_BY_PEER[subject]
                     yield job((late + 1, place, 2, seed, number), method=THEIRS, level=level, seconds=limit)
                     for epochs in EPOCHS:
-                        yield job((1, place, 2, seed, -epochs, number), method=THEIRS, level=level, epochs=epochs)
+                        after = (late + 1, place, 2, seed, -epochs, number)
+                        yield job(after, method=THEIRS, level=level, epochs=epochs)
+                        yield job(after, method=THEIRS + SLOWLY, level=level, epochs=epochs, start=THEIRS)
                 yield job((late + 2, abs(number - 1), seed), method=NARROWER, level=level)  # the middle is asked most
-            yield job((late + 3, place, seed), method="dense", epochs=max(EPOCHS))
+            yield job((late + 3, place, seed), method=DENSE, epochs=max(EPOCHS))
+            for epochs in EPOCHS:
+                yield job((late + 3, place, seed, 1), method=DENSE + SLOWLY, epochs=epochs, start=DENSE)
         if peers:
             for level in LEVELS:
                 for number, method in enumerate((ONE, EIGHTS, TIMED)):
@@ -121,7 +128,9 @@ def _done(told: Told, job: Job) -> dict[str, Any]:
     from benchmarks.detectors.peers import pruned_to
     from benchmarks.detectors.scenes import CLASSES, of_one_class
     from benchmarks.detectors.training import (
+        SLOW,
         SUBJECTS,
+        TUNING,
         Setting,
         built,
         judge,
@@ -137,19 +146,20 @@ def _done(told: Told, job: Job) -> dict[str, Any]:
         setting = replace(setting, data=of_one_class(setting.data, 0))
     models = told.folder / "models"
     torch.manual_seed(job.seed)
-    if job.needs is None and job.method == "dense":
+    if job.needs is None and job.method == DENSE:
         model = built(subject, len(CLASSES))
-        model = train(model, subject, setting, told.epochs, job.seed, tuning=False)
+        model = train(model, subject, setting, told.epochs, job.seed)
     elif job.needs is None:
         model = built(subject, len(CLASSES), width_for(subject, job.level, told.size))
-        model = train(model, subject, setting, told.epochs + max(EPOCHS), job.seed, tuning=False)
+        model = train(model, subject, setting, told.epochs + max(EPOCHS), job.seed)
     else:
         model = torch.load(models / f"{job.needs}.pt", weights_only=False)
         started = time.process_time(), time.perf_counter()
         if job.epochs:
             dense = models / f"{replace(job, method='dense', level=0.0, epochs=0).name}.pt"
+            share = SLOW if job.method.endswith(SLOWLY) else TUNING
             tune = {OWN: train_by_default, TAUGHT: functools.partial(taught, dense)}.get(
-                job.method, functools.partial(train, tuning=True)
+                job.method, functools.partial(train, tuning=share)
             )
             model = tune(model, subject, setting, job.epochs, job.seed)
         elif job.method == THEIRS:
@@ -314,7 +324,7 @@ def tables(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
 def _table(own: Sequence[dict[str, Any]], key: str) -> Iterator[str]:
     yield head(["", "multiply-adds", "parameters", "at once", *(f"after {epochs}" for epochs in EPOCHS)])
     own = [each for each in own if key in each]
-    dense = {each["seed"]: each for each in own if each["method"] == "dense" and not each["epochs"]}
+    dense = {each["seed"]: each for each in own if each["method"] == DENSE and not each["epochs"]}
 
     def cell(method: str, level: float, epochs: int) -> str:
         found = [each for each in own if (each["method"], each["level"], each["epochs"]) == (method, level, epochs)]
@@ -333,15 +343,17 @@ def _table(own: Sequence[dict[str, Any]], key: str) -> Iterator[str]:
         return f"{statistics.mean(found):.3f}" if found else ""
 
     for method, level in dict.fromkeys((each["method"], each["level"]) for each in sorted(own, key=_place)):
-        told = method if method == "dense" else f"−{level:.0%}, {method}"
+        told = method if method.startswith(DENSE) else f"−{level:.0%}, {method}"
         cells = [cell(method, level, epochs) for epochs in (0, *EPOCHS)]
         if method == NARROWER:  # from nothing, for as long as the others in all
             cells = ["", "", "", cells[0]]
         yield row([told, left(method, level, "multiply_adds"), left(method, level, "parameters"), *cells])
 
 
-def _place(each: dict[str, Any]) -> tuple[float, int]:
-    return each["level"], ("dense", OURS, TAUGHT, OWN, ONE, EIGHTS, TIMED, THEIRS, NARROWER).index(each["method"])
+def _place(each: dict[str, Any]) -> tuple[float, int, bool]:
+    bare = each["method"].removesuffix(SLOWLY)
+    place = (DENSE, OURS, TAUGHT, OWN, ONE, EIGHTS, TIMED, THEIRS, NARROWER).index(bare)
+    return each["level"], place, each["method"] != bare
 
 
 def _milliseconds(subject: str, rows: Sequence[dict[str, Any]]) -> Iterator[str]:

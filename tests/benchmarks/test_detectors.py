@@ -6,7 +6,7 @@ import time
 import numpy as np
 
 from benchmarks.detectors.jobs import Job, do
-from benchmarks.detectors.run import LEVELS, ONE, OURS, OWN, TAUGHT, jobs_of, tables
+from benchmarks.detectors.run import DENSE, LEVELS, ONE, OURS, OWN, SLOWLY, TAUGHT, THEIRS, jobs_of, tables
 from benchmarks.detectors.scenes import CLASSES, SHAPES, draw_scenes, of_one_class, scene
 from benchmarks.support.rows import read_rows
 
@@ -68,8 +68,16 @@ def test_every_job_waits_for_one_that_is_there():
     assert {job.level for job in jobs if job.method == OURS} == {*LEVELS}
     assert {job.subject for job in jobs if job.method == ONE} == {"YOLO11n"}
     assert {job.needs for job in jobs if job.method == OWN} == {"YOLO11n-0-shrink-0.4-0", "YOLOv8n-seg-0-shrink-0.4-0"}
-    taught = [job.needs for job in jobs_of(["YOLO11n", "RT-DETR"], 1, False) if job.method == TAUGHT]
-    assert taught == [f"RT-DETR-0-shrink-{level:g}-0" for level in LEVELS]
+    assert {job.needs for job in jobs if job.method == TAUGHT} == {
+        f"{subject}-{seed}-shrink-{level:g}-0"
+        for subject in ("YOLO11n", "YOLOv8n-seg")
+        for seed in (0, 1)
+        for level in LEVELS
+    }
+    slowly = [job for job in jobs if job.method.endswith(SLOWLY)]
+    assert {job.needs for job in slowly} == {job.name for job in jobs if job.method in (DENSE, OURS, THEIRS)} - {
+        job.name for job in jobs if job.epochs
+    }
 
 
 def _make(note):
