@@ -197,7 +197,7 @@ def train_by_default(model: nn.Module, subject: Subject, setting: Setting, epoch
     return _trained(model, subject, setting, views=False, epochs=epochs, seed=seed, batch=16, amp=False)
 
 
-def taught(dense: Path, model: nn.Module, subject: Subject, setting: Setting, epochs: int, seed: int) -> nn.Module:
+def taught(dense: Path, model: nn.Module, _: Subject, setting: Setting, epochs: int, seed: int) -> nn.Module:
     """The model after so many epochs of `recover` by what the dense one finds in the pictures, without labels."""
     import cv2
 
@@ -206,30 +206,8 @@ def taught(dense: Path, model: nn.Module, subject: Subject, setting: Setting, ep
     batches = (torch.stack(read).permute(0, 3, 1, 2) / 255).split(setting.batch)
     teacher = torch.load(dense, weights_only=False)
     model.requires_grad_(True)
-    how: dict[str, Any] = {"loss": "mse"} if subject.task == "rtdetr" else {"loss": raw, "rate": 5e-4}
-    recover(model, teacher, batches, steps=epochs * len(batches), local=0, seed=seed, **how)
+    recover(model, teacher, batches, steps=epochs * len(batches), local=0, rate=5e-4, seed=seed)
     return model
-
-
-def raw(outputs: Any, wanted: Any, _: Any) -> torch.Tensor:
-    """What a YOLO finds at each place before boxes are made of it: cross-entropies of classes, and squares of what lies
-    behind boxes and masks where the dense one is sure; by how much it is sure of, and summed over heads."""
-    total = torch.zeros(())
-    for own, dense in zip(heads_of(outputs[1]), heads_of(wanted[1]), strict=True):
-        aim = dense["scores"].sigmoid()
-        sure = aim.amax(1, keepdim=True)
-        lost = nn.functional.binary_cross_entropy_with_logits(own["scores"], aim, reduction="sum")
-        for name in {"boxes", "mask_coefficient"} & set(dense):
-            lost = lost + (sure * (own[name] - dense[name]).square()).sum()
-        total = total + lost / sure.sum()
-        if "proto" in dense:  # what masks are made of, in the whole picture
-            total = total + (own["proto"] - dense["proto"]).square().mean()
-    return total
-
-
-def heads_of(found: dict[str, Any]) -> list[dict[str, torch.Tensor]]:
-    """What each head gives: a YOLO26 has two."""
-    return [found] if "scores" in found else [found[each] for each in ("one2many", "one2one")]
 
 
 @torch.enable_grad()

@@ -12,7 +12,9 @@ from secateur.recovery import losses
 from secateur.recovery.losses import (
     WORDS,
     chosen_for,
+    detector,
     features_of,
+    heads_of,
     loss_between,
     mse,
     parse,
@@ -151,16 +153,98 @@ def test_all_that_a_model_answers_is_compared():
         assert min(parts) > 0
         torch.testing.assert_close(loss_between(other, wanted, None, word, None), sum(parts))
     assert loss_between({**boxes, "last_hidden_state": torch.zeros(2, 3, 8)}, boxes, None, "mse", None) == 0
+    assert chosen_for(torch.randn(4, 10).sigmoid()) == "mse", "probabilities are no logits"
     for picture in (torch.rand(2, 8, 8), torch.randn(2, 5, 8, 8)):  # whose columns are no classes
         assert chosen_for({"predicted_depth": picture}) == "mse"
     assert chosen_for({"logits": picture}) == chosen_for(picture) == "mse"
 
 
+def a_detector_finds(seed=0, places=6, **more):
+    """Decoded boxes and, beside them, two heads as a YOLO26 has them, of which the second finds masks, too."""
+    torch.manual_seed(seed)
+    heads = [{"boxes": torch.randn(2, 4, places), "scores": torch.randn(2, 3, places)} for _ in range(2)]
+    heads[1] |= {"mask_coefficient": torch.randn(2, 5, places), "proto": torch.randn(2, 5, 4, 4), **more}
+    return torch.rand(2, 7, places) * 99, {
+        "one2many": {**heads[0], "feats": [torch.ones(2, 8, 2, 3)]},
+        "other": heads[1],
+    }
+
+
+def test_of_places_counts_what_the_teacher_is_sure_of():
+    wanted, outputs = a_detector_finds(0), a_detector_finds(1)
+    assert chosen_for(wanted) == "detector"
+    assert [sorted(each) for each in heads_of(wanted)] == [
+        ["boxes", "scores"],
+        ["boxes", "mask_coefficient", "proto", "scores"],
+    ]
+    assert torch.equal(features_of(wanted), wanted[1]["one2many"]["scores"].mT), "a row is a place"
+    assert detector(wanted, a_detector_finds(0)) == 0
+    by_hand = 0.0
+    for ours, theirs in zip(heads_of(outputs), heads_of(wanted), strict=True):
+        p, q = theirs["scores"].sigmoid().double(), ours["scores"].sigmoid().double()
+        sure = p.amax(1)
+        by_hand += float((p * (p / q).log() + (1 - p) * ((1 - p) / (1 - q)).log()).sum() / sure.sum())
+        for name in sorted({"boxes", "mask_coefficient"} & set(ours)):
+            mean = sum(sure[at // 6, at % 6] * theirs[name][at // 6, :, at % 6] for at in range(12)) / sure.sum()
+            lost, varied = (
+                sum(
+                    float(sure[picture, place] * (each - theirs[name][picture, :, place]).square().sum())
+                    for picture in range(2)
+                    for place in range(6)
+                    for each in [other if other.dim() == 1 else other[picture, :, place]]
+                )
+                for other in (ours[name], mean)
+            )
+            by_hand += 5 * lost / varied
+    own, aim = (heads_of(each)[1]["proto"].movedim(1, -1).reshape(-1, 5) for each in (outputs, wanted))
+    by_hand += 5 * float(mse(own, aim))
+    assert float(loss_between(outputs, wanted, None, "detector", None)) == pytest.approx(by_hand, rel=1e-5)
+    halves = [torch.utils._pytree.tree_map(lambda each: each.half(), found) for found in (outputs, wanted)]
+    assert detector(*halves).dtype == torch.float32
+    assert float(detector(*halves)) == pytest.approx(by_hand, rel=1e-2)
+    assert detector(wanted[1]["other"], wanted[1]["other"]) == 0, "one head, as in training, is a dict of its own"
+
+
+def test_boxes_and_scores_without_names_are_a_head_where_sides_lie_between_0_and_1():
+    torch.manual_seed(0)
+    selected, boxes, scores = torch.rand(2, 6, 6), torch.rand(1, 2, 6, 4), torch.randn(1, 2, 6, 3)
+    inner = torch.rand(2, 9, 4), torch.randn(2, 9, 3)
+    outputs = selected, (boxes, scores, *inner, None)
+    assert chosen_for(outputs) == "detector"
+    named = [
+        {"boxes": each[-2].reshape(2, -1, 4).mT, "scores": each[-1].reshape(2, -1, 3).mT}
+        for each in ((boxes, scores), inner)
+    ]
+    for found, wanted in zip(heads_of(outputs), named, strict=True):
+        assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    other = selected, (boxes.flip(2), scores + 1, *inner, None)
+    moved = {"boxes": named[0]["boxes"].flip(2), "scores": named[0]["scores"] + 1}
+    assert torch.equal(detector(other, outputs), detector([moved, named[1]], named))
+    keys = tuple((torch.randn(2, 3, 7, 4), torch.randn(2, 3, 7, 4)) for _ in range(2))
+    assert chosen_for((torch.randn(2, 7, 9), keys)) == "kl", "what a decoder remembers is no box"
+
+
+def test_what_is_no_head_of_a_detector_is_refused_as_one():
+    for outputs in (
+        torch.ones(2, 3),
+        {"scores": torch.ones(3), "boxes": torch.ones(3, 4)},
+        ({"boxes": torch.ones(3)},),
+    ):
+        with pytest.raises(ValueError, match=r"compares scores and boxes of places; the model returns no such head"):
+            detector(outputs, outputs)
+    with pytest.raises(ValueError, match=r"'scores': \(2, 3, 6\).* and the teacher .*'scores': \(2, 3, 7\)"):
+        detector(a_detector_finds(), a_detector_finds(places=7))
+    with pytest.raises(ValueError, match=r"'angle': \(2, 1, 6\).* and the teacher"):
+        detector(a_detector_finds(angle=torch.ones(2, 1, 6)), a_detector_finds())
+
+
 def test_what_is_wrong_is_said():
-    with pytest.raises(ValueError, match=r"no loss is called 'kll'; did you mean kl\? There are cosine, kl and mse"):
+    with pytest.raises(
+        ValueError, match=r"no loss is called 'kll'; did you mean kl\? There are cosine, detector, kl and mse"
+    ):
         parse("kll")
     with pytest.raises(
-        TypeError, match=r"loss= is one of kl, cosine, mse, or \(outputs, wanted, batch\) -> scalar; got 3"
+        TypeError, match=r"loss= is one of kl, cosine, mse, detector, or \(outputs, wanted, batch\) -> scalar; got 3"
     ):
         parse(3)
     with pytest.raises(ValueError, match=r"returns shape \(2, 3\) and the teacher shape \(2, 4\): no two numbers"):

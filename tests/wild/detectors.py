@@ -33,7 +33,7 @@ from ultralytics.nn.tasks import yaml_model_load  # noqa: E402
 from ultralytics.utils import DEFAULT_CFG  # noqa: E402
 
 import secateur.integrations.ultralytics as ours  # noqa: E402
-from secateur import shrink  # noqa: E402
+from secateur import recover, shrink  # noqa: E402
 from secateur.integrations.ultralytics import YOLO, Pruning, keeps_widths, shrink_detector  # noqa: E402
 from support.alone import deterministic, environment, set_deterministic, set_environment  # noqa: E402
 from support.commands import fails, run  # noqa: E402
@@ -186,6 +186,11 @@ def test_every_architecture_gets_smaller_and_is_saved_as_one_of_theirs(name: str
     assert len(again.predict(pictures(1), imgsz=side, verbose=False)) == 1
     exported = torch.jit.load(again.export(format="torchscript", imgsz=side))(torch.rand(1, 3, side, side))
     assert all(each.isfinite().all() for each in tree_leaves(exported))
+    batches = [torch.rand(2, 3, side, side, generator=torch.Generator().manual_seed(number)) for number in range(2)]
+    done = recover(small.model.requires_grad_(True), dense.model, batches, steps=3, local=0, rate=1e-5)
+    words = {"classify": "mse", "detect": "detector + what selects" if name.startswith("rtdetr") else "detector"}
+    assert done.loss == words.get(dense.task, "detector")
+    assert size(small) == size(again)
 
 
 def test_what_is_saved_needs_no_secateur(small: YOLO, folder: Path) -> None:

@@ -79,7 +79,7 @@ class Distillation(pl.Callback):
     Args:
         teacher: the network that this one came from.
         module: the attribute of the LightningModule that holds the network, which ``training_step`` runs once.
-        loss: ``"kl"``, ``"cosine"``, ``"mse"`` or ``(outputs, wanted, batch) -> scalar``, as for `recover`.
+        loss: a word, such as ``"kl"``, or ``(outputs, wanted, batch) -> scalar``, as for `recover`.
         share: how much of the loss is the teacher's, above 0 and at most 1; the rest is the step's own.
     """
 

@@ -84,7 +84,7 @@ class DistillationCallback(TrainerCallback):
 
     Args:
         teacher: the model that this one came from, on any device.
-        loss: ``"kl"``, ``"cosine"``, ``"mse"`` or ``(outputs, wanted, batch) -> scalar``, as for `recover`.
+        loss: a word, such as ``"kl"``, or ``(outputs, wanted, batch) -> scalar``, as for `recover`.
         share: how much of the loss is the teacher's, above 0 and at most 1.
     """
 

@@ -6,6 +6,7 @@ part of the loss: these add up to what one process finds.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
@@ -71,10 +72,104 @@ def mse(outputs: Tensor, wanted: Tensor, *, shared: bool = False) -> Tensor:
 
 
 WORDS: Mapping[str, Callable[..., Tensor]] = {"kl": kl, "cosine": cosine, "mse": mse}
+OF_PLACES = "detector"
+BOXES = 5.0  # to one of scores
+
+
+def detector(outputs: Any, wanted: Any, *, counts: bool | None = None) -> Tensor:
+    """What a detector that predicts at each place loses before boxes are made of it, as a YOLO of Ultralytics does.
+
+    Of each head ``Σ KL(s', s) / Σ u`` over places, s' and s the sigmoids of the teacher's and of the student's scores
+    and u the teacher's highest of a place; and five times the share of the variance that boxes lose, weighted by u, and
+    as much of what masks, key points and angles are made of. So places count as much as the teacher is sure of them,
+    and boxes beside scores as by DETR (Carion et al. 2020, arXiv:2005.12872). Heads are added.
+
+    Args:
+        outputs, wanted: of the student and of the teacher, with heads that `heads_of` finds.
+        counts: as in `text_loss`.
+
+    Raises:
+        ValueError: there is no such head, or the two have others.
+
+    >>> head = {"scores": torch.zeros(1, 2, 2), "boxes": torch.tensor([[[1.0, 3.0]]])}
+    >>> detector(head, head), detector({**head, "boxes": torch.tensor([[[1.0, 2.0]]])}, head)
+    (tensor(0.), tensor(2.5000))
+    """
+    both = heads_of(outputs), heads_of(wanted)
+    shapes = [[{name: tuple(each.shape) for name, each in head.items()} for head in heads] for heads in both]
+    if not both[1] or shapes[0] != shapes[1]:
+        said = [" and ".join(map(str, its)) or "no such head" for its in shapes]
+        raise ValueError(
+            f'loss="detector" compares scores and boxes of places; the model returns {said[0]} and the teacher '
+            f"{said[1]}: pass another loss."
+        )
+    whole = (lambda found: summed(found)) if counts is not None else (lambda found: found)
+    parts = []
+    for ours, theirs in zip(*both, strict=True):
+        own, aim = ({name: _wide(each) for name, each in head.items()} for head in (ours, theirs))
+        aim = {name: each.to(own[name].device) for name, each in aim.items()}
+        if counts is False:
+            own, aim = ({name: each[:0] for name, each in head.items()} for head in (own, aim))
+        sigmoid = aim["scores"].sigmoid()
+        sure = sigmoid.amax(1, keepdim=True)
+        entropies = (
+            nn.functional.binary_cross_entropy_with_logits(each["scores"], sigmoid, reduction="sum")
+            for each in (own, aim)
+        )
+        parts.append((next(entropies) - next(entropies)) / _above_0(whole(sure.sum())))
+        for name in aim.keys() - {"scores"}:
+            weight = sure if aim[name].dim() == 3 else torch.ones_like(aim[name][:, :1])
+            axes = [0, *range(2, weight.dim())]
+            mean = whole((weight * aim[name]).sum(axes, keepdim=True)) / _above_0(whole(weight.sum()))
+            lost, varied = ((weight * (each - aim[name]).square()).sum() for each in (own[name], mean))
+            parts.append(BOXES * lost / _above_0(whole(varied)))
+    return torch.stack(parts).sum()
+
+
+def _above_0(total: Tensor) -> Tensor:
+    return total.clamp(min=torch.finfo(total.dtype).tiny)
+
+
+def heads_of(outputs: Any) -> list[dict[str, Tensor]]:
+    """The heads of a detector in its outputs, as they are nested: (rows, classes, places) of ``scores``, what else has
+    as many places, and pictures, (rows, channels, height, width). Where nothing is named, as by an RT-DETR of
+    Ultralytics: boxes of sides between 0 and 1, (..., places, 4), and after them scores, (..., places, classes).
+
+    >>> raw = {"scores": torch.ones(1, 2, 3), "boxes": torch.ones(1, 4, 3), "feats": [torch.ones(1, 8, 3, 1)]}
+    >>> [list(each) for each in heads_of((torch.ones(1, 6, 3), raw))]
+    [['scores', 'boxes']]
+    """
+    if not isinstance(outputs, Mapping):
+        inner = outputs if isinstance(outputs, list | tuple) else ()
+        pairs = itertools.pairwise(inner)
+        unnamed = [
+            {"scores": scores.flatten(0, -3).mT, "boxes": boxes.flatten(0, -3).mT}
+            for boxes, scores in pairs
+            if _are_boxes(boxes) and isinstance(scores, Tensor) and scores.shape[:-1] == boxes.shape[:-1]
+        ]
+        return unnamed + [head for each in inner for head in heads_of(each)]
+    scores = outputs.get("scores")
+    if not isinstance(scores, Tensor) or scores.dim() != 3 or not isinstance(outputs.get("boxes"), Tensor):
+        return [head for each in outputs.values() for head in heads_of(each)]
+    return [
+        {
+            name: each
+            for name, each in outputs.items()
+            if isinstance(each, Tensor)
+            and each.is_floating_point()
+            and (each.dim() == 4 or (each.dim() == 3 and each.shape[-1] == scores.shape[-1]))
+        }
+    ]
+
+
+def _are_boxes(given: Any) -> bool:
+    if not isinstance(given, Tensor) or not given.is_floating_point() or given.dim() < 3 or given.shape[-1] != 4:
+        return False
+    return not bool(((given < 0) | (given > 1)).any())
 
 
 def parse(loss: str | OutputLoss | None) -> str | OutputLoss | None:
-    """A word of `WORDS` or a function, as it was given; None: chosen by what the outputs are.
+    """A word of `WORDS`, "detector" or a function, as it was given; None: chosen by what the outputs are.
 
     Raises:
         ValueError: another word.
@@ -82,23 +177,28 @@ def parse(loss: str | OutputLoss | None) -> str | OutputLoss | None:
     """
     if loss is None or callable(loss):
         return loss
+    words = (*WORDS, OF_PLACES)
     if not isinstance(loss, str):
-        raise TypeError(f"loss= is one of {', '.join(WORDS)}, or (outputs, wanted, batch) -> scalar; got {loss!r}.")
-    if loss not in WORDS:
-        raise unknown(loss, WORDS, "loss")
+        raise TypeError(f"loss= is one of {', '.join(words)}, or (outputs, wanted, batch) -> scalar; got {loss!r}.")
+    if loss not in words:
+        raise unknown(loss, words, "loss")
     return loss
 
 
 def chosen_for(outputs: Any) -> str:
-    """The word for what a model returns: "kl" for logits, "cosine" for embeddings, "mse" for numbers.
+    """The word for what a model returns: "kl" for logits, "cosine" for embeddings, "mse" for numbers, "detector" for
+    scores and boxes of places (`heads_of`).
 
     Logits are what is called so, and plain tensors of several columns whose rows are no unit vectors; embeddings are
     ``last_hidden_state``, ``sentence_embedding``, and plain tensors of unit vectors. Numbers are single columns, what
-    has height and width, and all that is called a prediction, with the logits beside it, such as boxes of a detector.
+    has height and width, what lies between 0 and 1, as probabilities do, and all that is called a prediction, with the
+    logits beside it, such as boxes of a detector.
 
     >>> chosen_for(torch.randn(4, 10)), chosen_for(torch.ones(4, 1)), chosen_for({"last_hidden_state": torch.ones(2)})
     ('kl', 'mse', 'cosine')
     """
+    if heads_of(outputs):
+        return OF_PLACES
     found, kind = _found(outputs)
     if kind == "hidden":
         return "cosine"
@@ -109,16 +209,20 @@ def chosen_for(outputs: Any) -> str:
     (plain,) = found.values()
     norms = torch.linalg.vector_norm(plain.detach().float(), dim=-1)
     near = max(UNIT, torch.finfo(plain.dtype).eps)
-    return "cosine" if bool(((norms - 1).abs() < near).all()) else "kl"
+    if bool(((norms - 1).abs() < near).all()):
+        return "cosine"
+    return "mse" if bool(((plain >= 0) & (plain <= 1)).all()) else "kl"
 
 
 def features_of(outputs: Any) -> Tensor:
     """The first tensor of a model's outputs that a loss compares: logits, or what else it answers, else hidden states,
-    else the first floating one.
+    else a detector's scores with a row for each place, else the first floating one.
 
     Raises:
         TypeError: there is none.
     """
+    for head in heads_of(outputs):
+        return head["scores"].transpose(1, 2)
     return next(iter(_found(outputs)[0].values()))
 
 
@@ -294,9 +398,9 @@ def loss_between(
     Args:
         outputs, wanted: of the student and of the teacher.
         batch: passed to a custom loss.
-        loss: a word of `WORDS`, or ``(outputs, wanted, batch) -> scalar``.
+        loss: a word of `WORDS`, "detector", or ``(outputs, wanted, batch) -> scalar``.
         mask: (batch, sequence), True where a token is no padding.
-        counts: as in `loss_between`.
+        counts: as in `text_loss`.
 
     Raises:
         ValueError: student and teacher return tensors of two shapes; or a custom loss is to be taken of a part of
@@ -307,13 +411,15 @@ def loss_between(
         if counts is not None:
             raise ValueError(
                 "a loss= of your own is taken of a whole batch, and each of several processes has a part of one: run "
-                "one process, or take kl, cosine or mse."
+                "one process, or take kl, cosine, mse or detector."
             )
         found = loss(outputs, wanted, batch)
         if not isinstance(found, Tensor) or found.numel() != 1:
             what = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
             raise TypeError(f"loss= is to return one number, a tensor that depends on the outputs; got {what}.")
         return _wide(found.reshape(()))
+    if loss == OF_PLACES:
+        return detector(outputs, wanted, counts=counts)
     both = [_found(each)[0] for each in (outputs, wanted)]
     shapes = [{name: tuple(each.shape) for name, each in its.items()} for its in both]
     if shapes[0] != shapes[1]:

@@ -260,10 +260,11 @@ def recover(
         steps: by the outputs, each over one batch. 0: none.
         local: epochs in which each half of a block (attention, and the rest) sees 128 batches, spread over all of a
             list. 0: none.
-        loss: ``"kl"``, forward, of logits; ``"cosine"`` of embeddings; ``"mse"``; or ``(outputs, wanted, batch) ->
-            scalar``. None: chosen by what the teacher returns. Where the teacher selects rows by top-k, as a DETR its
-            queries, the model is given these. Outputs then say nothing of what it would select by itself, so ``"mse"``
-            of the scores at all places is added, to a function as well.
+        loss: ``"kl"``, forward, of logits; ``"cosine"`` of embeddings; ``"mse"``; ``"detector"`` of scores and boxes of
+            places, as a YOLO of Ultralytics returns them; or ``(outputs, wanted, batch) -> scalar``. None: chosen by
+            what the teacher returns. Where the teacher selects rows by top-k, as a DETR its queries, the model is given
+            these. Outputs then say nothing of what it would select by itself, so ``"mse"`` of the scores at all places
+            is added, to a function as well.
         adapters: a rank: by the outputs, each weight that pruning may touch moves by ``mask ∘ (B A)`` alone, and
             nothing else does; the optimizer then remembers that of the factors only.
         rate: the highest learning rate of AdamW by the outputs (of a block it is 2e-4); a tenth of the steps leads up
