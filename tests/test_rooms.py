@@ -183,6 +183,7 @@ def test_integrations_are_adapters_only():
     detector smaller, warns, and writes a file."""
     taken = {(place, name) for path in FILES if room_of(path) == "integrations" for place, name, _ in entered(path)}
     detectors = {("shrinking", "Shrunk"), ("shrinking", "shrink"), ("kinds", "Outputs")}
+    detectors |= {("recovery", name) for name in ("Recovered", "rate_for", "recover")}
     support = {("support", "write_whole"), ("support", "warn")}
     assert taken == {("training", "Pruner"), ("recovery", "Distillation"), *support, *detectors}
 

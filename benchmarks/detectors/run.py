@@ -6,10 +6,10 @@
 
 `figures` draws scenes in FOLDER, trains each detector from nothing in three seeds, makes it smaller by `shrink` on 128
 training pictures without labels, and trains it on for 1, 5 and 20 epochs, at half of the first rate and slowly, at a
-tenth; without two fifths also as Ultralytics' `train` does of itself; and by `recover`, without labels. Beside it:
-Torch-Pruning 1.6.1 by the steps of its own example, and a narrower detector of the family that is trained from nothing
-for as many epochs in all. At once alone: in eights, by milliseconds of ONNX Runtime, and for one class, where the
-others leave and pictures of it decide.
+tenth; without two fifths also as Ultralytics' `train` does of itself. Beside it: Torch-Pruning 1.6.1 by the steps of
+its own example, and a narrower detector of the family that is trained from nothing for as many epochs in all. At once
+alone: with steps of `recover` on the same pictures, in eights, by milliseconds of ONNX Runtime, and for one class,
+where the others leave and pictures of it decide.
 `times` are of ONNX Runtime and torch, of one picture and one thread, every form of a detector in turns.
 
 Law: forms of one detector share pictures, batches, learning rates and seeds; multiply-adds are counted by torch on the
@@ -45,7 +45,7 @@ DENSE, OURS, THEIRS, NARROWER = "dense", "shrink", "Torch-Pruning", "narrower"
 SLOWLY = ", then slowly"
 EIGHTS, TIMED, ONE = "shrink in eights", "shrink by time", "shrink for one class"
 OWN = "shrink, then Ultralytics' defaults"
-TAUGHT = "shrink, then recover"
+TAUGHT, STEPS = "shrink, then recover", 400  # on the pictures that shrink is given
 PRUNED_BY_PEER = {"YOLOv8n-seg": 1e9, "YOLO11n": 150.0, "YOLO26n": 600.0}  # seconds, after which it is stopped
 
 
@@ -77,7 +77,7 @@ def jobs_of(subjects: Sequence[str], seeds: int, peers: bool) -> Iterator[Job]:
                     yield job((late + 1, place, 1, seed, -epochs, number), method=OURS, level=level, epochs=epochs)
                     slowly = (late + 1, place, 1, seed, epochs, number)
                     yield job(slowly, method=OURS + SLOWLY, level=level, epochs=epochs, start=OURS)
-                yield job((late + 1, place, 0, seed, 1), method=TAUGHT, level=level, epochs=5, start=OURS)
+                yield job((late + 1, place, 0, seed, 1), method=TAUGHT, level=level)
                 if level == LEVELS[1] and not seed:
                     yield job((late + 1, place, 3), method=OWN, level=level, epochs=max(EPOCHS), start=OURS)
                 if not peers:
@@ -135,7 +135,6 @@ def _done(told: Told, job: Job) -> dict[str, Any]:
         built,
         judge,
         multiply_adds,
-        taught,
         train,
         train_by_default,
     )
@@ -156,11 +155,8 @@ def _done(told: Told, job: Job) -> dict[str, Any]:
         model = torch.load(models / f"{job.needs}.pt", weights_only=False)
         started = time.process_time(), time.perf_counter()
         if job.epochs:
-            dense = models / f"{replace(job, method='dense', level=0.0, epochs=0).name}.pt"
             share = SLOW if job.method.endswith(SLOWLY) else TUNING
-            tune = {OWN: train_by_default, TAUGHT: functools.partial(taught, dense)}.get(
-                job.method, functools.partial(train, tuning=share)
-            )
+            tune = train_by_default if job.method == OWN else functools.partial(train, tuning=share)
             model = tune(model, subject, setting, job.epochs, job.seed)
         elif job.method == THEIRS:
             model = pruned_to(model, job.level, told.size)
@@ -194,9 +190,12 @@ def shrunk(model: Any, job: Job, subject: Any, setting: Any, told: Told) -> Any:
     dense = (ultralytics.RTDETR if subject.task == "rtdetr" else ultralytics.YOLO)(subject.yaml)
     dense.model = model.to(told.shrink_on)
     folder = setting.data.parent / "images/train"
-    how = {EIGHTS: {"round_to": 8}, TIMED: {"target": "latency", "runtime": "onnxruntime"}, ONE: {"classes": [0]}}.get(
-        job.method, {}
-    )
+    how = {
+        EIGHTS: {"round_to": 8},
+        TIMED: {"target": "latency", "runtime": "onnxruntime"},
+        ONE: {"classes": [0]},
+        TAUGHT: {"steps": STEPS},
+    }.get(job.method, {})
     return shrink_detector(dense, folder, job.level, imgsz=told.size, samples=told.calibrated, **how).model.cpu()
 
 

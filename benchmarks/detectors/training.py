@@ -20,7 +20,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from secateur import recover
 from secateur.support import mapped
 
 HOME = Path(os.environ.setdefault("YOLO_CONFIG_DIR", "/tmp/secateur-ultralytics"))
@@ -195,19 +194,6 @@ def train_by_default(model: nn.Module, subject: Subject, setting: Setting, epoch
     """The same as by ``YOLO.train(data=..., epochs=..., imgsz=...)``: AdamW from 0.01 / (4 + classes) on, three epochs
     of warm-up, batches of 16, and four pictures in one until the last ten epochs."""
     return _trained(model, subject, setting, views=False, epochs=epochs, seed=seed, batch=16, amp=False)
-
-
-def taught(dense: Path, model: nn.Module, _: Subject, setting: Setting, epochs: int, seed: int) -> nn.Module:
-    """The model after so many epochs of `recover` by what the dense one finds in the pictures, without labels."""
-    import cv2
-
-    files = sorted((setting.data.parent / "images/train").iterdir())
-    read = [torch.from_numpy(cv2.cvtColor(cv2.imread(str(each)), cv2.COLOR_BGR2RGB)) for each in files]
-    batches = (torch.stack(read).permute(0, 3, 1, 2) / 255).split(setting.batch)
-    teacher = torch.load(dense, weights_only=False)
-    model.requires_grad_(True)
-    recover(model, teacher, batches, steps=epochs * len(batches), local=0, rate=5e-4, seed=seed)
-    return model
 
 
 @torch.enable_grad()

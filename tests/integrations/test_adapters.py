@@ -18,7 +18,7 @@ def test_adapters_are_short():
     for path in (ROOT / "src/secateur/integrations").glob("*.py"):
         lines = path.read_text(encoding="utf-8").splitlines()
         # a Pruner's and a teacher's each; of Ultralytics also what makes a detector smaller, and keeps it so
-        assert len(lines) <= (330 if path.stem == "ultralytics" else 125), path.name
+        assert len(lines) <= (345 if path.stem == "ultralytics" else 125), path.name
         assert "torchvision" not in path.read_text(encoding="utf-8")
     for name in ("accelerate_loop.py", "plain_loop.py"):
         assert len((ROOT / "examples" / name).read_text(encoding="utf-8").splitlines()) < 80

@@ -193,6 +193,37 @@ def test_every_architecture_gets_smaller_and_is_saved_as_one_of_theirs(name: str
     assert size(small) == size(again)
 
 
+@pytest.mark.parametrize("name", ["dense.pt", "yolo26n", "yolo11n-pose"])
+def test_steps_learn_what_the_dense_detector_finds(name: str, folder: Path) -> None:
+    dense = ultralytics.YOLO(folder / name) if name == "dense.pt" else built(name)
+    asked = [each.requires_grad for each in dense.model.parameters()]
+    before = copy.deepcopy(dense.model.state_dict())
+    how = {"imgsz": SIDE, "samples": 8}
+    small = shrink_detector(dense, pictures(8), 0.4, steps=24, **how)
+    assert small.recovered.loss == "detector"
+    assert len(small.recovered.losses) == 24
+    assert small.recovered.judged.after < small.recovered.judged.before
+    assert all(map(torch.equal, before.values(), dense.model.state_dict().values())), "the dense one is as it was"
+    assert [each.requires_grad for each in small.model.parameters()] == asked
+    again = shrink_detector(dense, pictures(8), 0.4, **how)
+    assert size(again) == size(small)
+    for own, other in zip(_projections(small.model), _projections(again.model), strict=True):
+        assert torch.equal(own, other), "what distances are made by has no slope"
+    assert not all(map(torch.equal, again.model.parameters(), small.model.parameters()))
+    with pytest.raises(ValueError, match="steps=4 learn from pictures, and there are none: give some, or steps=0"):
+        shrink_detector(dense, None, 0.4, steps=4)
+
+
+def _projections(model: nn.Module) -> list[torch.Tensor]:
+    return [each for name, each in model.named_parameters() if ".dfl." in name]
+
+
+def test_steps_of_a_detector_of_fewer_classes(folder: Path) -> None:
+    small = shrink_detector(folder / "dense.pt", pictures(8), 0.3, classes=[1], imgsz=SIDE, samples=8, steps=8)
+    assert small.names == {0: "blue"}
+    assert small.recovered.judged.after < small.recovered.judged.before
+
+
 def test_what_is_saved_needs_no_secateur(small: YOLO, folder: Path) -> None:
     script = """
 import ultralytics

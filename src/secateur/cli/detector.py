@@ -16,15 +16,17 @@ from secateur.cli.terminal import Answer, Asked, one_process, waiting, warnings_
 
 @command(
     "detector", "Make a detector of Ultralytics smaller, by pictures without labels.", "detector",
-    "pictures", "budget", "runtime", "classes", "out", "samples", "imgsz", "round_to", "without_data", "dry_run",
+    "pictures", "budget", "runtime", "classes", "out", "samples", "steps", "imgsz", "round_to", "without_data",
+    "dry_run",
     verb="integrations/ultralytics.py:shrink_detector",
 )  # fmt: skip
 def detector(asked: Asked) -> Iterator[Any]:
     """Take channels out of a YOLO or RT-DETR of Ultralytics, and write a smaller one, which is read as any other.
 
-    Pictures without labels say which channels are missed least, and what stays is repaired. They are prepared by the
-    model's own predictor. OUT.pt predicts, validates and exports where only Ultralytics is installed; YOLO of
-    secateur.integrations.ultralytics trains it with the widths that it has.
+    Pictures without labels say which channels are missed least, and what stays is repaired; with --steps 400 it then
+    learns what the dense one finds in them. They are prepared by the model's own predictor. OUT.pt predicts, validates
+    and exports where only Ultralytics is installed; YOLO of secateur.integrations.ultralytics trains it with the widths
+    that it has.
     """
     one_process("detector")
     sparsity, target = _how_much(asked)
@@ -41,12 +43,12 @@ def detector(asked: Asked) -> Iterator[Any]:
     from secateur.support import printable
 
     started = time.monotonic()
-    how = asked.only("samples", "imgsz", "round_to", "runtime")
+    how = asked.only("samples", "steps", "imgsz", "round_to", "runtime")
     if asked.classes is not None:
         how["classes"] = [int(each) if each.isdigit() else each for each in asked.classes.split(",")]
     with waiting("Choosing what leaves, and repairing what stays"), warnings_as_lines():
         small = shrink_detector(asked.detector, asked.pictures, sparsity, target=target, **how)
-    more = []
+    more = [small.recovered.judged.said()] if asked.steps and small.recovered.judged else []
     if asked.round_to is None:
         more.append("Counts are multiples of 16, or fewer where that is coarse. TensorRT and most NPUs: --round-to 8.")
     if asked.out is None or asked.dry_run:

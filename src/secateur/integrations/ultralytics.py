@@ -30,6 +30,7 @@ except ImportError as error:
     raise ImportError(f"detectors need Ultralytics ({error}): pip install 'secateur[ultralytics]'.") from error
 
 from secateur.kinds import Outputs
+from secateur.recovery import Recovered, rate_for, recover
 from secateur.shrinking import Shrunk, shrink
 from secateur.support import write_whole
 from secateur.training import Pruner
@@ -49,6 +50,7 @@ def shrink_detector(
     classes: Sequence[int | str] | None = None,
     imgsz: int | None = None,
     samples: int = 128,
+    steps: int = 0,
     seed: int = 0,
     **options: Any,
 ) -> YOLO:
@@ -66,15 +68,19 @@ def shrink_detector(
             follow. With ``sparsity`` None nothing else leaves.
         imgsz: the side of a picture in pixels; None: what the model was trained at.
         samples: how many pictures, of more that many are drawn by ``seed``.
+        steps: of `secateur.recover` afterwards, each on eight of the pictures: by what the detector finds in them.
         options: further arguments of `secateur.shrink`, such as ``round_to=8`` for TensorRT and most NPUs.
 
     Returns:
-        A `YOLO`, in float32, which trains, validates, exports and tracks as Ultralytics does; ``.shrunk`` is what left.
+        A `YOLO`, in float32, which trains, validates, exports and tracks as Ultralytics does; ``.shrunk`` is what left,
+        and ``.recovered`` what steps came to.
 
     Raises:
         FileNotFoundError: there is no such file; none is loaded from elsewhere. TypeError: what is no model.
             ValueError: a file that is damaged or holds other classes; no pictures; what `secateur.shrink` refuses.
     """
+    if steps and pictures is None:
+        raise ValueError(f"steps={steps} learn from pictures, and there are none: give some, or steps=0.")
     dense = _loaded(model)
     size = imgsz or dense.overrides.get("imgsz") or 640
     small: YOLO = _copied(dense)
@@ -92,6 +98,13 @@ def shrink_detector(
             module.c = module.cv1.conv.out_channels // 2
     if classes is not None:  # a classifier reads its number of them in no pass
         small.model.yaml = {**small.model.yaml, "nc": len(small.names)}
+    if steps and batches:
+        teacher = dense if classes is None else shrink_detector(dense, None, classes=classes, imgsz=size)
+        still = [each for each in small.model.parameters() if not each.requires_grad]  # all, of a file
+        own, theirs = small.model.requires_grad_(True), copy.deepcopy(teacher.model).float()
+        small.recovered = recover(own, theirs, batches, steps=steps, local=0, rate=rate_for(steps), seed=seed)
+        for each in still:
+            each.requires_grad_(False)
     if vars(small.model).pop("shrink_plans", None):  # of classes that a process without secateur has not
         small.model.yaml = _marked(small.model.yaml)
     return small
@@ -102,6 +115,7 @@ class _KeepsWidths:
 
     model: Any
     shrunk: Shrunk
+    recovered: Recovered
 
     def train(self, trainer: Any = None, **kwargs: Any) -> Any:
         """As Ultralytics trains, with the widths that the model has. The rate that it takes of itself suits a smaller

@@ -101,7 +101,7 @@ def detector(outputs: Any, wanted: Any, *, counts: bool | None = None) -> Tensor
         said = [" and ".join(map(str, its)) or "no such head" for its in shapes]
         raise ValueError(
             f'loss="detector" compares scores and boxes of places; the model returns {said[0]} and the teacher '
-            f"{said[1]}: pass another loss."
+            f"{said[1]}; pass loss=(outputs, wanted, batch) -> scalar."
         )
     whole = (lambda found: summed(found)) if counts is not None else (lambda found: found)
     parts = []

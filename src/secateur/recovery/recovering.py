@@ -207,6 +207,15 @@ def _only_looked_up(model: nn.Module) -> set[int]:
     return {key for key, found in holders.items() if all(found)}
 
 
+def rate_for(steps: int) -> float:
+    """The highest learning rate of so many steps of `recover`: few steps at a high one take more than they give.
+
+    >>> rate_for(60), rate_for(160), rate_for(1000)
+    (0.0001, 0.0002, 0.0005)
+    """
+    return min(5e-4, 1e-4 * max(1.0, steps / 80))
+
+
 # ---- The verb `recover`: trains a pruned model to match the model it came from.
 #
 # Law: a call that fails changes nothing; one that ends has changed the parameters alone, and no zero of them.

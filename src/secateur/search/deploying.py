@@ -41,7 +41,7 @@ from secateur.checkpoints import (
 )
 from secateur.llamacpp import BLOCK, LlamaCpp
 from secateur.models import ByText, NamedTexts, digest, example_of, loaded_model, reached_by_name
-from secateur.recovery import recover
+from secateur.recovery import rate_for, recover
 from secateur.runtimes import Loaded, OnnxRuntime, OpenVINO, Runtime
 from secateur.search.costs import Budget, parse_budget
 from secateur.search.directory import LEVELS, check_outside
@@ -478,15 +478,6 @@ def _misfit(folder: Path, files: Mapping[str, str]) -> str | None:
     if folder.is_dir() and digests_of_files(folder) == files:
         return None
     return f"is of {folder.parent.name}/{folder.name}, which is gone, or not what was written there"
-
-
-def rate_for(steps: int) -> float:
-    """The highest learning rate of so many steps of `recover`: few steps at a high one take more than they give.
-
-    >>> rate_for(60), rate_for(160), rate_for(1000)
-    (0.0001, 0.0002, 0.0005)
-    """
-    return min(5e-4, 1e-4 * max(1.0, steps / 80))
 
 
 @dataclass(eq=False)
