@@ -5,11 +5,10 @@
     python benchmarks/detectors/run.py table --rows FILE
 
 `figures` draws scenes in FOLDER, trains each detector from nothing in three seeds, makes it smaller by `shrink` on 128
-training pictures without labels, and trains it on for 1, 5 and 20 epochs, at half of the first rate and slowly, at a
-tenth; without two fifths also as Ultralytics' `train` does of itself. Beside it: Torch-Pruning 1.6.1 by the steps of
-its own example, and a narrower detector of the family that is trained from nothing for as many epochs in all. At once
-alone: with steps of `recover` on the same pictures, in eights, by milliseconds of ONNX Runtime, and for one class,
-where the others leave and pictures of it decide.
+training pictures without labels, and trains it on for 1, 5 and 20 epochs, also as Ultralytics' `train` does of itself.
+Beside it: Torch-Pruning 1.6.1 by the steps of its own example, and a narrower detector of the family that is trained
+from nothing for as many epochs in all. At once alone: with steps of `recover` on the same pictures, in eights, by
+milliseconds of ONNX Runtime, and for one class, where the others leave and pictures of it decide.
 `times` are of ONNX Runtime and torch, of one picture and one thread, every form of a detector in turns.
 
 Law: forms of one detector share pictures, batches, learning rates and seeds; multiply-adds are counted by torch on the
@@ -42,9 +41,8 @@ LEVELS = (0.2, 0.4, 0.6)
 LATE = 10
 EPOCHS = (1, 5, 20)  # of training after a detector became smaller
 DENSE, OURS, THEIRS, NARROWER = "dense", "shrink", "Torch-Pruning", "narrower"
-SLOWLY = ", then slowly"
 EIGHTS, TIMED, ONE = "shrink in eights", "shrink by time", "shrink for one class"
-OWN = "shrink, then Ultralytics' defaults"
+OWN = ", then Ultralytics' defaults"
 TAUGHT, STEPS = "shrink, then recover", 400  # on the pictures that shrink is given
 PRUNED_BY_PEER = {"YOLOv8n-seg": 1e9, "YOLO11n": 150.0, "YOLO26n": 600.0}  # seconds, after which it is stopped
 
@@ -75,11 +73,10 @@ def jobs_of(subjects: Sequence[str], seeds: int, peers: bool) -> Iterator[Job]:
                 yield job((late + 1, place, 0, seed), method=OURS, level=level)
                 for epochs in EPOCHS:
                     yield job((late + 1, place, 1, seed, -epochs, number), method=OURS, level=level, epochs=epochs)
-                    slowly = (late + 1, place, 1, seed, epochs, number)
-                    yield job(slowly, method=OURS + SLOWLY, level=level, epochs=epochs, start=OURS)
+                    if not late:
+                        own = (late + 1, place, 1, seed, -epochs, number, 1)
+                        yield job(own, method=OURS + OWN, level=level, epochs=epochs, start=OURS)
                 yield job((late + 1, place, 0, seed, 1), method=TAUGHT, level=level)
-                if level == LEVELS[1] and not seed:
-                    yield job((late + 1, place, 3), method=OWN, level=level, epochs=max(EPOCHS), start=OURS)
                 if not peers:
                     continue
                 if subject in PRUNED_BY_PEER and (subject == "YOLOv8n-seg" or (seed, number) == (0, 0)):
@@ -88,11 +85,11 @@ def jobs_of(subjects: Sequence[str], seeds: int, peers: bool) -> Iterator[Job]:
                     for epochs in EPOCHS:
                         after = (late + 1, place, 2, seed, -epochs, number)
                         yield job(after, method=THEIRS, level=level, epochs=epochs)
-                        yield job(after, method=THEIRS + SLOWLY, level=level, epochs=epochs, start=THEIRS)
+                        yield job((*after, 1), method=THEIRS + OWN, level=level, epochs=epochs, start=THEIRS)
                 yield job((late + 2, abs(number - 1), seed), method=NARROWER, level=level)  # the middle is asked most
             yield job((late + 3, place, seed), method=DENSE, epochs=max(EPOCHS))
-            for epochs in EPOCHS:
-                yield job((late + 3, place, seed, 1), method=DENSE + SLOWLY, epochs=epochs, start=DENSE)
+            for epochs in () if late else EPOCHS:
+                yield job((late + 3, place, seed, 1), method=DENSE + OWN, epochs=epochs, start=DENSE)
         if peers:
             for level in LEVELS:
                 for number, method in enumerate((ONE, EIGHTS, TIMED)):
@@ -128,9 +125,7 @@ def _done(told: Told, job: Job) -> dict[str, Any]:
     from benchmarks.detectors.peers import pruned_to
     from benchmarks.detectors.scenes import CLASSES, of_one_class
     from benchmarks.detectors.training import (
-        SLOW,
         SUBJECTS,
-        TUNING,
         Setting,
         built,
         judge,
@@ -147,16 +142,15 @@ def _done(told: Told, job: Job) -> dict[str, Any]:
     torch.manual_seed(job.seed)
     if job.needs is None and job.method == DENSE:
         model = built(subject, len(CLASSES))
-        model = train(model, subject, setting, told.epochs, job.seed)
+        model = train(model, subject, setting, told.epochs, job.seed, tuning=False)
     elif job.needs is None:
         model = built(subject, len(CLASSES), width_for(subject, job.level, told.size))
-        model = train(model, subject, setting, told.epochs + max(EPOCHS), job.seed)
+        model = train(model, subject, setting, told.epochs + max(EPOCHS), job.seed, tuning=False)
     else:
         model = torch.load(models / f"{job.needs}.pt", weights_only=False)
         started = time.process_time(), time.perf_counter()
         if job.epochs:
-            share = SLOW if job.method.endswith(SLOWLY) else TUNING
-            tune = train_by_default if job.method == OWN else functools.partial(train, tuning=share)
+            tune = train_by_default if job.method.endswith(OWN) else functools.partial(train, tuning=True)
             model = tune(model, subject, setting, job.epochs, job.seed)
         elif job.method == THEIRS:
             model = pruned_to(model, job.level, told.size)
@@ -350,8 +344,8 @@ def _table(own: Sequence[dict[str, Any]], key: str) -> Iterator[str]:
 
 
 def _place(each: dict[str, Any]) -> tuple[float, int, bool]:
-    bare = each["method"].removesuffix(SLOWLY)
-    place = (DENSE, OURS, TAUGHT, OWN, ONE, EIGHTS, TIMED, THEIRS, NARROWER).index(bare)
+    bare = each["method"].removesuffix(OWN)
+    place = (DENSE, OURS, TAUGHT, ONE, EIGHTS, TIMED, THEIRS, NARROWER).index(bare)
     return each["level"], place, each["method"] != bare
 
 

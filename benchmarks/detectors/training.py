@@ -69,7 +69,7 @@ SUBJECTS = {
     )
 }
 VIEWS = 4  # of each picture, augmented
-TUNING, SLOW = 0.5, 0.1  # times the rate, after a detector became smaller
+TUNING = 0.5  # times the rate, after a detector became smaller
 
 
 def classes_of(task: str, *, views: bool = True) -> tuple[type[Any], type[Any]]:
@@ -177,12 +177,9 @@ def built(subject: Subject, classes: int, width: float | None = None) -> nn.Modu
     return made
 
 
-def train(
-    model: nn.Module, subject: Subject, setting: Setting, epochs: int, seed: int, *, tuning: float | None = None
-) -> nn.Module:
-    """The model, trained for so many epochs; it comes back as the running mean of its weights, on the processor.
-    ``tuning``: the share of the rate, after which nothing warms up; None: from nothing."""
-    rate = subject.rate * (tuning or 1.0)
+def train(model: nn.Module, subject: Subject, setting: Setting, epochs: int, seed: int, *, tuning: bool) -> nn.Module:
+    """The model, trained for so many epochs; it comes back as the running mean of its weights, on the processor."""
+    rate = subject.rate * (TUNING if tuning else 1.0)
     return _trained(
         model, subject, setting, epochs=epochs, seed=seed, optimizer="AdamW", lr0=rate, cos_lr=True, momentum=0.9,
         warmup_bias_lr=0.0, warmup_epochs=0 if tuning else 3, mosaic=0.0, close_mosaic=0, amp=False,
