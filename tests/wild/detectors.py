@@ -221,7 +221,8 @@ def _projections(model: nn.Module) -> list[torch.Tensor]:
 def test_steps_of_a_detector_of_fewer_classes(folder: Path) -> None:
     small = shrink_detector(folder / "dense.pt", pictures(8), 0.3, classes=[1], imgsz=SIDE, samples=8, steps=8)
     assert small.names == {0: "blue"}
-    assert small.recovered.judged.after < small.recovered.judged.before
+    assert small.recovered.loss == "detector"
+    assert small.recovered.judged.before < 0.1, "of a dense one with this class alone"
 
 
 def test_what_is_saved_needs_no_secateur(small: YOLO, folder: Path) -> None:
@@ -415,6 +416,10 @@ def test_the_command(folder: Path, tmp_path: Path) -> None:
     assert done.exit_code == 0, done.stderr
     assert "Asked: 20.0% of the macs." in done.stdout
     assert "--round-to 8" in done.stdout
+    assert "--steps 400" in done.stdout
+    taught = run(*usual, "--budget", "macs=0.8", "--steps", 4, "--out", tmp_path / "taught.pt")
+    assert "the loss (detector) was" in taught.stdout
+    assert size(YOLO(tmp_path / "taught.pt")) == size(YOLO(out))
     assert "secateur.integrations.ultralytics import YOLO" in done.stdout
     assert size(YOLO(out)) < size(YOLO(folder / "dense.pt"))
     assert "milliseconds" in page.read_text() or "ms" in page.read_text()

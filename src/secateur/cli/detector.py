@@ -49,6 +49,8 @@ def detector(asked: Asked) -> Iterator[Any]:
     with waiting("Choosing what leaves, and repairing what stays"), warnings_as_lines():
         small = shrink_detector(asked.detector, asked.pictures, sparsity, target=target, **how)
     more = [small.recovered.judged.said()] if asked.steps and small.recovered.judged else []
+    if not asked.steps and asked.pictures is not None:
+        more.append("To learn what the dense one finds in these pictures, too: --steps 400.")
     if asked.round_to is None:
         more.append("Counts are multiples of 16, or fewer where that is coarse. TensorRT and most NPUs: --round-to 8.")
     if asked.out is None or asked.dry_run:

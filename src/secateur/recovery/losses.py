@@ -148,18 +148,11 @@ def heads_of(outputs: Any) -> list[dict[str, Tensor]]:
             if _are_boxes(boxes) and isinstance(scores, Tensor) and scores.shape[:-1] == boxes.shape[:-1]
         ]
         return unnamed + [head for each in inner for head in heads_of(each)]
-    scores = outputs.get("scores")
-    if not isinstance(scores, Tensor) or scores.dim() != 3 or not isinstance(outputs.get("boxes"), Tensor):
+    floating = {name: each for name, each in outputs.items() if isinstance(each, Tensor) and each.is_floating_point()}
+    places = {name: each.shape[-1] for name, each in floating.items() if each.dim() == 3}
+    if "scores" not in places or places["scores"] != places.get("boxes"):
         return [head for each in outputs.values() for head in heads_of(each)]
-    return [
-        {
-            name: each
-            for name, each in outputs.items()
-            if isinstance(each, Tensor)
-            and each.is_floating_point()
-            and (each.dim() == 4 or (each.dim() == 3 and each.shape[-1] == scores.shape[-1]))
-        }
-    ]
+    return [{name: each for name, each in floating.items() if each.dim() == 4 or places.get(name) == places["scores"]}]
 
 
 def _are_boxes(given: Any) -> bool:
