@@ -48,7 +48,7 @@ def detector(asked: Asked) -> Iterator[Any]:
         how["classes"] = [int(each) if each.isdigit() else each for each in asked.classes.split(",")]
     with waiting("Choosing what leaves, and repairing what stays"), warnings_as_lines():
         small = shrink_detector(asked.detector, asked.pictures, sparsity, target=target, **how)
-    more = [small.recovered.judged.said()] if asked.steps and small.recovered.judged else []
+    more = [small.recovered.judged.said()] if small.recovered and small.recovered.judged else []
     if not asked.steps and asked.pictures is not None:
         more.append("To learn what the dense one finds in these pictures, too: --steps 400.")
     if asked.round_to is None:

@@ -73,7 +73,7 @@ def shrink_detector(
 
     Returns:
         A `YOLO`, in float32, which trains, validates, exports and tracks as Ultralytics does; ``.shrunk`` is what left,
-        and ``.recovered`` what steps came to.
+        and ``.recovered`` what steps came to, or None.
 
     Raises:
         FileNotFoundError: there is no such file; none is loaded from elsewhere. TypeError: what is no model.
@@ -115,7 +115,7 @@ class _KeepsWidths:
 
     model: Any
     shrunk: Shrunk
-    recovered: Recovered
+    recovered: Recovered | None
 
     def train(self, trainer: Any = None, **kwargs: Any) -> Any:
         """As Ultralytics trains, with the widths that the model has. The rate that it takes of itself suits a smaller
@@ -277,7 +277,7 @@ def _copied(dense: Any) -> Any:
     del small.training  # as Ultralytics does: that of its model counts
     callbacks = {event: list(each) for event, each in dense.callbacks.items()}
     trained = {"epoch": -1, "train_args": (dense.ckpt or {}).get("train_args", {})}  # no optimizer, which is wider
-    own = {"predictor": None, "trainer": None, "metrics": None, "callbacks": callbacks, "ckpt": trained}
+    own = dict.fromkeys(("predictor", "trainer", "metrics", "recovered")) | {"callbacks": callbacks, "ckpt": trained}
     for name, value in {**vars(dense), **own, "overrides": dict(dense.overrides)}.items():
         if name not in vars(small):
             setattr(small, name, value)

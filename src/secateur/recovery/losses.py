@@ -117,7 +117,7 @@ def detector(outputs: Any, wanted: Any, *, counts: bool | None = None) -> Tensor
             for each in (own, aim)
         )
         parts.append((next(entropies) - next(entropies)) / _above_0(whole(sure.sum())))
-        for name in aim.keys() - {"scores"}:
+        for name in sorted(aim.keys() - {"scores"}):  # in one order, in which processes wait for each other
             weight = sure if aim[name].dim() == 3 else torch.ones_like(aim[name][:, :1])
             axes = [0, *range(2, weight.dim())]
             mean = whole((weight * aim[name]).sum(axes, keepdim=True)) / _above_0(whole(weight.sum()))
@@ -141,10 +141,9 @@ def heads_of(outputs: Any) -> list[dict[str, Tensor]]:
     """
     if not isinstance(outputs, Mapping):
         inner = outputs if isinstance(outputs, list | tuple) else ()
-        pairs = itertools.pairwise(inner)
         unnamed = [
             {"scores": scores.flatten(0, -3).mT, "boxes": boxes.flatten(0, -3).mT}
-            for boxes, scores in pairs
+            for boxes, scores in itertools.pairwise(inner)
             if _are_boxes(boxes) and isinstance(scores, Tensor) and scores.shape[:-1] == boxes.shape[:-1]
         ]
         return unnamed + [head for each in inner for head in heads_of(each)]
