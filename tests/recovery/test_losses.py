@@ -205,6 +205,21 @@ def test_of_places_counts_what_the_teacher_is_sure_of():
     assert detector(wanted[1]["other"], wanted[1]["other"]) == 0, "one head, as in training, is a dict of its own"
 
 
+def test_where_little_or_nothing_is_found_no_loss_runs_away():
+    torch.manual_seed(0)
+    boxes, scores = torch.randn(1, 4, 50), torch.full((1, 3, 50), -25.0)
+    other = {"boxes": boxes + 0.1, "scores": scores + 15}
+    assert detector(other, {"boxes": boxes, "scores": scores}) < 1e-2, (
+        "nothing is found, and nearly nothing by the other"
+    )
+    scores[0, 1, 7] = 9.0  # one thing, whose boxes have no variance
+    other["scores"] = scores + 0.1
+    assert detector(other, {"boxes": boxes + 5, "scores": scores}) > 1
+    assert detector({**other, "boxes": boxes + 5.1}, {"boxes": boxes + 5, "scores": scores}) < 1
+    alike = {"boxes": torch.full((1, 4, 50), 2.0), "scores": scores}
+    assert detector({**alike, "boxes": alike["boxes"] + 1e-3}, alike) < 1e-3
+
+
 def test_boxes_and_scores_without_names_are_a_head_where_sides_lie_between_0_and_1():
     torch.manual_seed(0)
     selected, boxes, scores = torch.rand(2, 6, 6), torch.rand(1, 2, 6, 4), torch.randn(1, 2, 6, 3)

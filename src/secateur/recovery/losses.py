@@ -74,15 +74,17 @@ def mse(outputs: Tensor, wanted: Tensor, *, shared: bool = False) -> Tensor:
 WORDS: Mapping[str, Callable[..., Tensor]] = {"kl": kl, "cosine": cosine, "mse": mse}
 OF_PLACES = "detector"
 BOXES = 5.0  # to one of scores
+LEAST = 0.01  # of the mean square: boxes of the one thing that is seen are nearly alike
 
 
 def detector(outputs: Any, wanted: Any, *, counts: bool | None = None) -> Tensor:
     """What a detector that predicts at each place loses before boxes are made of it, as a YOLO of Ultralytics does.
 
     Of each head ``Σ KL(s', s) / Σ u`` over places, s' and s the sigmoids of the teacher's and of the student's scores
-    and u the teacher's highest of a place; and five times the share of the variance that boxes lose, weighted by u, and
-    as much of what masks, key points and angles are made of. So places count as much as the teacher is sure of them,
-    and boxes beside scores as by DETR (Carion et al. 2020, arXiv:2005.12872). Heads are added.
+    and u the teacher's highest of a place, in sum at least 1; and five times the share of the variance that boxes lose,
+    weighted by u, and as much of what masks, key points and angles are made of; of a hundredth of their mean square at
+    least. So places count as much as the teacher is sure of them, and boxes beside scores as by DETR (Carion
+    et al. 2020, arXiv:2005.12872). Heads are added.
 
     Args:
         outputs, wanted: of the student and of the teacher, with heads that `heads_of` finds.
@@ -116,13 +118,17 @@ def detector(outputs: Any, wanted: Any, *, counts: bool | None = None) -> Tensor
             nn.functional.binary_cross_entropy_with_logits(each["scores"], sigmoid, reduction="sum")
             for each in (own, aim)
         )
-        parts.append((next(entropies) - next(entropies)) / _above_0(whole(sure.sum())))
+        parts.append((next(entropies) - next(entropies)) / whole(sure.sum()).clamp(min=1))
         for name in sorted(aim.keys() - {"scores"}):  # in one order, in which processes wait for each other
             weight = sure if aim[name].dim() == 3 else torch.ones_like(aim[name][:, :1])
             axes = [0, *range(2, weight.dim())]
-            mean = whole((weight * aim[name]).sum(axes, keepdim=True)) / _above_0(whole(weight.sum()))
-            lost, varied = ((weight * (each - aim[name]).square()).sum() for each in (own[name], mean))
-            parts.append(BOXES * lost / _above_0(whole(varied)))
+            total = whole(weight.sum())
+            mean = whole((weight * aim[name]).sum(axes, keepdim=True)) / _above_0(total)
+            lost, varied, squares = (
+                (weight * each.square()).sum() for each in (own[name] - aim[name], aim[name] - mean, aim[name])
+            )
+            spread = torch.maximum(whole(varied), LEAST * whole(squares)) / _above_0(total)
+            parts.append(BOXES * lost / total.clamp(min=1) / _above_0(spread))
     return torch.stack(parts).sum()
 
 
